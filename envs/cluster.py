@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from graphs.op_graph import FloatArray
 SCHEDULES = ("program", "fifo")
 SHARING = ("egress", "pair", "none")
 TRANSFER_PER = ("destination", "tensor")
+MAX_DEVICES = 1024
 
 
 class ClusterError(ValueError):
@@ -42,7 +44,7 @@ class Cluster:
     """Devices and links; heterogeneous by construction.
 
     Attributes:
-        bytes_per_s: bandwidth of each ordered pair of devices, (n_devices, n_devices); the diagonal is unused.
+        bytes_per_s: bandwidth of each ordered pair, (n_devices, n_devices); the diagonal is unused.
         latency_s: seconds between the end of a transfer and its arrival, (n_devices, n_devices).
         schedule: what a free device and link do next, one of `SCHEDULES`.
         sharing: which transfers contend, one of `SHARING`.
@@ -76,3 +78,49 @@ class Cluster:
     def memory_bytes(self) -> FloatArray:
         """Capacity of each device in bytes, (n_devices,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.float64)
+
+
+def _check(cluster: Cluster) -> None:
+    where = f"cluster '{cluster.name}'"
+    if not 1 <= cluster.n_devices <= MAX_DEVICES:
+        raise ClusterError(f"{where}: has {cluster.n_devices} devices; give 1 to {MAX_DEVICES}")
+    names = [device.name for device in cluster.devices]
+    for index, device in enumerate(cluster.devices):
+        at = f"{where}: device {index} ('{device.name}')"
+        if device.name in names[:index]:
+            raise ClusterError(
+                f"{at} has the name of device {names.index(device.name)}; names must be unique"
+            )
+        for label in ("memory_bytes", "flops_per_s", "bytes_per_s"):
+            _check_number(at, label, getattr(device, label), above_zero=True)
+        _check_number(at, "launch_s", device.launch_s, above_zero=False)
+    for label, allowed in (("schedule", SCHEDULES), ("sharing", SHARING), ("transfer_per", TRANSFER_PER)):
+        if getattr(cluster, label) not in allowed:
+            raise ClusterError(
+                f"{where}: {label} is '{getattr(cluster, label)}'; use one of {', '.join(allowed)}"
+            )
+    for label in ("op_gap_s", "transfer_gap_s"):
+        _check_number(where, label, getattr(cluster, label), above_zero=False)
+    _check_matrix(where, "bytes_per_s", cluster.bytes_per_s, names, above_zero=True)
+    _check_matrix(where, "latency_s", cluster.latency_s, names, above_zero=False)
+
+
+def _check_number(where: str, label: str, value: float, *, above_zero: bool) -> None:
+    if not (math.isfinite(value) and (value > 0 or (value == 0 and not above_zero))):
+        rule = "> 0" if above_zero else ">= 0"
+        raise ClusterError(f"{where}: {label} is {value}; use a finite number {rule}")
+
+
+def _check_matrix(where: str, label: str, matrix: FloatArray, names: list[str], *, above_zero: bool) -> None:
+    n_devices = len(names)
+    if np.shape(matrix) != (n_devices, n_devices):
+        raise ClusterError(
+            f"{where}: {label} of the links has shape {np.shape(matrix)}; use ({n_devices}, {n_devices}), "
+            "from each device (row) to each device (column)"
+        )
+    good = np.isfinite(matrix) & ((matrix > 0) if above_zero else (matrix >= 0))
+    np.fill_diagonal(good, True)
+    if not good.all():
+        source, target = np.argwhere(~good)[0]
+        link = f"{where}: link from '{names[source]}' to '{names[target]}'"
+        _check_number(link, label, float(matrix[source, target]), above_zero=above_zero)

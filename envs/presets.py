@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from envs.cluster import MAX_DEVICES, Cluster, ClusterError, Device
+from envs.cluster_files import read_cluster
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
 """GK210: 2,496 cores at 560 MHz, two flops each; 12 GB GDDR5."""
@@ -146,6 +147,16 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
     )
 
 
+def get_cluster(spec: str) -> Cluster:
+    """Find a cluster: the preset that `spec` names, else the cluster file whose path it is.
+
+    Raises:
+        ClusterError: `spec` names no preset and ends in no `.json`, or the cluster breaks a rule.
+        FileFormatError: the path is no readable cluster file.
+    """
+    return read_cluster(spec) if spec.endswith((".json", ".json.gz")) else get_preset(spec)
+
+
 def get_preset(spec: str) -> Cluster:
     """Build the preset that `spec` names: `NAME`, or `NAME:N` for N devices where the preset takes a count.
 
@@ -156,7 +167,7 @@ def get_preset(spec: str) -> Cluster:
     if name not in PRESETS:
         known = ", ".join(f"{known}[:N]" if known in SIZED else known for known in PRESETS)
         raise ClusterError(
-            f"unknown cluster '{spec}'; use one of {known}, or the path of a cluster file (.json)"
+            f"unknown cluster {spec!r}; use one of {known}, or the path of a cluster file (.json)"
         )
     if not colon:
         return PRESETS[name]()

@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from graphs.json_files import (
-    MAX_INTEGER,
-    FileFormatError,
+from graphs.json_fields import (
     array,
     check_format,
     fields,
     integer,
+    json_number,
     kind_of,
     name,
     number,
+    text,
+)
+from graphs.json_files import (
+    FileFormatError,
     read_json,
     read_json_lines,
-    text,
     write_json_atomic,
     write_json_lines_atomic,
 )
@@ -106,9 +108,9 @@ def graph_from_json(value: object, where: str) -> OpGraph:
 
 def graph_to_json(graph: OpGraph) -> dict[str, Any]:
     """The graph as JSON values: whole numbers are integers, and `seconds` names measured kinds only."""
-    amounts = {key: _json_numbers(getattr(graph, key)) for key in AMOUNTS}
-    measured = {kind: _json_numbers(values) for kind, values in graph.seconds.items()}
-    sizes = _json_numbers(graph.tensor_bytes)
+    amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
+    measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
+    sizes = _json_column(graph.tensor_bytes)
     groups = graph.colocate.tolist()
     ops = []
     for op, op_name in enumerate(graph.op_names):
@@ -211,9 +213,5 @@ def _measured(record: object, where: str) -> Iterator[tuple[str, float]]:
         yield name(kind, f"{where}: a device kind"), number(value, f"{where} on {kind}")
 
 
-def _json_numbers(values: FloatArray) -> list[int | float | None]:
-    """NaN, which only stands for 'not measured', becomes null; whole numbers become integers."""
-    return [
-        None if value != value else int(value) if value.is_integer() and value <= MAX_INTEGER else value
-        for value in values.tolist()
-    ]
+def _json_column(values: FloatArray) -> list[int | float | None]:
+    return [json_number(value) for value in values.tolist()]

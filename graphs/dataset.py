@@ -1,0 +1,215 @@
+"""The captured benchmark set: `graphs/data/FAMILY.jsonl.gz` and a manifest that says how each was made.
+
+`python -m graphs.dataset` checks the shipped set and prints what is in it; `--build` captures it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphs.families import FAMILIES, check_family, draw
+from graphs.files import graph_to_json, read_graphs, write_graphs
+from graphs.json_files import read_json, write_json_atomic
+from graphs.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FORMAT = "placewalk.dataset/1"
+FOLDER = Path(__file__).parent / "data"
+REBUILD = "rebuild it with `python -m graphs.dataset --build`"
+
+
+class DatasetError(ValueError):
+    """A benchmark set that is incomplete or was changed; the message says where."""
+
+
+def load_family(name: str, folder: Path = FOLDER) -> list[OpGraph]:
+    """Graphs of one family of the benchmark set, by seed.
+
+    Raises:
+        FamilyError: there is no such family.
+        DatasetError: its file is not the one the manifest describes.
+    """
+    entry = read_manifest(folder).get(check_family(name))
+    path = folder / f"{name}.jsonl.gz"
+    if entry is None or not path.is_file():
+        raise DatasetError(f"{folder}: has no graphs of family '{name}'; {REBUILD}")
+    if _sha256(path.read_bytes()) != entry["sha256"]:
+        raise DatasetError(f"{path}: is not the file that the manifest describes; {REBUILD}")
+    return read_graphs(path)
+
+
+def load_graphs(families: Iterable[str], folder: Path = FOLDER) -> list[OpGraph]:
+    """Graphs of several families of the benchmark set, in the order given.
+
+    Raises:
+        FamilyError, DatasetError: as `load_family` does.
+    """
+    names = [check_family(name) for name in families]
+    return [graph for name in names for graph in load_family(name, folder)]
+
+
+def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
+    """Per family its `versions`, file `sha256` and `graphs`: name, seed, ops, tensors, `graph_hash` of each.
+
+    Raises:
+        DatasetError: the folder holds no manifest of this format.
+    """
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise DatasetError(f"{folder}: has no manifest.json; {REBUILD}")
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DatasetError(f"{path}: is no {FORMAT} manifest; {REBUILD}")
+    families: dict[str, Any] = manifest["families"]
+    return families
+
+
+def graph_hash(graph: OpGraph) -> str:
+    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces), in hex."""
+    return _sha256(json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":")).encode())
+
+
+def capture_draw(family: str, seed: int) -> OpGraph:
+    """Capture the training step, with Adam, of one draw of a family.
+
+    Raises:
+        FamilyError: unknown family or negative seed.
+    """
+    from graphs.capture import capture
+
+    module, inputs = draw(family, seed)
+    return capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", family=family)
+
+
+def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:
+    """Capture a family, yielding each graph when done; when all are, write its file and its manifest entry.
+
+    Args:
+        draws: seeds 0 to draws - 1 are captured; by default as many as the family has.
+
+    Raises:
+        FamilyError: there is no such family.
+    """
+    count = FAMILIES[check_family(family)] if draws is None else draws
+    graphs = []
+    for seed in range(count):
+        graphs.append(capture_draw(family, seed))
+        yield graphs[-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{family}.jsonl.gz"
+    write_graphs(path, graphs)
+    entry = {
+        "versions": _versions(),
+        "sha256": _sha256(path.read_bytes()),
+        "graphs": [
+            {
+                "name": graph.name,
+                "seed": seed,
+                "ops": graph.n_ops,
+                "tensors": graph.n_tensors,
+                "sha256": graph_hash(graph),
+            }
+            for seed, graph in enumerate(graphs)
+        ],
+    }
+    known = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
+    entries = known | {family: entry}
+    ordered = {name: entries[name] for name in FAMILIES if name in entries}
+    write_json_atomic(folder / "manifest.json", {"format": FORMAT, "families": ordered})
+
+
+def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
+    """One row per family: graphs, ops, and medians of step GFLOPs, resident GB and kept activations in GB."""
+    from rich.table import Table
+
+    table = Table("family", "graphs", "ops min", "median", "max", title="benchmark set")
+    for column in ("GFLOP", "resident GB", "activations GB", "largest GB"):
+        table.add_column(column, justify="right")
+    for name in families:
+        graphs = load_family(name, folder)
+        ops = [graph.n_ops for graph in graphs]
+        resident = np.array([graph.resident_bytes.sum() for graph in graphs]) / 1e9
+        kept = np.array([_kept_bytes(graph) for graph in graphs]) / 1e9
+        flops = np.median([graph.flops.sum() for graph in graphs]) / 1e9
+        counts = (len(graphs), min(ops), int(np.median(ops)), max(ops))
+        amounts = (f"{flops:.0f}", *(f"{x:.2f}" for x in (np.median(resident), np.median(kept))))
+        table.add_row(name, *map(str, counts), *amounts, f"{(resident + kept).max():.1f}")
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    from rich.console import Console
+
+    try:
+        families = [check_family(name) for name in options.families]
+        if options.build:
+            _build(families, options.out, options.draws)
+        Console().print(summary(families, options.out))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m graphs.dataset", description=__doc__)
+    parser.add_argument("--build", action="store_true", help="capture the graphs anew and write the files")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
+    parser.add_argument("--draws", type=int, metavar="N", help="only the first N draws of each family")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")
+    return parser
+
+
+def _build(families: Sequence[str], folder: Path, draws: int | None) -> None:
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        for family in families:
+            task = progress.add_task(family, total=FAMILIES[family] if draws is None else draws)
+            for graph in build_family(family, folder, draws):
+                progress.update(task, advance=1, description=f"{graph.name}: {graph.n_ops} ops")
+            progress.update(task, description=family)
+
+
+def _kept_bytes(graph: OpGraph) -> float:
+    """Forward results that the backward pass reads: the activations a training step has to keep."""
+    phases = np.array(graph.phases)
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+    read_back = np.unique(tensor[phases[graph.consumers.items] == "backward"])
+    producer = graph.tensor_producer[read_back]
+    made_forward = (phases[producer] == "forward") & ~graph.is_free[producer]
+    return float(graph.tensor_bytes[read_back[made_forward]].sum())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    if project.is_file():
+        own = tomllib.loads(project.read_text())["project"]["version"]
+    else:
+        own = metadata.version("placewalk")
+    # Without the local tag: +cpu or +cu130 makes no difference to a capture.
+    torch = metadata.version("torch").split("+")[0]
+    return {"placewalk": own, "python": platform.python_version(), "torch": torch}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The model families: contracts every family keeps, and known answers of their building blocks."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphs.families import (
+    FAMILIES,
+    FamilyError,
+    bert,
+    check_family,
+    cifar10,
+    draw,
+    gpt,
+    inception,
+    moe,
+    nmt,
+    ptb,
+    resnet,
+    transformer,
+    vit,
+)
+
+SIDE = 32
+GPT = gpt.Config(2, 16, 2, 6, 11, parallel=False, joint=False, fused=False, gated=True, tied=True)
+MOE = moe.Config(2, 1, 16, 32, 2, 6, 11, experts=4, top=2, capacity=1.0, shared=False, gated=False)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def shapes(name: str, seed: int) -> list[tuple[str, tuple[int, ...]]]:
+    module, inputs = draw(name, seed)
+    drawn = [("input", tuple(tensor.shape)) for tensor in inputs]
+    return drawn + [(key, tuple(parameter.shape)) for key, parameter in module.named_parameters()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("seed", [0, 5, 9])
+def test_a_draw_is_one_training_step_of_its_whole_model(name: str, seed: int) -> None:
+    module, inputs = draw(name, seed)
+    assert all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *inputs))
+    loss = module(*inputs)
+    assert loss.shape == ()
+    loss.backward()
+    assert [key for key, parameter in module.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_seed_always_draws_the_same_model_and_seeds_differ(name: str) -> None:
+    assert shapes(name, 1) == shapes(name, 1)
+    assert len({str(shapes(name, seed)) for seed in range(6)}) == 6
+
+
+def test_every_family_has_as_many_draws_as_the_study_needs() -> None:
+    assert all(FAMILIES[name] >= 32 for name in ("cifar10", "ptb", "nmt"))
+    assert all(12 <= FAMILIES[name] <= 16 for name in ("resnet", "inception", "gpt", "bert", "vit", "moe"))
+
+
+def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(FamilyError, match=r"^no family 'lstm'; use one of cifar10, ptb, nmt, .*moe$"):
+        check_family("lstm")
+    with pytest.raises(FamilyError, match="seed -1 is negative"):
+        draw("ptb", -1)
+
+
+def test_naming_the_families_does_not_import_torch() -> None:
+    code = "import sys, graphs.families, graphs.dataset; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_cell_of_cifar10_reads_a_later_node_or_skips_an_input(seed: int) -> None:
+    cell = cifar10.draw_cell(np.random.default_rng(seed), 5)
+    assert len(cell) == 5
+    assert {source for source, _ in cell[0]} == {0, 1}
+    assert all(source < 2 + index for index, node in enumerate(cell) for source, _ in node)
+
+
+def test_a_cifar10_network_halves_the_side_and_doubles_the_channels_per_reduction() -> None:
+    cell = cifar10.draw_cell(np.random.default_rng(0), 3)
+    network = cifar10.Network(cifar10.Config(cell, cell, (1, 1, 1), channels=4, twice=True))
+    assert network(torch.randn(2, 3, SIDE, SIDE)).shape == (2, 16, SIDE // 4, SIDE // 4)
+
+
+def test_a_cell_of_identities_sums_its_inputs() -> None:
+    nodes = (((0, "identity"), (1, "identity")), ((2, "identity"), (2, "identity")))
+    cell = cifar10.Cell(nodes, (4, 4), 4, strides=(1, 1), stride=1, twice=False)
+    cell.calibrate, cell.project = nn.ModuleList([nn.Identity(), nn.Identity()]), nn.Identity()
+    before, last = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    torch.testing.assert_close(cell(before, last), 2 * (before + last))
+
+
+def test_a_recurrent_cell_with_closed_gates_keeps_its_state() -> None:
+    cell = ptb.RecurrentCell((0, 0, 1), ("tanh", "relu", "sigmoid", "identity"), 3)
+    assert cell.leaves == [2, 3]
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.zero_()
+        cell.word.weight[:3] = -1e9
+    state = torch.randn(2, 3)
+    closed_root = cell.word(torch.ones(2, 3))[:, :3]
+    assert (closed_root < -1e8).all()
+    # The root's gate is shut, so it passes the state on; the others are half open towards f(0).
+    node_1, node_2 = state / 2, state + 0.5 * (0.5 - state)
+    node_3 = node_1 / 2
+    torch.testing.assert_close(cell(torch.ones(2, 3), state), (node_2 + node_3) / 2)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_stepwise_and_joint_losses_of_ptb_agree(stepwise: bool) -> None:
+    config = ptb.Config((0, 1), ("tanh", "relu", "tanh"), 4, 7, tied=True, stepwise=False)
+    model = ptb.LanguageModel(config)
+    words = torch.randint(7, (5, 3))
+    expected = model(words, words, torch.zeros(3, 4))
+    model.stepwise = stepwise
+    torch.testing.assert_close(model(words, words, torch.zeros(3, 4)), expected)
+    assert model.softmax.weight is model.embedding.weight
+
+
+def test_the_lstm_cell_is_torchs() -> None:
+    ours, theirs = nmt.LstmCell(5, 4), nn.LSTMCell(5, 4)
+    with torch.no_grad():
+        theirs.weight_ih.copy_(ours.ih.weight)
+        theirs.weight_hh.copy_(ours.hh.weight)
+        theirs.bias_ih.copy_(ours.ih.bias)
+        theirs.bias_hh.zero_()
+    x, state = torch.randn(3, 5), (torch.randn(3, 4), torch.randn(3, 4))
+    torch.testing.assert_close(ours(x, state), theirs(x, state))
+
+
+@pytest.mark.parametrize("kind", ["dot", "additive"])
+def test_attention_to_equal_words_is_their_value(kind: str) -> None:
+    attention = nmt.Attention(kind, 4)
+    query, word = torch.randn(3, 4), torch.randn(3, 1, 4)
+    once, repeated = (attention(query, memory, memory) for memory in (word, word.expand(3, 6, 4)))
+    torch.testing.assert_close(once, repeated)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_an_nmt_encoder_reads_ahead_only_if_bidirectional(layers: int, bidirectional: bool) -> None:
+    config = nmt.Config(layers, 4, 9, "dot", True, bidirectional, residual=True)
+    encoder, state = nmt.Encoder(config), (torch.zeros(2, 4), torch.zeros(2, 4))
+    words = torch.randn(5, 2, 4)
+    changed = words.clone()
+    changed[-1] += 1
+    first, other = (encoder(steps.unbind(0), state)[:, 0] for steps in (words, changed))
+    assert first.shape == (2, 4)
+    assert torch.equal(first, other) != bidirectional
+
+
+@pytest.mark.parametrize("kind", ["basic", "bottleneck", "grouped"])
+def test_a_resnet_has_one_block_per_depth_and_a_32nd_of_the_side(kind: str) -> None:
+    network = resnet.build(resnet.Config(kind, (1, 2, 1, 1), 32, squeeze=True), 7)
+    blocks = [module for module in network.modules() if isinstance(module, resnet.Block)]
+    assert len(blocks) == 5
+    expansion = 1 if kind == "basic" else 4
+    assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 32 * 8 * expansion, 2, 2)
+
+
+def test_an_inception_block_has_a_branch_per_kind_and_a_pooling_branch() -> None:
+    config = inception.Config((((0, 4, 6), (2,)), ((1, 3),)), width=8)
+    network = inception.build(config, 7)
+    branches = [module for module in network.modules() if isinstance(module, inception.Branches)]
+    assert [len(block.branches) for block in branches] == [4, 2, 3, 3]
+    assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 12 * 3, 8, 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_and_explicit_attention_agree(causal: bool) -> None:
+    x = torch.randn(2, 5, 8)
+    attention = transformer.Attention(8, 2, causal=causal, joint=False, fused=False)
+    expected = attention(x)
+    attention.fused = True
+    torch.testing.assert_close(attention(x), expected)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_gpt_does_not_look_ahead(parallel: bool) -> None:
+    model = gpt.LanguageModel(dataclasses.replace(GPT, parallel=parallel))
+    words = torch.randint(10, (2, 6))
+    changed = words.clone()
+    changed[:, 3] += 1
+    first, other = model.logits(words), model.logits(changed)
+    torch.testing.assert_close(first[:, :3], other[:, :3])
+    assert (first[:, 3:] != other[:, 3:]).any(-1).all()
+
+
+def test_bert_looks_both_ways_and_ties_its_head() -> None:
+    config = bert.Config(1, 16, 2, 6, 11, fused=False, dropout=0.0, sentence_head=True)
+    model = bert.MaskedWordModel(config)
+    assert model.head.weight is model.embedding.word.weight
+    words = torch.randint(10, (2, 6))
+    changed = words.clone()
+    changed[:, -1] += 1
+    first, other = (model.blocks(model.embedding(batch)) for batch in (words, changed))
+    assert (first[:, 0] != other[:, 0]).any()
+
+
+def test_vit_sees_one_word_per_patch() -> None:
+    network = vit.build(vit.Config(2, 3, 16, 2, 64, 16, joint=True, fused=True), 7)
+    assert network.features(torch.randn(2, 3, 64, 64)).shape == (2, 16, 16)
+
+
+def test_experts_with_room_for_all_mix_by_their_gates() -> None:
+    layer = moe.Experts(dataclasses.replace(MOE, capacity=2.0))
+    x = torch.randn(2, 6, 16)
+    mixed, balance = layer(x)
+    best, chosen = torch.softmax(layer.router(x), -1).topk(2)
+    weights = best / best.sum(-1, keepdim=True)
+    outputs = torch.stack([expert(x) for expert in layer.experts], -2)
+    picked = outputs.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, 16))
+    torch.testing.assert_close(mixed, (weights.unsqueeze(-1) * picked).sum(-2))
+    assert balance.item() >= 0
+
+
+def test_an_overfull_expert_drops_the_words_that_want_it_least() -> None:
+    layer = moe.Experts(dataclasses.replace(MOE, top=1))
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2] = 1.0
+    x = torch.arange(1.0, 13.0).view(2, 6, 1).expand(2, 6, 16) / 12
+    mixed, _ = layer(x)
+    served = (mixed.flatten(0, 1).abs().sum(-1) > 0).nonzero().flatten()
+    assert len(served) == 3

@@ -40,7 +40,7 @@ def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, p
     device_of = np.asarray(placement.device_of)
     if device_of.shape != (graph.n_ops,) or device_of.dtype.kind not in "iu":
         raise PlacementError(
-            f"{where}: is {device_of.dtype} {device_of.shape}; expected an integer for each of {graph.n_ops} ops"
+            f"{where}: is {device_of.dtype} {device_of.shape}; expected {graph.n_ops} integers"
         )
     lowest = -1 if partial else 0
     bad = (device_of < lowest) | (device_of >= cluster.n_devices)

@@ -1,0 +1,148 @@
+"""What one traced op costs: floating-point operations and memory traffic, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+Formula = Callable[..., int]
+
+aten = torch.ops.aten
+
+
+def node_value(node: fx.Node) -> Any:
+    """What a node yields, as fake tensors; a constant that was never traced is looked up in its module."""
+    if "val" not in node.meta and node.op == "get_attr":
+        owner = node.graph.owning_module
+        assert owner is not None
+        return attrgetter(str(node.target))(owner)
+    return node.meta.get("val")
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of a possibly nested value, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Elements times the size of one, in bytes."""
+    return tensor.numel() * tensor.element_size()
+
+
+def op_flops(node: fx.Node) -> float:
+    """Floating-point operations of one traced op.
+
+    Matrix products and convolutions follow `torch.utils.flop_counter` (a multiply-add counts twice); grouped
+    convolution backward and attention on CPU tensors, which it counts too high or not at all, have own
+    formulas. Anything else counts one per element of its largest operand or result; copies count none.
+    """
+    packet = op_packet(node)
+    if packet in _MOVES:
+        return 0.0
+    args, kwargs = tree_map(_as_value, (node.args, dict(node.kwargs)))
+    if packet in _FORMULAS:
+        return float(_FORMULAS[packet](*args, **kwargs))
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
+    return float(max((t.numel() for t in tensors_of((args, kwargs, node_value(node)))), default=0))
+
+
+def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]]) -> float:
+    """Memory traffic of one traced op in bytes: every distinct input read once, every output written once.
+
+    Args:
+        storage_of: the storage that an input node sees and its size in bytes. Reading through several views
+            of one storage counts no more than the storage.
+    """
+    packet = op_packet(node)
+    if packet in _UNTOUCHED:
+        return 0.0
+    written = float(sum(size_bytes(tensor) for tensor in tensors_of(node_value(node))))
+    if packet in _FILLS:
+        return written
+    read: dict[object, float] = {}
+    limit: dict[object, float] = {}
+    for source in node.all_input_nodes:
+        seen = float(sum(size_bytes(tensor) for tensor in tensors_of(node_value(source))))
+        if packet in _LOOKUPS and source is node.args[0]:
+            seen = min(seen, written)
+        key, limit[key] = storage_of(source)
+        read[key] = read.get(key, 0.0) + seen
+    return written + sum(min(amount, limit[key]) for key, amount in read.items())
+
+
+def op_packet(node: fx.Node) -> Any:
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def _as_value(item: Any) -> Any:
+    return node_value(item) if isinstance(item, fx.Node) else item
+
+
+def _packets(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names)
+
+
+def _convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    output_padding: object,
+    groups: int,
+    output_mask: list[bool],
+) -> int:
+    """As much as forward for each of the gradients of input and weight."""
+    spatial = (x if transposed else grad).shape[2:]
+    return 2 * weight.numel() * prod(spatial) * x.shape[0] * sum(output_mask[:2])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
+    """Two products: queries by keys, scores by values."""
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> int:
+    """Five products: the scores again, then the gradients of scores, values, queries and keys."""
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _scatter_rows(grad: Tensor, *_: object, **__: object) -> int:
+    """One addition per element of the rows."""
+    return grad.numel()
+
+
+_FORMULAS: dict[Any, Formula] = {
+    aten.convolution_backward: _convolution_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.embedding_dense_backward: _scatter_rows,
+}
+
+_UNTOUCHED = _packets("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_FILLS = _packets(
+    *("full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
+    *("arange", "eye", "scalar_tensor", "rand", "rand_like", "randn", "randn_like"),
+)
+_LOOKUPS = _packets("embedding", "gather", "index", "_unsafe_index", "index_select")
+_COPIES = _packets(
+    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "repeat", "roll", "flip", "lift_fresh_copy"),
+    *("constant_pad_nd", "slice_scatter", "select_scatter", "slice_backward", "select_backward"),
+    *("index_put", "_unsafe_index_put", "scatter", "fill", "fill_", "tril", "triu", "unfold_backward"),
+)
+_MOVES = _UNTOUCHED | _FILLS | _LOOKUPS | _COPIES

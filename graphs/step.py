@@ -1,0 +1,97 @@
+"""A module as one callable step over fake tensors: what is traced instead of the module itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from graphs.op_graph import GraphError
+
+
+class CaptureError(GraphError):
+    """A model that cannot be captured; the message names the op or the reason."""
+
+
+class Step(nn.Module):
+    """A fake CPU copy of a module that takes flat tensors and returns its loss (in inference: its outputs).
+
+    Parameters, buffers and inputs become fake tensors of the same shape, stride and type: nothing is
+    allocated, no weight is read, the given module is left alone, and tied weights stay tied. They are on the
+    CPU because some ops cannot be traced on meta (a cross-entropy's backward for one).
+
+    Args:
+        inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
+        training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Any, *, training: bool) -> None:
+        super().__init__()
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.model = self._fake_module(module)
+        self.has_loss = training
+        if not training:
+            self.model.eval().requires_grad_(False)
+        leaves, self._spec = tree_flatten((inputs,) if isinstance(inputs, Tensor) else inputs)
+        self._leaves = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
+
+    @cached_property
+    def held(self) -> dict[str, Tensor]:
+        """Parameters, then buffers, by their path in the module; tied ones once, by their first path."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    @cached_property
+    def path_of(self) -> dict[str, str]:
+        """Path within the step -> path in `held`; a tied tensor has several of the former."""
+        first = {id(tensor): path for path, tensor in self.held.items()}
+        everything = [
+            *self.named_parameters(remove_duplicate=False),
+            *self.named_buffers(remove_duplicate=False),
+        ]
+        return {path: first[id(tensor)] for path, tensor in everything}
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """The loss, or the tensors that the module returns; `tensors` stand for the tensors of the inputs."""
+        fresh = iter(tensors)
+        leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        inputs = tree_unflatten(leaves, self._spec)
+        returned = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+        if self.has_loss:
+            return mean_loss(returned)
+        return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        with self.fake_mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+    def _fake_module(self, module: nn.Module) -> nn.Module:
+        memo: dict[int, Any] = {}
+        for part in module.modules():
+            held = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+            for tensor in (item for item in held if isinstance(item, Tensor) and id(item) not in memo):
+                fake = self._fake(tensor)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+        return copy.deepcopy(module, memo)
+
+
+def mean_loss(returned: Any) -> Tensor:
+    """A scalar result itself; of anything else the average over its float tensors of each one's mean.
+
+    Raises:
+        CaptureError: no float tensor is returned.
+    """
+    if isinstance(returned, Tensor) and returned.dim() == 0:
+        return returned
+    floats = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not floats:
+        raise CaptureError("it returns no float tensor to take the loss of; return a loss or float outputs")
+    means = [leaf.mean() for leaf in floats]
+    return means[0] if len(means) == 1 else torch.stack(means).mean()

@@ -1,0 +1,206 @@
+"""Traversal orders: in which sequence a walk visits the compute ops of a graph.
+
+A new order is one decorated function. Where ops tie, their names decide (compared as strings), so that neither
+the storage of tensors nor, but for `topo` and `reversed-topo`, the choice of program order leaks into a walk.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from graphs.levels import b_level as op_b_level
+from graphs.levels import t_level
+from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+
+Walk = IntArray
+"""Program indices of the compute ops (`OpGraph.is_compute`), each once."""
+Order = Callable[[OpGraph, np.random.Generator], Walk]
+"""Makes a walk; only an order that is random draws from the generator."""
+
+ORDERS: dict[str, Order] = {}
+
+NOMINAL_FLOPS_PER_S = 1e13
+NOMINAL_BYTES_PER_S = 1e12
+NOMINAL_LINK_BYTES_PER_S = 1e10
+
+
+class OrderError(ValueError):
+    """An order that does not exist; the message lists those that do."""
+
+
+def get_order(name: str) -> Order:
+    """Look an order up by its name.
+
+    Raises:
+        OrderError: an unknown name.
+    """
+    if name not in ORDERS:
+        raise OrderError(f"unknown order {name!r}; use one of {', '.join(ORDERS)}")
+    return ORDERS[name]
+
+
+def order(walk: Callable[[OpGraph], Walk]) -> Callable[[OpGraph], Walk]:
+    """Register a function as an order, named as the function with dashes for underscores."""
+    ORDERS[walk.__name__.replace("_", "-")] = lambda graph, rng: np.ascontiguousarray(walk(graph))
+    return walk
+
+
+def random_order(walk: Order) -> Order:
+    """Register, in the same way, a function that draws its walk from a generator."""
+    ORDERS[walk.__name__.replace("_", "-")] = walk
+    return walk
+
+
+@order
+def topo(graph: OpGraph) -> Walk:
+    """Producers before consumers: the program order, in which no ops tie."""
+    return np.flatnonzero(graph.is_compute)
+
+
+@order
+def reversed_topo(graph: OpGraph) -> Walk:
+    """Consumers before producers: `topo`, backwards."""
+    return topo(graph)[::-1]
+
+
+@order
+def dfs_preorder(graph: OpGraph) -> Walk:
+    """Depth first from the sources, an op before its consumers; sources and consumers by name."""
+    return _depth_first(graph)[0]
+
+
+@order
+def dfs_postorder(graph: OpGraph) -> Walk:
+    """Depth first from the sources, an op after its consumers; sources and consumers by name."""
+    return _depth_first(graph)[1]
+
+
+@order
+def bfs(graph: OpGraph) -> Walk:
+    """Breadth first from all sources at once; sources and consumers by name."""
+    consumers, sources = _compute_consumers(graph)
+    seen = set(sources)
+    queue, walk = deque(sources), []
+    while queue:
+        op = queue.popleft()
+        walk.append(op)
+        fresh = [reader for reader in consumers[op] if reader not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return np.array(walk, dtype=np.int64)
+
+
+@order
+def alpha(graph: OpGraph) -> Walk:
+    """By op name, which is unique."""
+    rank = _name_rank(graph)
+    ops = topo(graph)
+    return ops[np.argsort(rank[ops])]
+
+
+@order
+def lexico_topo(graph: OpGraph) -> Walk:
+    """Producers before consumers; of all ops whose producers were visited, the first by name."""
+    consumers, sources = _compute_consumers(graph)
+    rank = _name_rank(graph)
+    by_rank = np.argsort(rank)
+    waiting = np.bincount([reader for row in consumers for reader in row], minlength=graph.n_ops).tolist()
+    ready, walk = [int(rank[op]) for op in sources], []
+    heapq.heapify(ready)
+    while ready:
+        op = int(by_rank[heapq.heappop(ready)])
+        walk.append(op)
+        for reader in consumers[op]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, int(rank[reader]))
+    return np.array(walk, dtype=np.int64)
+
+
+@random_order
+def random(graph: OpGraph, rng: np.random.Generator) -> Walk:
+    """A uniformly drawn permutation; equal generators permute the ops by name alike."""
+    return rng.permutation(alpha(graph))
+
+
+@order
+def b_level(graph: OpGraph) -> Walk:
+    """Longest way to the end of the step first, at nominal costs; ties by depth, then by name.
+
+    Depth (the most hops from a source) keeps producers before consumers where both cost nothing.
+    """
+    level = op_b_level(graph, nominal_op_s(graph), graph.tensor_bytes / NOMINAL_LINK_BYTES_PER_S)
+    depth = t_level(graph, np.ones(graph.n_ops), np.zeros(graph.n_tensors))
+    ops = topo(graph)
+    return ops[np.lexsort((_name_rank(graph)[ops], depth[ops], -level[ops]))]
+
+
+@order
+def cost(graph: OpGraph) -> Walk:
+    """Dearest op first, at nominal costs; ties by name."""
+    ops = topo(graph)
+    return ops[np.lexsort((_name_rank(graph)[ops], -nominal_op_s(graph)[ops]))]
+
+
+def nominal_op_s(graph: OpGraph) -> FloatArray:
+    """Seconds of each op on no device in particular, so that an order depends on the graph alone.
+
+    The mean of the seconds measured on any device kind; where there are none, the roofline of a device of 10
+    TFLOP/s and 1 TB/s. Parameters and inputs take none.
+
+    Returns:
+        Seconds, (n_ops,).
+    """
+    roofline = np.maximum(graph.flops / NOMINAL_FLOPS_PER_S, graph.bytes_moved / NOMINAL_BYTES_PER_S)
+    total, count = np.zeros(graph.n_ops), np.zeros(graph.n_ops)
+    for kind in sorted(graph.seconds):
+        known = ~np.isnan(graph.seconds[kind])
+        total[known] += graph.seconds[kind][known]
+        count += known
+    mean = total / np.maximum(count, 1)
+    return np.where(graph.is_free, 0.0, np.where(count > 0, mean, roofline))
+
+
+def _name_rank(graph: OpGraph) -> IntArray:
+    rank = np.empty(graph.n_ops, dtype=np.int64)
+    rank[sorted(range(graph.n_ops), key=graph.op_names.__getitem__)] = np.arange(graph.n_ops)
+    return rank
+
+
+def _compute_consumers(graph: OpGraph) -> tuple[list[list[int]], list[int]]:
+    """Compute ops that read from each compute op, and those that read from none; both by name."""
+    rank = _name_rank(graph)
+    producer, reader = graph.edges[graph.is_compute[graph.edges].all(axis=1)].T
+    by_name = np.argsort(rank[reader], kind="stable")
+    rows = Csr.from_pairs(producer[by_name], reader[by_name], graph.n_ops)
+    ptr, items = rows.ptr.tolist(), rows.items.tolist()
+    sources = graph.is_compute.copy()
+    sources[reader] = False
+    first = np.flatnonzero(sources)
+    consumers = [items[ptr[op] : ptr[op + 1]] for op in range(graph.n_ops)]
+    return consumers, first[np.argsort(rank[first])].tolist()
+
+
+def _depth_first(graph: OpGraph) -> tuple[Walk, Walk]:
+    """Ops in the sequence in which they are entered, and in which they are left."""
+    consumers, sources = _compute_consumers(graph)
+    seen: set[int] = set()
+    entered: list[int] = []
+    left: list[int] = []
+    # A stack of iterators: recursion would end at a thousand ops.
+    stack = [(-1, iter(sources))]
+    while stack:
+        op, readers = stack[-1]
+        fresh = next((reader for reader in readers if reader not in seen), None)
+        if fresh is not None:
+            seen.add(fresh)
+            entered.append(fresh)
+            stack.append((fresh, iter(consumers[fresh])))
+        else:
+            stack.pop()
+            left.append(op)
+    return np.array(entered, dtype=np.int64), np.array(left[:-1], dtype=np.int64)

@@ -1,0 +1,190 @@
+"""Every order: known walks, and that storage and program order do not leak into them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphs.op_graph import OpGraph, build_graph
+from graphs.orders import ORDERS, OrderError, get_order, nominal_op_s
+
+SEED = 7
+PROGRAM_ORDERS = {"topo", "reversed-topo"}
+PRODUCERS_FIRST = {"topo", "lexico-topo", "b-level"}
+CONSUMERS_FIRST = {"reversed-topo", "dfs-postorder"}
+
+
+def names(graph: OpGraph, order: str) -> str:
+    """The walk, as the op names one after the other."""
+    return "".join(graph.op_names[op] for op in get_order(order)(graph, np.random.default_rng(SEED)))
+
+
+def hand_made() -> OpGraph:
+    """Two sources, `d` and `b`, and a weight `w` that is not visited; the update `u` follows `w`.
+
+    d -> a -> f      b -> c -> f      d -> c      w -> a, f -> e, e -> u
+    """
+    costs = {"d": 1e13, "b": 2e13, "a": 5e13, "c": 1e13, "f": 3e13, "e": 1e13}
+    ops: list[dict[str, object]] = [
+        {"name": "w", "type": "parameter", "colocate": 0},
+        {"name": "d", "flops": costs["d"]},
+        {"name": "b", "flops": costs["b"]},
+        {"name": "a", "flops": costs["a"], "colocate": 0},
+        {"name": "c", "flops": costs["c"]},
+        {"name": "f", "flops": costs["f"]},
+        {"name": "e", "flops": costs["e"]},
+        {"name": "u", "phase": "optimizer", "colocate": 0},
+    ]
+    tensors = [(0, 0, [3]), (1, 0, [3, 4]), (2, 0, [4]), (3, 0, [5]), (4, 0, [5]), (5, 0, [6]), (6, 0, [7])]
+    return build_graph("hand-made", "", ops, tensors)
+
+
+@pytest.mark.parametrize(
+    ("order", "walk"),
+    [
+        ("topo", "dbacfe"),
+        ("reversed-topo", "efcabd"),
+        ("dfs-preorder", "bcfeda"),
+        ("dfs-postorder", "efcbad"),
+        ("bfs", "bdcafe"),
+        ("alpha", "abcdef"),
+        ("lexico-topo", "bdacfe"),
+        ("b-level", "dabcfe"),
+        ("cost", "afbcde"),
+    ],
+)
+def test_known_walk(order: str, walk: str) -> None:
+    assert names(hand_made(), order) == walk
+
+
+def test_random_walk_is_the_generators() -> None:
+    graph = hand_made()
+    walks = {tuple(get_order("random")(graph, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(walks) > 10
+    assert names(graph, "random") == names(graph, "random")
+
+
+def test_unknown_order_lists_the_known() -> None:
+    with pytest.raises(
+        OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
+    ):
+        get_order("dfs")
+
+
+def test_all_ten_orders_are_there() -> None:
+    expected = "topo reversed-topo dfs-preorder dfs-postorder bfs alpha lexico-topo random b-level cost"
+    assert list(ORDERS) == expected.split()
+
+
+def test_measured_seconds_are_the_nominal_cost() -> None:
+    ops: list[dict[str, object]] = [
+        {"name": "a", "flops": 1e13, "bytes_moved": 3e12},
+        {"name": "b", "flops": 1e13, "seconds": {"k80": 4.0, "v100": 2.0}},
+        {"name": "c", "type": "input", "flops": 1e13},
+    ]
+    np.testing.assert_allclose(nominal_op_s(build_graph("g", "", ops, [])), [3.0, 3.0, 0.0])
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> OpGraph:
+    """Random graphs with parameters, updates, ties in cost and names unlike the program order."""
+    n_ops = draw(st.integers(1, 14))
+    labels = draw(st.permutations([f"op{index}" for index in range(n_ops)]))
+    ops: list[dict[str, object]] = []
+    for index in range(n_ops):
+        kind = draw(st.sampled_from(["mm", "mm", "mm", "parameter"]))
+        phase = draw(st.sampled_from(["forward", "forward", "optimizer"]))
+        group = draw(st.sampled_from([None, 0, 1]))
+        flops = draw(st.sampled_from([0, 0, 1, 2])) * 1e13
+        ops.append({"name": labels[index], "type": kind, "phase": phase, "colocate": group, "flops": flops})
+    tensors = []
+    for producer in range(n_ops):
+        later = [op for op in range(producer + 1, n_ops) if ops[op]["type"] != "parameter"]
+        for _ in range(draw(st.integers(0, 2))):
+            readers = draw(st.lists(st.sampled_from(later), unique=True, max_size=3)) if later else []
+            tensors.append((producer, draw(st.sampled_from([0, 10**10])), readers))
+    return build_graph("random", "", ops, tensors)
+
+
+def relabelled(graph: OpGraph, data: st.DataObject) -> OpGraph:
+    """The same graph in another program order and with its tensors stored in another one."""
+    waiting = {op: set(graph.predecessors.row(op).tolist()) for op in range(graph.n_ops)}
+    sequence: list[int] = []
+    while waiting:
+        ready = sorted(op for op, producers in waiting.items() if producers <= set(sequence))
+        sequence.append(data.draw(st.sampled_from(ready)))
+        del waiting[sequence[-1]]
+    place = {op: index for index, op in enumerate(sequence)}
+    ops: list[dict[str, object]] = [
+        {
+            "name": graph.op_names[op],
+            "type": graph.op_types[op],
+            "phase": graph.phases[op],
+            "colocate": None if graph.colocate[op] < 0 else int(graph.colocate[op]),
+            "flops": graph.flops[op],
+        }
+        for op in sequence
+    ]
+    return build_graph(graph.name, "", ops, stored_otherwise(graph, data, place))
+
+
+def stored_otherwise(
+    graph: OpGraph, data: st.DataObject, place: dict[int, int]
+) -> list[tuple[int, float, list[int]]]:
+    return [
+        (
+            place[int(graph.tensor_producer[tensor])],
+            float(graph.tensor_bytes[tensor]),
+            [place[int(reader)] for reader in graph.consumers.row(tensor)],
+        )
+        for tensor in data.draw(st.permutations(range(graph.n_tensors)))
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(graph=graphs())
+def test_a_walk_visits_each_compute_op_once(order: str, graph: OpGraph) -> None:
+    walk = get_order(order)(graph, np.random.default_rng(SEED))
+    assert walk.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(walk), np.flatnonzero(graph.is_compute))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(graph=graphs(), data=st.data())
+def test_neither_storage_nor_program_order_changes_a_walk(
+    order: str, graph: OpGraph, data: st.DataObject
+) -> None:
+    if order in PROGRAM_ORDERS:
+        stored = stored_otherwise(graph, data, {op: op for op in range(graph.n_ops)})
+        ops = [dict(graph.to_networkx().nodes[op]) for op in range(graph.n_ops)]
+        ops = [op | {"colocate": None if op["colocate"] < 0 else op["colocate"]} for op in ops]
+        other = build_graph(graph.name, "", ops, stored)
+    else:
+        other = relabelled(graph, data)
+    assert names(other, order) == names(graph, order)
+
+
+@pytest.mark.parametrize("order", sorted(PRODUCERS_FIRST | CONSUMERS_FIRST))
+@given(graph=graphs())
+def test_topological_orders_are_topological(order: str, graph: OpGraph) -> None:
+    walk = get_order(order)(graph, np.random.default_rng(SEED))
+    position = np.full(graph.n_ops, -1)
+    position[walk] = np.arange(len(walk))
+    sign = 1 if order in PRODUCERS_FIRST else -1
+    inner = graph.edges[graph.is_compute[graph.edges].all(axis=1)]
+    assert (sign * (position[inner[:, 1]] - position[inner[:, 0]]) > 0).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_long_chain_is_walked_in_no_time(order: str) -> None:
+    n_ops = 20_000
+    ops = [{"name": f"op{index:06}", "flops": 1.0} for index in range(n_ops)]
+    graph = build_graph("chain", "", ops, [(op, 1.0, [op + 1]) for op in range(n_ops - 1)])
+    started = time.perf_counter()
+    walk = get_order(order)(graph, np.random.default_rng(SEED))
+    assert len(walk) == n_ops
+    assert time.perf_counter() - started < 5.0

@@ -1,0 +1,109 @@
+"""What no placement can beat: lower bounds on the step time, and on the memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.problem import Problem
+from graphs.levels import b_level, t_level
+from graphs.op_graph import FloatArray
+
+WINDOWS = 64
+"""Earliest starts at which the windowed work bound is taken."""
+ROUNDS = 100
+"""Steps of dual ascent on the device weights."""
+
+
+def lower_bound_s(problem: Problem) -> float:
+    """Seconds that every placement's step takes at least; transfers and memory cost nothing here.
+
+    The greatest of
+    - the critical path, each op on its fastest device;
+    - the serial time of a decision unit on its best device, within the levels around it;
+    - the work of the ops that start after some time and end before some other, spread over all devices
+      (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
+      1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window.
+
+    A device rests `op_gap_s` after each op but its last.
+    """
+    graph, seconds = problem.graph, problem.op_seconds
+    fastest = seconds.min(axis=1)
+    instant = np.zeros(graph.n_tensors)
+    tail = b_level(graph, fastest, instant) - fastest
+    head = t_level(graph, fastest, instant)
+    occupied = np.where(seconds > 0, seconds + problem.cluster.op_gap_s, 0.0)
+    critical_path = float((head + fastest + tail).max())
+    unit = _unit_bound(problem, occupied, head, tail)
+    work = _windowed_work(occupied * device_weights(occupied), head, tail)
+    return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, 0.0)
+
+
+def device_weights(occupied: FloatArray) -> FloatArray:
+    """Weights that make the dual bound on the makespan of unrelated devices large.
+
+    Args:
+        occupied: seconds each op keeps each device, (n_ops, n_devices).
+
+    Returns:
+        Not negative, sum 1, (n_devices,): the best of some steps of exponentiated-gradient ascent from
+        weights in proportion to speed, which are optimal where devices differ by a factor.
+    """
+    load = np.maximum(occupied.sum(axis=0), np.finfo(float).tiny)
+    weights = (1.0 / load) / (1.0 / load).sum()
+    best: FloatArray = weights
+    best_bound = -1.0
+    for step in range(ROUNDS):
+        weighted = occupied * weights
+        device = weighted.argmin(axis=1)
+        bound = float(weighted.min(axis=1).sum())
+        if bound > best_bound:
+            best, best_bound = weights, bound
+        loads = np.bincount(device, occupied[np.arange(len(device)), device], minlength=len(weights))
+        weights = weights * np.exp(loads / max(loads.max(), np.finfo(float).tiny) / (1.0 + step))
+        weights = weights / weights.sum()
+    return best
+
+
+def _unit_bound(problem: Problem, occupied: FloatArray, head: FloatArray, tail: FloatArray) -> float:
+    group_of, n_units = problem.graph.group_of, len(problem.graph.groups)
+    serial = np.zeros((n_units, problem.n_devices))
+    np.add.at(serial, group_of, occupied)
+    first, last = np.full(n_units, np.inf), np.full(n_units, np.inf)
+    takes_time = occupied.max(axis=1) > 0
+    np.minimum.at(first, group_of[takes_time], head[takes_time])
+    np.minimum.at(last, group_of[takes_time], tail[takes_time])
+    busy = np.isfinite(first)
+    return float((serial.min(axis=1)[busy] + first[busy] + last[busy]).max(initial=0.0))
+
+
+def _windowed_work(weighted: FloatArray, head: FloatArray, tail: FloatArray) -> float:
+    """Greatest of: start of a window, work that must lie in it, least time after it; over many windows."""
+    work = weighted.min(axis=1)
+    longest_tail_first = np.argsort(-tail, kind="stable")
+    work, head, tail = work[longest_tail_first], head[longest_tail_first], tail[longest_tail_first]
+    starts = np.unique(np.quantile(head, np.linspace(0, 1, WINDOWS), method="lower"))
+    inside = head >= starts[:, None]
+    window = starts[:, None] + np.where(inside, work, 0.0).cumsum(axis=1) + tail
+    return float(window[inside].max())
+
+
+def memory_shortage(problem: Problem) -> str | None:
+    """Why no placement can fit, by resident bytes alone; None where they leave that open.
+
+    Returns:
+        One clause naming what is needed and what there is.
+    """
+    graph, memory = problem.graph, problem.cluster.memory_bytes
+    unit = np.bincount(graph.group_of, weights=graph.resident_bytes)
+    if unit.max() > memory.max():
+        op = graph.op_names[int(graph.groups.row(int(unit.argmax()))[0])]
+        return (
+            f"op '{op}' and what is colocated with it keep {unit.max() / 1e9:.3g} GB all step, "
+            f"but the largest device has {memory.max() / 1e9:.3g} GB"
+        )
+    if unit.sum() > memory.sum():
+        return (
+            f"its parameters and optimizer state keep {unit.sum() / 1e9:.3g} GB all step, "
+            f"but all devices together have {memory.sum() / 1e9:.3g} GB"
+        )
+    return None

@@ -1,0 +1,68 @@
+"""Simulated annealing and local search over decision units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.placers.base import BATCH, Search, placer
+from agent.placers.list_scheduling import heft, m_etf
+from agent.placers.single import single
+from agent.placers.units import units_of
+from agent.placers.walk_kernels import OVERFLOW_COST, Walker, anneal
+from envs.kernels import new_timeline
+
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-2, 1e-5
+"""In units of a step on the fastest single device."""
+
+
+@placer("annealing", uses_rng=True)
+def annealing(search: Search, rng: np.random.Generator) -> None:
+    """Simulated annealing from the best single device, cooled geometrically over the whole budget.
+
+    A move takes one decision unit, it and its neighbours, or a stretch of the program or of the layers to
+    another device, or swaps two units. Memory over the limit costs energy.
+    """
+    single(search, rng)
+    walk(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)
+
+
+@placer("local-search", uses_rng=True)
+def local_search(search: Search, rng: np.random.Generator) -> None:
+    """Descent with annealing's moves from the best of the single devices and list schedules."""
+    for start in (single, heft, m_etf):
+        if search.left:
+            start(search, rng)
+    walk(search, rng, 0.0, 0.0)
+
+
+def walk(search: Search, rng: np.random.Generator, first: float, last: float) -> None:
+    """Walk from the best placement of a search until its budget ends, cooling from `first` to `last`."""
+    problem = search.problem
+    if problem.n_devices == 1 or search.best is None:
+        return
+    units, walker = units_of(problem.graph), _walker(search)
+    track_memory = not problem.always_fits
+    began = search.progress
+    while left := min(search.left, BATCH):
+        cooled = (search.progress - began) / (1.0 - began)
+        temperature = first * (last / first) ** cooled if first else 0.0
+        anneal(problem.arrays, units, walker, left, temperature, problem.scale_s, track_memory, rng)
+        search.evaluations += left
+        search.keep(walker.best, float(walker.best_score[1]), float(walker.best_score[0]))
+
+
+def _walker(search: Search) -> Walker:
+    problem, best = search.problem, search.best
+    assert best is not None
+    n_units = len(problem.graph.groups)
+    over_bytes, total_s = search.best_score
+    energy = total_s / problem.scale_s + OVERFLOW_COST * over_bytes / problem.cluster.memory_bytes.sum()
+    return Walker(
+        device_of=best.copy(),
+        energy=np.array([energy]),
+        best=best.copy(),
+        best_score=np.array([over_bytes, total_s]),
+        moved=np.empty(n_units, dtype=np.int64),
+        back=np.empty(n_units, dtype=np.int64),
+        timeline=new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
+    )

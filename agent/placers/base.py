@@ -1,0 +1,194 @@
+"""What a placer is, the budget it gets, and the scorer that counts its trials and keeps the best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+
+from envs.placement import Placement
+from envs.problem import Problem
+from envs.simulator import StepTime, simulate_many, simulate_problem
+from graphs.op_graph import FloatArray, IntArray
+
+BATCH = 64
+"""Placements scored between two looks at the clock."""
+
+
+class PlacerError(ValueError):
+    """An unknown placer, or a budget that allows nothing; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one run of a placer may spend; whichever limit is reached first ends it.
+
+    Attributes:
+        evaluations: simulated complete placements, at least 1; None = no limit.
+        seconds: wall time, more than 0; None = no limit. A first placement is scored in any case.
+
+    Raises:
+        PlacerError: on construction, if a limit is out of range or there is none at all.
+    """
+
+    evaluations: int | None = 10_000
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.evaluations is None and self.seconds is None:
+            raise PlacerError("a budget without limits never ends; give evaluations, seconds or both")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise PlacerError(f"a budget of {self.evaluations} evaluations allows nothing; give at least 1")
+        if self.seconds is not None and not 0 < self.seconds < np.inf:
+            raise PlacerError(f"a budget of {self.seconds} seconds; give a finite number above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a placer found.
+
+    Attributes:
+        placement: the best placement it scored; one that fits beats any that does not.
+        step_time: that placement, simulated with memory.
+        evaluations: simulated placements it used.
+        wall_s: seconds it took, scoring included.
+    """
+
+    placement: Placement
+    step_time: StepTime
+    evaluations: int
+    wall_s: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the placement fits in every device's memory."""
+        return self.step_time.fits
+
+
+class Search:
+    """One run of a placer on one problem: scores placements, counts them, keeps the best, watches the budget.
+
+    "Best" compares bytes over the memory limits first and seconds second, so a placement that fits wins over
+    any that does not, and among those that do not the least overflow wins.
+    """
+
+    def __init__(self, problem: Problem, budget: Budget) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.evaluations = 0
+        self.best: IntArray | None = None
+        self.best_score = (np.inf, np.inf)
+        self._began = time.perf_counter()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is spent, 0 to 1."""
+        spent = [0.0]
+        if self.budget.evaluations is not None:
+            spent.append(self.evaluations / self.budget.evaluations)
+        if self.budget.seconds is not None:
+            spent.append(self.elapsed_s / self.budget.seconds)
+        return min(max(spent), 1.0)
+
+    @property
+    def left(self) -> int:
+        """Evaluations that may still be spent: at least 1 at first, 0 when either limit is reached."""
+        if self.best is None:
+            return self.budget.evaluations or BATCH
+        if self.progress >= 1.0:
+            return 0
+        return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
+
+    @property
+    def fits(self) -> bool:
+        """Whether the best placement so far fits in memory."""
+        return self.best_score[0] == 0.0
+
+    def score(self, devices_of: IntArray) -> FloatArray:
+        """Simulate placements until the budget ends; returns (step seconds, overflow bytes) of those scored.
+
+        Args:
+            devices_of: device of each op, one placement a row, int (n, n_ops).
+
+        Returns:
+            (n scored, 2), with n scored <= n.
+        """
+        scores = [np.zeros((0, 2))]
+        done = 0
+        while done < len(devices_of) and (left := self.left):
+            batch = devices_of[done : done + min(left, BATCH)]
+            total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
+            over = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+            self.evaluations += len(batch)
+            for row in np.lexsort((total_s, over))[:1]:
+                self.keep(batch[row], float(total_s[row]), float(over[row]))
+            scores.append(np.stack([total_s, over], axis=1))
+            done += len(batch)
+        return np.concatenate(scores)
+
+    def score_units(self, unit_devices: IntArray) -> FloatArray:
+        """`score` for placements given per decision unit, int (n, n_units)."""
+        return self.score(unit_devices[:, self.problem.graph.group_of])
+
+    def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
+        """Take a placement that was scored elsewhere, if it beats the best."""
+        if self.best is None or (over_bytes, total_s) < self.best_score:
+            self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
+
+    def found(self) -> Found:
+        """The outcome of the run."""
+        if self.best is None:
+            raise RuntimeError("a placer ended without a placement")
+        wall_s = self.elapsed_s
+        step_time = simulate_problem(self.problem, self.best)
+        return Found(Placement(self.best), step_time, self.evaluations, wall_s)
+
+
+Strategy = Callable[[Search, np.random.Generator], None]
+"""Fills a `Search`: scores placements until it is content or the budget ends."""
+
+S = TypeVar("S", bound=Strategy)
+
+
+@dataclass(frozen=True)
+class Placer:
+    """A named way to place; `place` may be called any number of times.
+
+    Attributes:
+        strategy: what it does.
+        uses_rng: whether another seed may give another placement.
+    """
+
+    name: str
+    strategy: Strategy
+    uses_rng: bool
+
+    def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> Found:
+        """The best placement found within a budget; colocation is kept, memory wherever possible."""
+        search = Search(problem, budget)
+        self.strategy(search, rng)
+        return search.found()
+
+
+_PLACERS: dict[str, Placer] = {}
+PLACERS: Mapping[str, Placer] = MappingProxyType(_PLACERS)
+"""Every placer that needs nothing but a problem, by name."""
+
+
+def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
+    """Register a strategy as the placer `name`."""
+
+    def register(strategy: S) -> S:
+        _PLACERS[name] = Placer(name, strategy, uses_rng)
+        return strategy
+
+    return register

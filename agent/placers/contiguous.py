@@ -1,0 +1,53 @@
+"""Pipeline stages: one stretch of the program per device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.placers.base import Search, placer
+from agent.placers.units import unit_held_bytes, unit_seconds, units_by_layer, units_by_program
+from graphs.op_graph import FloatArray, IntArray
+
+
+@placer("contiguous")
+def contiguous(search: Search, rng: np.random.Generator) -> None:
+    """Cut the units into 1 to n_devices stretches of equal time and keep the best cut.
+
+    A stretch is proportional to its device's speed. The units are cut in program order and in layer order
+    (backward beside forward); where no such cut fits, cuts proportional to memory are tried.
+    """
+    problem = search.problem
+    seconds = unit_seconds(problem)
+    speed = 1.0 / np.maximum(seconds.sum(axis=0), np.finfo(float).tiny)
+    orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
+    _try_cuts(search, orders, seconds.mean(axis=1), speed)
+    if not search.fits:
+        _try_cuts(search, orders, unit_held_bytes(problem.graph), problem.cluster.memory_bytes)
+
+
+def _try_cuts(search: Search, orders: tuple[IntArray, ...], weight: FloatArray, share: FloatArray) -> None:
+    largest_first = np.argsort(-share, kind="stable")
+    for n_stages in range(1, len(share) + 1):
+        devices = np.sort(largest_first[:n_stages])
+        for order in orders:
+            search.score_units(cut(order, weight, devices, share[devices])[None])
+
+
+def cut(order: IntArray, weight: FloatArray, devices: IntArray, share: FloatArray) -> IntArray:
+    """Device of each unit when consecutive stretches of `order` weigh in proportion to `share`.
+
+    Args:
+        order: units in the order to cut, int (n_units,).
+        weight: (n_units,), not negative.
+        devices: the device of each stretch, int (n_stages,).
+        share: positive, (n_stages,).
+
+    Returns:
+        int (n_units,).
+    """
+    ordered = weight[order]
+    middle = np.cumsum(ordered) - ordered / 2
+    ends = np.cumsum(share) / share.sum() * ordered.sum()
+    device_of = np.empty(len(order), dtype=np.int64)
+    device_of[order] = devices[np.searchsorted(ends[:-1], middle, side="right")]
+    return device_of

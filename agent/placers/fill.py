@@ -1,0 +1,71 @@
+"""Placement by memory alone: fill one device, go on to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.placers.base import Search, placer
+from agent.placers.units import unit_held_bytes, units_by_layer
+from graphs.op_graph import FloatArray, IntArray
+
+SHARES = tuple(share / 10 for share in range(10, 0, -1))
+"""Shares of the memory that a planner counts on, tried in turn: it knows what is held, not the peak."""
+
+
+@placer("memory-fill")
+def memory_fill(search: Search, rng: np.random.Generator) -> None:
+    """Fill the devices one after the other, layer by layer, with no cost model.
+
+    Source: what `accelerate.infer_auto_device_map` does for inference, here with training memory: weights,
+    gradients, optimizer state and saved activations.
+    """
+    graph = search.problem.graph
+    order, held = units_by_layer(graph), unit_held_bytes(graph)
+    first_fit(search, lambda limit_bytes: fill(order, held, limit_bytes))
+
+
+@placer("m-topo")
+def m_topo(search: Search, rng: np.random.Generator) -> None:
+    """Fill the devices one after the other to an equal share of the memory plus its largest unit.
+
+    Source: m-TOPO of Baechi (Jeon et al., SoCC 2020).
+    """
+    graph = search.problem.graph
+    order, held = units_by_layer(graph), unit_held_bytes(graph)
+    even_bytes = held.sum() / search.problem.n_devices + held.max()
+    first_fit(search, lambda limit_bytes: fill(order, held, np.minimum(limit_bytes, even_bytes)))
+
+
+def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray:
+    """Device of each unit when every device takes units in `order` up to its limit; the last takes the rest.
+
+    Args:
+        order: units, int (n_units,).
+        held: bytes of each unit, (n_units,).
+        limit_bytes: (n_devices,).
+
+    Returns:
+        int (n_units,).
+    """
+    device_of = np.empty(len(order), dtype=np.int64)
+    device, used = 0, 0.0
+    for unit in order:
+        while device < len(limit_bytes) - 1 and used + held[unit] > limit_bytes[device]:
+            device, used = device + 1, 0.0
+        device_of[unit] = device
+        used += held[unit]
+    return device_of
+
+
+def first_fit(search: Search, plan: Callable[[FloatArray], IntArray]) -> None:
+    """Score the plans for ever smaller shares of the memory until one fits.
+
+    Args:
+        plan: bytes it may count on per device (n_devices,) -> device of each unit, int (n_units,).
+    """
+    for share in SHARES:
+        search.score_units(plan(share * search.problem.cluster.memory_bytes)[None])
+        if search.fits or not search.left:
+            return

@@ -1,0 +1,126 @@
+"""The numba loops of list scheduling, over the simulator's kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from envs.kernels import inputs_ready, new_timeline, run_op
+
+
+@njit(cache=True, nogil=True)
+def assign(units, unit, device, device_of, room):
+    """Place all of a unit's ops on a device and take its memory from the room there."""
+    for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
+        device_of[units.member_item[k]] = device
+    room[device] -= units.held[unit]
+
+
+@njit(cache=True, nogil=True)
+def may_take(units, op, device, device_of, room):
+    """Whether `op` may go to `device`: its unit is there, or open with room there, or without room anywhere."""
+    if device_of[op] >= 0:
+        return device_of[op] == device
+    held = units.held[units.of_op[op]]
+    return room[device] >= held or (room.max() < held and room[device] == room.max())
+
+
+@njit(cache=True, nogil=True)
+def place_leftovers(units, device_of, room):
+    """Units without a running op (nothing reads them) go where there is most room."""
+    for op in range(len(device_of)):
+        if device_of[op] < 0:
+            assign(units, units.of_op[op], room.argmax(), device_of, room)
+
+
+@njit(cache=True, nogil=True)
+def schedule_in_order(p, units, order, room):
+    """Earliest finish: each op of `order` goes where it finishes first; ties to the lower device index."""
+    n_devices = len(p.memory)
+    device_of = np.full(len(p.is_free), -1)
+    timeline = new_timeline(len(p.is_free), len(p.producer), n_devices)
+    for op in order:
+        chosen, earliest = -1, np.inf
+        for device in range(n_devices):
+            if not may_take(units, op, device, device_of, room):
+                continue
+            trial_link = timeline.link_free.copy()
+            ready = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
+            finish = max(ready, timeline.device_free[device]) + p.op_seconds[op, device]
+            if finish < earliest:
+                chosen, earliest = device, finish
+        if device_of[op] < 0:
+            assign(units, units.of_op[op], chosen, device_of, room)
+        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, chosen, True)
+        run_op(p, timeline, op, chosen, ready)
+    place_leftovers(units, device_of, room)
+    return device_of
+
+
+@njit(cache=True, nogil=True)
+def count_waiting(p):
+    """Inputs made by running ops that each op waits for, (n_ops,)."""
+    waiting = np.zeros(len(p.is_free), np.int64)
+    for op in range(len(waiting)):
+        for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
+            if not p.is_free[p.producer[p.input_item[k]]]:
+                waiting[op] += 1
+    return waiting
+
+
+@njit(cache=True, nogil=True)
+def fill_ready(p, device_of, timeline, op, ready_s):
+    """When the inputs of `op` could be on each device, as the links are now, into `ready_s` (n_devices,)."""
+    for device in range(len(p.memory)):
+        trial_link = timeline.link_free.copy()
+        ready_s[device] = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
+
+
+@njit(cache=True, nogil=True)
+def earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, ready_s):
+    """The (position in `ready_ops`, device) that starts first; ties to the earlier op and lower device."""
+    where, chosen, earliest = -1, -1, np.inf
+    for i in range(n_ready):
+        op = ready_ops[i]
+        for device in range(len(p.memory)):
+            start = max(ready_s[op, device], timeline.device_free[device])
+            sooner = start < earliest or (start == earliest and op < ready_ops[where])
+            if sooner and may_take(units, op, device, device_of, room):
+                where, chosen, earliest = i, device, start
+    return where, chosen
+
+
+@njit(cache=True, nogil=True)
+def schedule_earliest_start(p, units, room):
+    """Of all ready ops and devices, always the pair that can start first."""
+    n_ops, n_devices = p.op_seconds.shape
+    device_of = np.full(n_ops, -1)
+    timeline = new_timeline(n_ops, len(p.producer), n_devices)
+    waiting = count_waiting(p)
+    ready_s = np.zeros((n_ops, n_devices))
+    ready_ops = np.empty(n_ops, np.int64)
+    n_ready = 0
+    for op in range(n_ops):
+        if waiting[op] == 0 and not p.is_free[op]:
+            ready_ops[n_ready] = op
+            n_ready += 1
+    while n_ready:
+        at, device = earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, ready_s)
+        op = ready_ops[at]
+        n_ready -= 1
+        ready_ops[at] = ready_ops[n_ready]
+        if device_of[op] < 0:
+            assign(units, units.of_op[op], device, device_of, room)
+        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
+        run_op(p, timeline, op, device, ready)
+        for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
+            tensor = p.output_item[k]
+            for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                reader = p.consumer_item[j]
+                waiting[reader] -= 1
+                if waiting[reader] == 0:
+                    fill_ready(p, device_of, timeline, reader, ready_s[reader])
+                    ready_ops[n_ready] = reader
+                    n_ready += 1
+    place_leftovers(units, device_of, room)
+    return device_of

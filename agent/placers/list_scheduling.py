@@ -1,0 +1,69 @@
+"""List schedulers: build a schedule op by op, each where it finishes or starts first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.placers.base import Search, placer
+from agent.placers.fill import first_fit
+from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
+from agent.placers.units import units_of
+from envs.problem import Problem
+from graphs.levels import b_level
+from graphs.op_graph import FloatArray, IntArray
+
+
+@placer("heft")
+def heft(search: Search, rng: np.random.Generator) -> None:
+    """Ops by upward rank, each where it finishes first.
+
+    Source: HEFT (Topcuoglu et al. 2002), without insertion into idle slots; links are occupied as the cluster
+    says. Where devices run ops in program order, that order is tried as the priority list too. A decision
+    unit goes where its first op does.
+    """
+    problem, units = search.problem, units_of(search.problem.graph)
+    orders = [upward_rank_order(problem)]
+    if problem.cluster.schedule == "program":
+        orders.append(np.flatnonzero(~problem.graph.is_free))
+    for order in orders:
+
+        def plan(limit_bytes: FloatArray, order: IntArray = order) -> IntArray:
+            return _per_unit(problem, schedule_in_order(problem.arrays, units, order, limit_bytes))
+
+        first_fit(search, plan)
+
+
+@placer("m-etf")
+def m_etf(search: Search, rng: np.random.Generator) -> None:
+    """Of all ready ops and devices with room, always the pair that can start first.
+
+    Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). When inputs can be on a
+    device is settled when the op becomes ready.
+    """
+    problem, units = search.problem, units_of(search.problem.graph)
+
+    def plan(limit_bytes: FloatArray) -> IntArray:
+        return _per_unit(problem, schedule_earliest_start(problem.arrays, units, limit_bytes))
+
+    first_fit(search, plan)
+
+
+def upward_rank_order(problem: Problem) -> IntArray:
+    """Running ops by descending upward rank: mean seconds to the end of the step; ties in program order.
+
+    Returns:
+        Program indices of all ops but parameters and inputs, int (n_running,).
+    """
+    graph, cluster = problem.graph, problem.cluster
+    pairs = ~np.eye(cluster.n_devices, dtype=bool)
+    seconds_per_byte, latency_s = 0.0, 0.0
+    if pairs.any():
+        seconds_per_byte = float((1.0 / problem.arrays.bandwidth[pairs]).mean())
+        latency_s = float(problem.arrays.latency[pairs].mean())
+    rank = b_level(graph, problem.op_seconds.mean(axis=1), graph.tensor_bytes * seconds_per_byte + latency_s)
+    running = np.flatnonzero(~graph.is_free)
+    return running[np.argsort(-rank[running], kind="stable")]
+
+
+def _per_unit(problem: Problem, device_of: IntArray) -> IntArray:
+    return device_of[problem.graph.groups.items[problem.graph.groups.ptr[:-1]]]

@@ -1,0 +1,14 @@
+"""Devices in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.placers.base import Search, placer
+
+
+@placer("round-robin")
+def round_robin(search: Search, rng: np.random.Generator) -> None:
+    """Decision units in program order, each on the next device."""
+    n_units = len(search.problem.graph.groups)
+    search.score_units((np.arange(n_units) % search.problem.n_devices)[None])

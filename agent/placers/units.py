@@ -1,0 +1,97 @@
+"""Decision units: what they cost, what they hold in memory, and the order their layers run in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.problem import Problem
+from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+
+
+class Units(NamedTuple):
+    """The decision units of a graph for the kernels. Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`."""
+
+    of_op: IntArray  # (n_ops,)
+    member_ptr: IntArray  # (n_units + 1,) ops of a unit
+    member_item: IntArray
+    near_ptr: IntArray  # (n_units + 1,) units it exchanges tensors with
+    near_item: IntArray
+    walks: IntArray  # (n_walks, n_units) orders whose stretches move together
+    places: IntArray  # (n_walks, n_units) where in a walk a unit stands
+    held: FloatArray  # (n_units,) bytes kept for most of the step
+
+
+def units_of(graph: OpGraph) -> Units:
+    """The decision units of a graph, with their neighbours and their program and layer orders."""
+    near = _neighbours(graph)
+    walks = np.stack([units_by_program(graph), units_by_layer(graph)])
+    return Units(
+        of_op=graph.group_of,
+        member_ptr=graph.groups.ptr,
+        member_item=graph.groups.items,
+        near_ptr=near.ptr,
+        near_item=near.items,
+        walks=walks,
+        places=np.argsort(walks, axis=1),
+        held=unit_held_bytes(graph),
+    )
+
+
+def _neighbours(graph: OpGraph) -> Csr:
+    n_units = len(graph.groups)
+    pairs = graph.group_of[graph.edges]
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    both = np.concatenate([pairs, pairs[:, ::-1]])
+    keys = np.unique(both[:, 0] * n_units + both[:, 1])
+    return Csr.from_pairs(keys // n_units, keys % n_units, n_units)
+
+
+def unit_seconds(problem: Problem) -> FloatArray:
+    """Seconds of all of a unit's ops on each device, (n_units, n_devices)."""
+    n_units = len(problem.graph.groups)
+    seconds = np.zeros((n_units, problem.n_devices))
+    np.add.at(seconds, problem.graph.group_of, problem.op_seconds)
+    return seconds
+
+
+def unit_held_bytes(graph: OpGraph) -> FloatArray:
+    """Bytes each unit keeps for most of the step, (n_units,): residents and results read by backward ops."""
+    backward = np.array([phase != "forward" for phase in graph.phases], dtype=bool)
+    saved = np.zeros(graph.n_tensors, dtype=bool)
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+    saved[tensor[backward[graph.consumers.items]]] = True
+    saved &= ~backward[graph.tensor_producer] & (graph.tensor_home < 0)
+    held = graph.resident_bytes.copy()
+    np.add.at(held, graph.tensor_producer[saved], graph.tensor_bytes[saved])
+    per_unit = np.zeros(len(graph.groups))
+    np.add.at(per_unit, graph.group_of, held)
+    return per_unit
+
+
+def units_by_program(graph: OpGraph) -> IntArray:
+    """Units by their first member in program order, int (n_units,)."""
+    return np.arange(len(graph.groups))
+
+
+def units_by_layer(graph: OpGraph) -> IntArray:
+    """Units in forward order, int (n_units,): each backward unit beside the forward unit that it belongs to.
+
+    A backward op stands where the last forward result or weight that it reads was made; one that reads
+    gradients alone stands with the earliest of their makers. Cutting this order into stretches gives the
+    pipeline stages an engineer would draw: a stage runs the backward of its own layers.
+    """
+    anchor = np.arange(graph.n_ops)
+    forward = np.array([phase == "forward" for phase in graph.phases], dtype=bool)
+    for op in np.flatnonzero(~forward):
+        readable = graph.predecessors.row(int(op))
+        made_forward = readable[forward[readable]]
+        if len(made_forward):
+            anchor[op] = anchor[made_forward].max()
+        elif len(readable):
+            anchor[op] = anchor[readable].min()
+    rank = np.where(graph.is_compute, np.arange(graph.n_ops), np.arange(graph.n_ops) + graph.n_ops)
+    leader = np.full(len(graph.groups), 2 * graph.n_ops)
+    np.minimum.at(leader, graph.group_of, rank)
+    return np.argsort(anchor[leader % graph.n_ops], kind="stable")

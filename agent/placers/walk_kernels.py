@@ -1,0 +1,153 @@
+"""The numba loops of annealing and local search, over the simulator's kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from envs.kernels import Timeline, peak_memory, run
+from graphs.op_graph import FloatArray, IntArray
+
+TO_NEIGHBOUR = 0.5
+"""How often a move goes to the device of a unit that the moved one exchanges tensors with."""
+ONE, WITH_NEIGHBOURS, STRETCH = 0.4, 0.55, 0.9
+"""Cumulative shares of the moves; the rest are swaps."""
+OVERFLOW_COST = 10.0
+"""Energy of overflowing all of the memory; a whole step on the fastest device has energy 1."""
+
+
+class Walker(NamedTuple):
+    """The state of one search; a scalar is an array of one."""
+
+    device_of: IntArray  # (n_ops,) where it stands
+    energy: FloatArray  # (1,) of that
+    best: IntArray  # (n_ops,) the best placement it met
+    best_score: FloatArray  # (2,) bytes over memory, step seconds
+    moved: IntArray  # (n_units,) units of the present move
+    back: IntArray  # (n_units,) their devices before it
+    timeline: Timeline
+
+
+@njit(cache=True, nogil=True)
+def device_of_unit(units, walker, unit):
+    """Device that a unit is on."""
+    return walker.device_of[units.member_item[units.member_ptr[unit]]]
+
+
+@njit(cache=True, nogil=True)
+def put(units, walker, unit, device):
+    """Put all of a unit's ops on a device."""
+    for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
+        walker.device_of[units.member_item[k]] = device
+
+
+@njit(cache=True, nogil=True)
+def move(units, walker, n_moved, unit, device):
+    """Move one unit and note where it came from; returns the number moved so far."""
+    source = device_of_unit(units, walker, unit)
+    if source == device:
+        return n_moved
+    walker.moved[n_moved] = unit
+    walker.back[n_moved] = source
+    put(units, walker, unit, device)
+    return n_moved + 1
+
+
+@njit(cache=True, nogil=True)
+def draw_target(units, walker, unit, n_devices, rng):
+    """Another device for a unit: often that of a neighbour, else any."""
+    first, last = units.near_ptr[unit], units.near_ptr[unit + 1]
+    if first < last and rng.random() < TO_NEIGHBOUR:
+        target = device_of_unit(units, walker, units.near_item[rng.integers(first, last)])
+        if target != device_of_unit(units, walker, unit):
+            return target
+    return (device_of_unit(units, walker, unit) + rng.integers(1, n_devices)) % n_devices
+
+
+@njit(cache=True, nogil=True)
+def move_with_neighbours(units, walker, unit, target):
+    """Move a unit and its neighbours on the same device."""
+    source = device_of_unit(units, walker, unit)
+    n_moved = move(units, walker, 0, unit, target)
+    for k in range(units.near_ptr[unit], units.near_ptr[unit + 1]):
+        if device_of_unit(units, walker, units.near_item[k]) == source:
+            n_moved = move(units, walker, n_moved, units.near_item[k], target)
+    return n_moved
+
+
+@njit(cache=True, nogil=True)
+def move_stretch(units, walker, unit, target, rng):
+    """Move a stretch of a walk around a unit; its length is log-uniform up to half of the units."""
+    n_units = len(units.held)
+    which = rng.integers(0, len(units.walks))
+    length = int(np.exp(rng.random() * np.log(max(n_units / 2.0, 2.0))))
+    first = units.places[which, unit] - rng.integers(0, length + 1)
+    n_moved = 0
+    for at in range(max(first, 0), min(first + length + 1, n_units)):
+        n_moved = move(units, walker, n_moved, units.walks[which, at], target)
+    return n_moved
+
+
+@njit(cache=True, nogil=True)
+def propose(units, walker, n_devices, rng):
+    """Make a random move; returns the number of units moved."""
+    unit = rng.integers(0, len(units.held))
+    kind = rng.random()
+    if kind < STRETCH:
+        target = draw_target(units, walker, unit, n_devices, rng)
+        if kind < ONE:
+            return move(units, walker, 0, unit, target)
+        if kind < WITH_NEIGHBOURS:
+            return move_with_neighbours(units, walker, unit, target)
+        return move_stretch(units, walker, unit, target, rng)
+    source = device_of_unit(units, walker, unit)
+    other = rng.integers(0, len(units.held))
+    n_moved = move(units, walker, 0, unit, device_of_unit(units, walker, other))
+    return move(units, walker, n_moved, other, source) if n_moved else 0
+
+
+@njit(cache=True, nogil=True)
+def overflow_bytes(p, walker, total_s, peak):
+    """Bytes over the memory of all devices together."""
+    peak_memory(p, walker.device_of, walker.timeline, total_s, peak)
+    over = 0.0
+    for device in range(len(peak)):
+        over += max(peak[device] - p.memory[device], 0.0)
+    return over
+
+
+@njit(cache=True, nogil=True)
+def accept(p, walker, limit, scale_s, track_memory, peak):
+    """Whether the energy of the present placement is within `limit`; if so it is taken over.
+
+    Memory only adds energy, so it is looked at only where the time alone is within the limit.
+    """
+    total_s = run(p, walker.device_of, walker.timeline)
+    energy = total_s / scale_s
+    if energy > limit:
+        return False
+    over = overflow_bytes(p, walker, total_s, peak) if track_memory else 0.0
+    energy += OVERFLOW_COST * over / p.memory.sum()
+    if energy > limit:
+        return False
+    walker.energy[0] = energy
+    best = walker.best_score
+    if over < best[0] or (over == best[0] and total_s < best[1]):
+        best[0], best[1] = over, total_s
+        walker.best[:] = walker.device_of
+    return True
+
+
+@njit(cache=True, nogil=True)
+def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
+    """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
+    peak = np.zeros(len(p.memory))
+    for _ in range(n):
+        n_moved = propose(units, walker, len(p.memory), rng)
+        limit = walker.energy[0] - temperature * np.log(1.0 - rng.random())
+        if n_moved == 0 or accept(p, walker, limit, scale_s, track_memory, peak):
+            continue
+        for i in range(n_moved - 1, -1, -1):
+            put(units, walker, walker.moved[i], walker.back[i])

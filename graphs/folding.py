@@ -15,7 +15,7 @@ from graphs.op_costs import node_value, op_bytes, op_flops, op_packet, size_byte
 from graphs.op_graph import OpGraph, build_graph
 from graphs.tracing import Trace
 
-_ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh)
+_ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,16 @@ class Folder:
         """Add the gradient of the loss by itself, with which the backward pass starts, if read here first."""
         for storage in reads:
             if storage.node in self.trace.tangents and storage not in self.op_of:
+                loss = self._storages_of([self.trace.tangents[storage.node]])
+                group = self._add_sources(loss)
                 self._add_op(
                     "gradients/ones_like",
-                    self._storages_of([self.trace.tangents[storage.node]]),
+                    loss,
                     [storage],
                     type="aten.ones_like",
                     phase="backward",
                     bytes_moved=storage.bytes,
+                    colocate=group,
                 )
 
     def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:

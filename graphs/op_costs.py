@@ -141,7 +141,7 @@ _FILLS = _packets(
 )
 _LOOKUPS = _packets("embedding", "gather", "index", "_unsafe_index", "index_select")
 _COPIES = _packets(
-    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "repeat", "roll", "flip", "lift_fresh_copy"),
+    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "repeat", "roll", "flip"),
     *("constant_pad_nd", "slice_scatter", "select_scatter", "slice_backward", "select_backward"),
     *("index_put", "_unsafe_index_put", "scatter", "fill", "fill_", "tril", "triu", "unfold_backward"),
 )

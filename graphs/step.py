@@ -89,7 +89,7 @@ def mean_loss(returned: Any) -> Tensor:
         CaptureError: no float tensor is returned.
     """
     if isinstance(returned, Tensor) and returned.dim() == 0:
-        return returned
+        return returned.clone()  # the traces cannot differentiate an output that is a view
     floats = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not floats:
         raise CaptureError("it returns no float tensor to take the loss of; return a loss or float outputs")

@@ -7,12 +7,16 @@ versions in `TESTED_TORCH`. `trace_plainly` rests on `make_fx` alone and knows n
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
@@ -47,24 +51,43 @@ def trace(step: Step) -> Trace:
     """Trace the step with module paths if torch can, else without.
 
     Raises:
-        CaptureError: neither way works; the message is the reason that the first gave, in one line.
+        CaptureError: neither way works; the message is the reason in one line.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # oneDNN fuses a whole LSTM layer into one op where no gradient is needed.
-        with torch.backends.mkldnn.flags(enabled=False):
+    with _quiet(), torch.backends.mkldnn.flags(enabled=False):  # else an LSTM layer is one op in inference
+        try:
+            return trace_joint(step)
+        except CaptureError:
+            raise
+        except Exception as error:
             try:
-                return trace_joint(step)
-            except Exception as error:
-                try:
-                    return trace_plainly(step)
-                except Exception:
-                    raise CaptureError(_reason(error)) from error
+                return trace_plainly(step)
+            except Exception as again:
+                raise CaptureError(_reason(error, again)) from error
 
 
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back torch's warnings and its reports of failed traces, which would bury the one line of ours."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _reason(*errors: Exception) -> str:
+    """One line: the op whose values are needed if that is the trouble, else what the first error says."""
+    for error in errors:
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return (
+                f"it needs the values that {error.func} yields, and a trace has shapes only; "
+                "avoid .item(), nonzero, masks as indices and branches on tensors"
+            )
+    lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
+    return ": ".join([type(errors[0]).__name__, *lines[:1]])
 
 
 def trace_joint(step: Step) -> Trace:

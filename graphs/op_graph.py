@@ -167,25 +167,17 @@ class OpGraph:
         """Decision unit of each op, int (n_ops,), numbered 0.. by first member in program order.
 
         Ops of one colocation group share a unit. A unit without a compute op (a stray parameter or input) joins
-        the unit of its first consumer, so that every unit is decided by some compute op; it stays alone only
-        where nothing consumes it.
+        the unit of its first consumer or, where nothing consumes it, of the first compute op: so every unit is
+        decided by a compute op.
         """
         label = np.where(self.colocate >= 0, self.n_ops + self.colocate, np.arange(self.n_ops))
-        led = set(label[self.is_compute].tolist())
-        if len(led) < len(np.unique(label)):
-            stray: dict[int, int] = {}
-            for op in range(self.n_ops - 1, -1, -1):
-                own = int(label[op])
-                if own in led:
-                    continue
-                readers = self.successors.row(op)
-                if len(readers):
-                    stray[own] = int(label[readers[0]])
-            for op in range(self.n_ops - 1, -1, -1):
-                own, hops = int(label[op]), 0
-                while own in stray and own not in led and hops <= len(stray):
-                    own, hops = stray[own], hops + 1
-                label[op] = own
+        compute = np.flatnonzero(self.is_compute)
+        led = set(label[compute].tolist())
+        for own in sorted(set(label.tolist()) - led):
+            members = np.flatnonzero(label == own)
+            readers = [int(self.successors.row(op)[0]) for op in members if len(self.successors.row(op))]
+            leader = min(readers, default=compute[0] if len(compute) else members[0])
+            label[members] = label[leader]
         _, first, unit = np.unique(label, return_index=True, return_inverse=True)
         rank = np.empty(len(first), dtype=np.int64)
         rank[np.argsort(first)] = np.arange(len(first))

@@ -1,0 +1,163 @@
+"""A graph on a cluster, with everything a simulation needs laid out as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from envs.cluster import Cluster
+from envs.costs import op_seconds
+from envs.kernels import FIFO, PROGRAM, ProblemArrays
+from graphs.op_graph import FloatArray, IntArray, OpGraph
+
+
+class NoRoomError(ValueError):
+    """A graph that no placement fits into a cluster's memory; the message says what is too large."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be placed: one graph on one cluster."""
+
+    graph: OpGraph
+    cluster: Cluster
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices of the cluster."""
+        return self.cluster.n_devices
+
+    @cached_property
+    def op_seconds(self) -> FloatArray:
+        """Seconds of every op on every device, (n_ops, n_devices)."""
+        return op_seconds(self.graph, self.cluster)
+
+    @cached_property
+    def single_device_s(self) -> FloatArray:
+        """Step time with all ops on one device, its memory unlimited; seconds, (n_devices,)."""
+        rests = np.maximum((self.op_seconds > 0).sum(axis=0) - 1, 0)
+        total: FloatArray = self.op_seconds.sum(axis=0) + rests * self.cluster.op_gap_s
+        return total
+
+    @cached_property
+    def scale_s(self) -> float:
+        """Step time of the fastest single device, the unit of rewards; 1 s where every op is free."""
+        return float(self.single_device_s.min()) or 1.0
+
+    @cached_property
+    def arrays(self) -> ProblemArrays:
+        """The problem as the kernels read it."""
+        graph, cluster = self.graph, self.cluster
+        link, queue, n_queues = _links(cluster)
+        return ProblemArrays(
+            op_seconds=self.op_seconds,
+            is_free=graph.is_free.astype(np.int64),
+            input_ptr=graph.inputs.ptr,
+            input_item=graph.inputs.items,
+            output_ptr=graph.outputs.ptr,
+            output_item=graph.outputs.items,
+            consumer_ptr=graph.consumers.ptr,
+            consumer_item=graph.consumers.items,
+            producer=graph.tensor_producer,
+            size=graph.tensor_bytes,
+            home=graph.tensor_home,
+            resident=graph.resident_bytes,
+            bandwidth=_bandwidth(cluster),
+            latency=np.ascontiguousarray(cluster.latency_s, dtype=np.float64),
+            link=link,
+            queue=queue,
+            memory=cluster.memory_bytes,
+            gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s]),
+            rules=np.array(
+                [
+                    FIFO if cluster.schedule == "fifo" else PROGRAM,
+                    _sends_per_tensor(cluster),
+                    int(link.max()) + 1,
+                    n_queues,
+                ],
+                dtype=np.int64,
+            ),
+        )
+
+    @cached_property
+    def unit_bytes(self) -> FloatArray:
+        """Memory each decision unit holds for long, in bytes, (n_units,): what decides whether it has room.
+
+        Resident bytes, and activations that the backward pass reads: together the load at the turn from
+        forward to backward, where a training step's memory peaks. An estimate; `simulate` is exact.
+        """
+        graph = self.graph
+        backward = np.array([phase == "backward" for phase in graph.phases], dtype=bool)
+        tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+        saved = np.zeros(graph.n_tensors, dtype=bool)
+        saved[tensor[backward[graph.consumers.items]]] = True
+        saved &= ~backward[graph.tensor_producer] & (graph.tensor_home < 0)
+        kept = np.where(saved, graph.tensor_bytes, 0.0)
+        per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
+        unit_bytes: FloatArray = np.bincount(graph.group_of, per_op)
+        return unit_bytes
+
+    def check_room(self) -> None:
+        """Make sure that each unit has room on some device, and all of them together in the cluster.
+
+        Raises:
+            NoRoomError: the graph fits nowhere, whatever the placement.
+        """
+        where = f"graph '{self.graph.name}' on cluster '{self.cluster.name}'"
+        memory = self.cluster.memory_bytes
+        largest = int(np.argmax(self.unit_bytes))
+        if self.unit_bytes[largest] > memory.max():
+            op = self.graph.op_names[self.graph.groups.row(largest)[0]]
+            raise NoRoomError(
+                f"{where}: op '{op}' and what is colocated with it keep {self.unit_bytes[largest] / 1e9:.3g} GB, "
+                f"but the largest device has {memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
+            )
+        if self.unit_bytes.sum() > memory.sum():
+            raise NoRoomError(
+                f"{where}: needs {self.unit_bytes.sum() / 1e9:.3g} GB, but all devices together have "
+                f"{memory.sum() / 1e9:.3g} GB; use more or larger devices, or a smaller model"
+            )
+
+    @cached_property
+    def always_fits(self) -> bool:
+        """Whether no placement can overflow a device: all bytes together fit on the smallest one."""
+        graph = self.graph
+        everything = graph.resident_bytes.sum() + graph.tensor_bytes.sum()
+        return bool(everything <= self.cluster.memory_bytes.min())
+
+
+def _sends_per_tensor(cluster: Cluster) -> bool:
+    """Whether one transfer serves all devices: only an egress bus can; other links have one destination."""
+    return cluster.transfer_per == "tensor" and cluster.sharing == "egress"
+
+
+def _bandwidth(cluster: Cluster) -> FloatArray:
+    """Bandwidth per pair; on the diagonal that of a transfer to all, the slowest of the sender's."""
+    bandwidth = np.array(cluster.bytes_per_s, dtype=np.float64)
+    np.fill_diagonal(bandwidth, np.inf)
+    np.fill_diagonal(bandwidth, bandwidth.min(axis=1))
+    return bandwidth
+
+
+def _links(cluster: Cluster) -> tuple[IntArray, IntArray, int]:
+    """Link and arrival queue of each ordered pair, and the number of queues.
+
+    Arrivals over one link with one latency come in the order they were sent: they share a queue.
+    """
+    n = cluster.n_devices
+    source = np.repeat(np.arange(n), n).reshape(n, n)
+    if cluster.sharing == "none":
+        return np.full((n, n), -1), np.zeros((n, n), dtype=np.int64), 0
+    if cluster.sharing == "pair":
+        pair = np.arange(n * n).reshape(n, n)
+        return pair, pair, n * n
+    queue = np.zeros((n, n), dtype=np.int64)
+    n_queues = 0
+    for row in range(n):
+        others = np.arange(n) != row
+        _, latency_class = np.unique(cluster.latency_s[row, others], return_inverse=True)
+        queue[row, others] = n_queues + latency_class
+        n_queues += int(latency_class.max()) + 1 if n > 1 else 1
+    return source, queue, n_queues

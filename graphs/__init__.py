@@ -1,5 +1,21 @@
 """What is placed: op graphs, their files, how they are captured, and the orders to walk them in."""
 
+from graphs.files import read_graphs, write_graphs
+from graphs.json_files import FileFormatError
 from graphs.op_graph import Csr, GraphError, OpGraph, build_graph
+from graphs.orders import ORDERS, Order, OrderError, Walk, get_order
 
-__all__ = ["Csr", "GraphError", "OpGraph", "build_graph"]
+__all__ = [
+    "ORDERS",
+    "Csr",
+    "FileFormatError",
+    "GraphError",
+    "OpGraph",
+    "Order",
+    "OrderError",
+    "Walk",
+    "build_graph",
+    "get_order",
+    "read_graphs",
+    "write_graphs",
+]

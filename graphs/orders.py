@@ -1,7 +1,7 @@
 """Traversal orders: in which sequence a walk visits the compute ops of a graph.
 
-A new order is one decorated function. Where ops tie, their names decide (compared as strings), so that neither
-the storage of tensors nor, but for `topo` and `reversed-topo`, the choice of program order leaks into a walk.
+A new order is one decorated function. Where ops tie, their names decide (compared as strings), so neither the
+storage of tensors nor, but for `topo` and `reversed-topo`, the choice of program order leaks into a walk.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import JSON_VALUES
 
 from graphs.files import graph_from_json, graph_to_json, read_graphs, write_graphs
 from graphs.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
@@ -195,13 +196,6 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
         read_graphs(tmp_path / "absent.json")
     with pytest.raises(FileFormatError, match="is no path"):
         read_graphs("a\0b.json")
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 @given(data=st.data())

@@ -1,0 +1,44 @@
+# `make train` and `make test` set themselves up in .venv; all that must be there is make and Python 3.11 or newer.
+PYTHON ?= python3
+# Further arguments of pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+NAME := $(or $(NAME),default-$(shell date +%Y%m%d-%H%M%S))
+
+BIN := .venv/bin
+# Named after what the environment was made from, so that it is made anew when that changes and only then.
+INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint check bench data
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
+
+setup: $(INSTALLED) ## make .venv, or find it current
+
+$(INSTALLED):
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Placewalk needs Python 3.11 or newer, not " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@rm -f .venv/installed-*
+	@touch $@
+
+train: setup ## train the default policy, then compare it on graphs it never saw
+	$(BIN)/python train_agent.py --config agent/default.json --name '$(NAME)'
+	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --out 'runs/$(NAME)/evaluation'
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest
+
+lint: setup ## lint, check the format and the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test ## lint and test
+
+bench: setup ## measure speed
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
+
+data: setup ## rebuild the benchmark graphs of graphs/data/
+	$(BIN)/python -m graphs.dataset

@@ -18,15 +18,17 @@ from envs.problem import Problem
 
 
 class BatchedPlacementEnv(VecEnv):
-    """`n_envs` episodes of `PlacementEnv` in step; an episode that ends is followed by one on another problem.
+    """`n_envs` episodes of `PlacementEnv` in step; one that ends is followed by one on another problem.
 
-    Problems are drawn in rounds: each comes up once, in a random sequence, before any comes up again; longer
+    Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again; longer
     walks so get more decisions, but no more episodes. The `info` of a last step holds `ending` (an `Ending`),
     `episode` and `terminal_observation`.
 
     Args:
         problems, orders, mdp, passes, start: as `PlacementEnv`.
         n_envs: number of episodes side by side.
+        repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin together
+            stay together, so fewer graphs are walked, and have to be encoded, at a time.
         seed: of the draws of problems and orders.
 
     Raises:
@@ -42,10 +44,12 @@ class BatchedPlacementEnv(VecEnv):
         mdp: str = "construct",
         passes: int = 2,
         start: Start = on_fastest_device,
+        repeats: int = 1,
         seed: int = 0,
     ) -> None:
         self._batch = EpisodeBatch(problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start)
         self._rng = np.random.default_rng(seed)
+        self._repeats = repeats
         self._round: list[int] = []
         self._actions = np.zeros(n_envs, dtype=np.int64)
         self._started_s = time.time()
@@ -105,7 +109,7 @@ class BatchedPlacementEnv(VecEnv):
 
     def _begin(self, episode: int) -> None:
         if not self._round:
-            self._round = self._rng.permutation(len(self.problems)).tolist()
+            self._round = self._rng.permutation(len(self.problems)).repeat(self._repeats).tolist()
         order = int(self._rng.integers(len(self._batch.orders)))
         self._batch.begin(episode, self._round.pop(), order, self._rng)
 

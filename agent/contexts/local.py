@@ -1,0 +1,107 @@
+"""One process on this machine, writing `runs/NAME/`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from rich.console import Console
+
+from agent import runs
+from agent.checkpoints import CheckpointFolder
+from agent.config import ConfigError, TrainConfig
+from agent.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
+from agent.split import Split, split_graphs
+from agent.training import Result
+from graphs.dataset import load_graphs
+from graphs.files import read_graphs
+from graphs.json_files import write_json_atomic
+
+
+class LocalContext:
+    """Trains in this process until done or asked to stop by SIGINT or SIGTERM; use as a context manager.
+
+    Args:
+        folder: of the run; made on entry unless `resume`.
+        resume: go on with what is there.
+
+    Raises:
+        ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on entry, a
+            run that is in use.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, *, resume: bool, console: Console) -> None:
+        self.config, self.folder, self.resume = config, folder, resume
+        self.seed, self.device = config.seed, config.device
+        self.graphs = load_split(config)
+        self.checkpoints = CheckpointFolder(folder / "checkpoints")
+        self._console = console
+        self._reporters: list[Reporter] = []
+        self._stop = False
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        if not self.resume:
+            runs.create(self.folder, self.config)
+        self._cleanup.enter_context(runs.lock(self.folder))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
+        """Pass the numbers of one update on to file, TensorBoard and screen."""
+        if not self._reporters:
+            self._open_reporters(timesteps, int(metrics["iteration"]))
+        for reporter in self._reporters:
+            reporter.report(timesteps, metrics)
+
+    def should_stop(self) -> bool:
+        """Whether a signal came."""
+        return self._stop
+
+    def finish(self, result: Result) -> None:
+        """Write `result.json` and the closing numbers; where training was stopped, only let go of the screen."""
+        final: dict[str, float] = {}
+        if result.finished:
+            final = {key: float(value) for key, value in asdict(result).items() if key != "finished"}
+            write_json_atomic(self.folder / "result.json", asdict(result))
+        for reporter in self._reporters:
+            reporter.close(final)
+
+    def _open_reporters(self, timesteps: int, iteration: int) -> None:
+        """Rows and scalars from here on, left by a run that was killed later than its checkpoint, are replaced."""
+        self._reporters = [
+            MetricsFile(self.folder / "metrics.jsonl", iteration),
+            TensorBoard(self.folder, self.config.to_json(), timesteps),
+            ProgressBar(self._console, self.config.timesteps, timesteps),
+        ]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stop after the update under way; at once when asked again."""
+        if self._stop:
+            raise KeyboardInterrupt
+        self._stop = True
+        self._console.print("stopping after this update; once more to stop at once")
+
+
+def load_split(config: TrainConfig) -> Split:
+    """The graphs that a configuration names, split by use.
+
+    Raises:
+        ConfigError: none are named, or the split leaves none to train on.
+        ValueError: a family or a file cannot be read.
+    """
+    if not (config.families or config.graphs):
+        raise ConfigError("nothing to train on; give --families or --graphs")
+    graphs = load_graphs(config.families)
+    for path in config.graphs:
+        graphs.extend(read_graphs(path))
+    return split_graphs(graphs, holdout=config.holdout, validation=config.validation)

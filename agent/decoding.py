@@ -1,0 +1,107 @@
+"""Placements from a policy: walk a problem and take the best device, or draw one, at every op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from agent.policy import Policy
+from envs.episodes import EpisodeBatch
+from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+WIDTH = 64
+"""Episodes walked side by side."""
+
+
+def decode(
+    policy: Policy,
+    problem: Problem,
+    order: str = "topo",
+    n_samples: int = 0,
+    rng: np.random.Generator | None = None,
+    *,
+    mdp: str = "construct",
+) -> IntArray:
+    """Placements of one problem.
+
+    Args:
+        order: name of the order to walk in.
+        n_samples: how many placements to draw; 0 = one, taking the best device at every op.
+        rng: source of randomness; without it, one of a fixed seed.
+
+    Returns:
+        Device of every op, int64 (max(n_samples, 1), n_ops). Where no device had room for an op, the rest is on
+        the device with the most memory, which overflows.
+
+    Raises:
+        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+    """
+    return decode_many(policy, [problem], order, n_samples, rng, mdp=mdp)[0]
+
+
+def decode_many(
+    policy: Policy,
+    problems: Sequence[Problem],
+    order: str = "topo",
+    n_samples: int = 0,
+    rng: np.random.Generator | None = None,
+    *,
+    mdp: str = "construct",
+) -> list[IntArray]:
+    """`decode` for many problems, walked side by side; one array per problem."""
+    rng = rng or np.random.default_rng(0)
+    generator = torch.Generator().manual_seed(int(rng.integers(2**63))) if n_samples else None
+    walker = Policy(policy.network)
+    walker.set_problems(problems)
+    copies = max(n_samples, 1)
+    # Longest first, so that no long walk is begun when the others are about to end.
+    longest_first = sorted(range(len(problems)), key=lambda index: -problems[index].graph.n_ops)
+    waiting = [index for index in reversed(longest_first) for _ in range(copies)]
+    batch = EpisodeBatch(problems, min(WIDTH, len(waiting)), orders=(order,), mdp=mdp)
+    found: list[list[IntArray]] = [[] for _ in problems]
+    for index, device_of in _walk(walker, batch, waiting, generator, rng):
+        found[index].append(device_of)
+    return [np.stack(placements) for placements in found]
+
+
+@torch.no_grad()
+def _walk(
+    policy: Policy,
+    batch: EpisodeBatch,
+    waiting: list[int],
+    generator: torch.Generator | None,
+    rng: np.random.Generator,
+) -> list[tuple[int, IntArray]]:
+    """Walk every problem that waits (the last first); (problem, placement) pairs as they end."""
+    shortest, wanted = waiting[0], len(waiting)
+    found: list[tuple[int, IntArray]] = []
+    counts = np.ones(batch.n, dtype=bool)
+    for episode in range(batch.n):
+        batch.begin(episode, waiting.pop(), 0, rng)
+    while len(found) < wanted:
+        _, over = batch.step(_choose(policy, batch, generator))
+        for episode in np.flatnonzero(over):
+            if counts[episode]:
+                ending = batch.ending(int(episode))
+                found.append((ending.problem, _complete(ending.device_of, batch.problems[ending.problem])))
+            # Every episode has to go on; what is walked when nothing waits is not looked at.
+            counts[episode] = bool(waiting)
+            batch.begin(int(episode), waiting.pop() if waiting else shortest, 0, rng)
+    return found
+
+
+def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | None) -> IntArray:
+    seen = batch.observation
+    obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
+    logits = policy.scores(obs)[0].cpu()
+    if generator is None:
+        return logits.argmax(1).numpy()
+    return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
+
+
+def _complete(device_of: IntArray, problem: Problem) -> IntArray:
+    largest = int(np.argmax(problem.cluster.memory_bytes))
+    return np.where(device_of < 0, largest, device_of)

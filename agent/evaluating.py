@@ -1,0 +1,52 @@
+"""How good a policy is while it trains: greedy walks over graphs kept for that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agent.decoding import decode_many
+from agent.policy import Policy
+from agent.reference import list_schedule_s
+from envs.problem import Problem
+from envs.simulator import simulate_problem
+from graphs.op_graph import IntArray
+
+INFEASIBLE_RATIO = 10.0
+"""What a placement that does not fit counts as: worse than any sensible one, not beyond comparison."""
+
+
+class Yardstick:
+    """Relates step times of some problems to one device's and to the best list schedule's, by family."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = problems
+        self._list_ratio = [list_schedule_s(problem) / problem.scale_s for problem in problems]
+
+    def metrics(self, use: str, ratios: Iterable[tuple[int, float]]) -> dict[str, float]:
+        """Geometric means of step-time ratios under `ratio/USE` and `ratio_to_list/USE`, per family and overall.
+
+        Args:
+            ratios: (index of the problem, step time over that of the fastest single device) pairs.
+        """
+        logs: defaultdict[str, list[float]] = defaultdict(list)
+        for index, ratio in ratios:
+            family = self.problems[index].graph.family
+            to_list = ratio / self._list_ratio[index]
+            for name, value in (("ratio", ratio), ("ratio_to_list", to_list)):
+                logs[f"{name}/{use}"].append(np.log(value))
+                logs[f"{name}/{use}/{family}"].append(np.log(value))
+        return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
+
+
+def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: str) -> list[float]:
+    """Step time of the policy's greedy placement over that of the fastest single device, per problem."""
+    placements = decode_many(policy, problems, order, mdp=mdp) if problems else []
+    return [_ratio(problem, device_of[0]) for problem, device_of in zip(problems, placements, strict=True)]
+
+
+def _ratio(problem: Problem, device_of: IntArray) -> float:
+    step = simulate_problem(problem, device_of)
+    return step.total_s / problem.scale_s if step.fits else INFEASIBLE_RATIO

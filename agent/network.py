@@ -1,0 +1,89 @@
+"""The layers of a policy: encode a graph once, then score the devices of one op at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from agent.encoders import ENCODERS
+from agent.graph_batch import GraphBatch
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """All that is needed to build a network that given weights fit.
+
+    Attributes:
+        encoder: name of the encoder.
+        hidden: width of embeddings and of the head.
+        rounds: of the encoder.
+        node_features, graph_features, device_features: widths of the inputs.
+    """
+
+    encoder: str
+    hidden: int
+    rounds: int
+    node_features: int
+    graph_features: int
+    device_features: int
+
+
+class PlacementNetwork(nn.Module):
+    """Actor and critic over one shared encoder; the same weights score every device.
+
+    The first layer of each head is linear in [op embedding, graph embedding] and in what the lookahead says, so
+    its first part is computed once per op of a graph (`contexts`) and not once per decision and device.
+    """
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden = shape.hidden
+        self.encoder = ENCODERS[shape.encoder](shape.node_features, hidden, shape.rounds)
+        self.of_graph = nn.Sequential(
+            nn.Linear(hidden + shape.graph_features, hidden), nn.SiLU(), nn.Linear(hidden, 2 * hidden)
+        )
+        self.of_op = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.of_pool = nn.Linear(3 * shape.device_features, 2 * hidden, bias=False)
+        self.of_device = nn.Linear(shape.device_features, hidden, bias=False)
+        self.actor = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        self.critic = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        # A nearly uniform policy at first: PPO explores from there.
+        with torch.no_grad():
+            self.actor[-1].weight.mul_(0.01)
+            self.actor[-1].bias.zero_()
+
+    def contexts(self, batch: GraphBatch) -> Tensor:
+        """What the heads need of each op whatever the placement so far, (n_ops of all graphs, 2 * hidden)."""
+        embedding = self.encoder(batch)
+        summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
+        context: Tensor = self.of_op(embedding) + self.of_graph(summary)[batch.member]
+        return context
+
+    def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """Score the devices of each decision.
+
+        Args:
+            context: rows of `contexts` for the ops at hand, (n, 2 * hidden).
+            devices: lookahead features, (n, n_devices, n_device_features).
+            usable: which devices exist and have room, bool (n, n_devices); at least one a row.
+
+        Returns:
+            Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
+        """
+        base = context + self.of_pool(_pool(devices, usable))
+        for_actor, for_critic = base.chunk(2, dim=1)
+        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
+        values: Tensor = self.critic(for_critic).squeeze(1)
+        return logits, values
+
+
+def _pool(devices: Tensor, usable: Tensor) -> Tensor:
+    """Mean, least and greatest of each feature over the usable devices, (n, 3 * n_features)."""
+    there = usable[:, :, None]
+    mean = (devices * there).sum(1) / there.sum(1)
+    least = devices.masked_fill(~there, torch.inf).amin(1)
+    most = devices.masked_fill(~there, -torch.inf).amax(1)
+    return torch.cat([mean, least, most], dim=1)

@@ -1,0 +1,84 @@
+"""What kind of work an op does, from its type alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphs.op_graph import FloatArray
+
+CATEGORIES = ("parameter", "input", "optimizer", "contraction", "reduction", "movement", "pointwise", "other")
+
+KEYWORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("optimizer", ("optim.", "apply")),
+    ("contraction", ("mm", "matmul", "conv", "attention", "linear", "einsum", "dot", "lstm", "gru")),
+    (
+        "movement",
+        (
+            *(
+                "cat",
+                "stack",
+                "split",
+                "copy",
+                "clone",
+                "slice",
+                "select",
+                "gather",
+                "scatter",
+                "index",
+                "embedding",
+            ),
+            *(
+                "pad",
+                "transpose",
+                "permute",
+                "reshape",
+                "expand",
+                "repeat",
+                "roll",
+                "flip",
+                "full",
+                "arange",
+                "zeros",
+            ),
+        ),
+    ),
+    (
+        "reduction",
+        (
+            *(
+                "sum",
+                "mean",
+                "norm",
+                "softmax",
+                "max",
+                "min",
+                "var",
+                "std",
+                "pool",
+                "loss",
+                "topk",
+                "sort",
+                "cumsum",
+            ),
+            *("logsumexp", "any", "all", "prod"),
+        ),
+    ),
+)
+"""Parts of op types, tried from the first category on; the first that occurs decides."""
+
+
+def category(op_type: str) -> str:
+    """The category, one of `CATEGORIES`, of an op type such as `aten.mm`."""
+    if op_type in CATEGORIES:
+        return op_type
+    lowered = op_type.lower()
+    for name, parts in KEYWORDS:
+        if any(part in lowered for part in parts):
+            return name
+    return "pointwise" if lowered.startswith("aten.") else "other"
+
+
+def one_hot(op_types: tuple[str, ...]) -> FloatArray:
+    """Categories of many ops as indicators, (n_ops, n_categories)."""
+    table = {kind: CATEGORIES.index(category(kind)) for kind in set(op_types)}
+    return np.eye(len(CATEGORIES))[[table[kind] for kind in op_types]]

@@ -1,0 +1,251 @@
+"""The one training function: a configuration and a context in, a trained policy out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from agent import ppo
+from agent.callbacks import EpisodeLog
+from agent.checkpoints import Checkpoint
+from agent.config import ConfigError, TrainConfig
+from agent.contexts import Context
+from agent.encoders import ENCODERS
+from agent.evaluating import Yardstick, greedy_ratios
+from agent.network import PlacementNetwork
+from agent.policy import Policy
+from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from envs.batched_env import BatchedPlacementEnv
+from envs.presets import get_cluster
+from envs.problem import Problem
+from graphs.op_graph import OpGraph
+from graphs.orders import get_order
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+        timesteps, iterations: decisions and updates made.
+        wall_s: seconds, those before interruptions included.
+        best_score: least geometric mean of step time over that of one device, by which the policy was chosen.
+        best_timesteps: when that policy was found.
+        finished: whether it used up its decisions or its time, rather than being stopped.
+    """
+
+    timesteps: int
+    iterations: int
+    wall_s: float
+    best_score: float
+    best_timesteps: int
+    finished: bool
+
+
+def train(config: TrainConfig, context: Context) -> Result:
+    """Train a policy, keeping the one that does best on the validation graphs (on all others where there are none).
+
+    Goes on from the context's newest checkpoint where there is one. Writes the policy into the context's folder
+    whenever a better one is found.
+
+    Raises:
+        ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from; nothing is written.
+    """
+    check_inputs(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return _Training(config, context).run()
+
+
+def check_inputs(config: TrainConfig) -> None:
+    """Look up all that a configuration names, so that a wrong name is found before anything is written.
+
+    Raises:
+        ValueError: an unknown cluster, order, encoder or torch device, or an unreadable policy to start from.
+    """
+    for cluster in config.cluster:
+        get_cluster(cluster)
+    for order in config.order:
+        get_order(order)
+    if config.encoder not in ENCODERS:
+        raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
+    if config.init:
+        load_policy(config.init)
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"torch has no device '{config.device}' here ({reason}); use cpu") from None
+
+
+class _Training:
+    def __init__(self, config: TrainConfig, context: Context) -> None:
+        self.config, self.context = config, context
+        self.began = time.monotonic()
+        self.iteration, self.timesteps = 0, 0
+        self.best_score, self.best_timesteps = float("inf"), 0
+        graphs = context.graphs
+        chosen_by = graphs.validation or graphs.train
+        self.yardsticks = {
+            use: Yardstick(problems_of(members, config.cluster))
+            for use, members in (
+                ("train", graphs.train),
+                ("validation", chosen_by),
+                ("heldout", graphs.held_out),
+            )
+        }
+        problems = self.yardsticks["train"].problems
+        self.env = BatchedPlacementEnv(
+            problems,
+            config.n_envs,
+            orders=config.order,
+            mdp=config.mdp,
+            repeats=config.repeats,
+            seed=context.seed,
+        )
+        self.ppo = ppo.make_ppo(
+            config,
+            self.env,
+            self._first_policy,
+            self._learning_rate,
+            seed=context.seed,
+            device=context.device,
+        )
+        self.policy: Policy = self.ppo.policy.placer
+        self.policy.set_problems(problems)
+        self.card = PolicyCard(
+            self.policy.network.shape, describe_seen((*graphs.train, *graphs.validation)), config.to_json()
+        )
+        self.log = EpisodeLog()
+        saved = context.checkpoints.latest()
+        if saved is not None:
+            self._restore(saved)
+
+    def run(self) -> Result:
+        """Alternate rollouts and updates until decisions, time or the context's patience are used up."""
+        while not self._is_over() and not self.context.should_stop():
+            self._iterate()
+            if self._is_over() or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
+                self.context.checkpoints.save(self.iteration, self._checkpoint())
+                ppo.begin_episodes(self.ppo, self.env)
+        return Result(
+            timesteps=self.timesteps,
+            iterations=self.iteration,
+            wall_s=self._wall_s(),
+            best_score=self.best_score,
+            best_timesteps=self.best_timesteps,
+            finished=self._is_over(),
+        )
+
+    def _iterate(self) -> None:
+        """One rollout and the update from it; then an evaluation where one is due."""
+        began = time.monotonic()
+        self.ppo.ent_coef = _between(self.config.entropy, self.config.final_entropy, self._progress())
+        decisions = self.config.n_envs * self.config.n_steps
+        self.ppo.learn(decisions, callback=self.log, log_interval=None, reset_num_timesteps=False)
+        self.iteration, self.timesteps = self.iteration + 1, self.ppo.num_timesteps
+        metrics = {
+            "iteration": self.iteration,
+            "decisions_per_s": decisions / (time.monotonic() - began),
+            "learning_rate": self._learning_rate(),
+            "entropy_weight": self.ppo.ent_coef,
+            **ppo.update_metrics(self.ppo),
+            **self._episode_metrics(),
+        }
+        if self._is_over() or self._is_due(self.config.eval_every):
+            metrics |= self._evaluate()
+        metrics["wall_s"] = self._wall_s()
+        self.context.report(self.timesteps, metrics)
+
+    def _episode_metrics(self) -> dict[str, float]:
+        episodes = self.log.take()
+        if not episodes:
+            return {}
+        feasible = [(episode.problem, episode.ratio_to_single) for episode in episodes if episode.fits]
+        return {
+            "episodes": len(episodes),
+            "infeasible": 1 - len(feasible) / len(episodes),
+            **self.yardsticks["train"].metrics("train", feasible),
+        }
+
+    def _evaluate(self) -> dict[str, float]:
+        """Walk the validation and held-out graphs greedily; keep the policy if validation says so."""
+        metrics: dict[str, float] = {}
+        for use in ("validation", "heldout"):
+            yardstick = self.yardsticks[use]
+            ratios = [
+                (index, float(np.mean(by_order)))
+                for index, by_order in enumerate(
+                    zip(
+                        *(
+                            greedy_ratios(self.policy, yardstick.problems, order, self.config.mdp)
+                            for order in self.config.order
+                        ),
+                        strict=True,
+                    )
+                )
+            ]
+            metrics |= yardstick.metrics(use, ratios)
+        if metrics["ratio/validation"] < self.best_score:
+            self.best_score, self.best_timesteps = metrics["ratio/validation"], self.timesteps
+            save_policy(self.context.folder, self.policy.network, self.card)
+        return metrics
+
+    def _first_policy(self) -> Policy:
+        config = self.config
+        if config.init:
+            return load_policy(config.init)
+        return Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
+
+    def _learning_rate(self) -> float:
+        return _between(self.config.learning_rate, self.config.final_learning_rate, self._progress())
+
+    def _progress(self) -> float:
+        """Share of the training that is done: of the decisions or of the time, whichever is further."""
+        share = self.timesteps / self.config.timesteps
+        if self.config.minutes:
+            share = max(share, self._wall_s() / (60 * self.config.minutes))
+        return min(share, 1.0)
+
+    def _wall_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def _is_over(self) -> bool:
+        return self._progress() >= 1.0
+
+    def _is_due(self, every: int) -> bool:
+        return self.iteration % every == 0
+
+    def _checkpoint(self) -> Checkpoint:
+        saved = ppo.capture(self.ppo, self.env)
+        own = {
+            "iteration": self.iteration,
+            "wall_s": self._wall_s(),
+            "best": [self.best_score, self.best_timesteps],
+        }
+        return Checkpoint(saved.tensors, {"training": own, "ppo": saved.state})
+
+    def _restore(self, saved: Checkpoint) -> None:
+        ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
+        own = saved.state["training"]
+        self.iteration, self.timesteps = own["iteration"], self.ppo.num_timesteps
+        self.began = time.monotonic() - own["wall_s"]
+        self.best_score, self.best_timesteps = own["best"]
+
+
+def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+    """Every graph on every cluster that has the memory for what it keeps all step."""
+    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
+    return [
+        problem
+        for problem in problems
+        if problem.graph.resident_bytes.sum() <= problem.cluster.memory_bytes.sum()
+    ]
+
+
+def _between(first: float, last: float, progress: float) -> float:
+    return first + (last - first) * progress

@@ -131,6 +131,16 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
     write_json_atomic(folder / "manifest.json", {"format": FORMAT, "families": ordered})
 
 
+def kept_bytes(graph: OpGraph) -> float:
+    """Bytes of forward results that the backward pass reads: the activations a training step has to keep."""
+    phases = np.array(graph.phases)
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+    read_back = np.unique(tensor[phases[graph.consumers.items] == "backward"])
+    producer = graph.tensor_producer[read_back]
+    made_forward = (phases[producer] == "forward") & ~graph.is_free[producer]
+    return float(graph.tensor_bytes[read_back[made_forward]].sum())
+
+
 def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
     """One row per family: graphs, ops, and medians of step GFLOPs, resident GB and kept activations in GB."""
     from rich.table import Table
@@ -142,7 +152,7 @@ def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
         graphs = load_family(name, folder)
         ops = [graph.n_ops for graph in graphs]
         resident = np.array([graph.resident_bytes.sum() for graph in graphs]) / 1e9
-        kept = np.array([_kept_bytes(graph) for graph in graphs]) / 1e9
+        kept = np.array([kept_bytes(graph) for graph in graphs]) / 1e9
         flops = np.median([graph.flops.sum() for graph in graphs]) / 1e9
         counts = (len(graphs), min(ops), int(np.median(ops)), max(ops))
         amounts = (f"{flops:.0f}", *(f"{x:.2f}" for x in (np.median(resident), np.median(kept))))
@@ -184,16 +194,6 @@ def _build(families: Sequence[str], folder: Path, draws: int | None) -> None:
             for graph in build_family(family, folder, draws):
                 progress.update(task, advance=1, description=f"{graph.name}: {graph.n_ops} ops")
             progress.update(task, description=family)
-
-
-def _kept_bytes(graph: OpGraph) -> float:
-    """Forward results that the backward pass reads: the activations a training step has to keep."""
-    phases = np.array(graph.phases)
-    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
-    read_back = np.unique(tensor[phases[graph.consumers.items] == "backward"])
-    producer = graph.tensor_producer[read_back]
-    made_forward = (phases[producer] == "forward") & ~graph.is_free[producer]
-    return float(graph.tensor_bytes[read_back[made_forward]].sum())
 
 
 def _sha256(data: bytes) -> str:

@@ -1,0 +1,147 @@
+"""The shipped benchmark set: it is complete, unchanged, and what the code captures."""
+
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphs import dataset
+from graphs.dataset import (
+    FOLDER,
+    DatasetError,
+    graph_hash,
+    kept_bytes,
+    load_family,
+    load_graphs,
+    main,
+    read_manifest,
+)
+from graphs.families import FAMILIES, FamilyError
+from graphs.files import write_graphs
+from graphs.op_graph import OpGraph, build_graph
+
+
+def tiny(name: str, seed: int) -> OpGraph:
+    ops = [{"name": f"{name}.{op}", "flops": 10 * seed} for op in range(seed + 2)]
+    return build_graph(f"{name}-{seed:02d}", name, ops, [(0, 8, [1])])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A set of tiny graphs: 2 of each of two families."""
+    monkeypatch.setattr(dataset, "capture_draw", tiny)
+    for name in ("vit", "ptb"):
+        for _ in dataset.build_family(name, tmp_path, draws=2):
+            pass
+    return tmp_path
+
+
+def test_the_shipped_set_has_every_draw_of_every_family() -> None:
+    manifest = read_manifest()
+    assert list(manifest) == list(FAMILIES)
+    for name, entry in manifest.items():
+        assert [graph["seed"] for graph in entry["graphs"]] == list(range(FAMILIES[name]))
+
+
+def test_the_shipped_set_is_at_most_8_mb() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8e6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_shipped_graphs_are_whole_training_steps_of_usable_size(name: str) -> None:
+    entries = read_manifest()[name]["graphs"]
+    graphs = load_family(name)
+    assert [graph.name for graph in graphs] == [entry["name"] for entry in entries]
+    assert [graph.n_ops for graph in graphs] == [entry["ops"] for entry in entries]
+    assert [graph.n_tensors for graph in graphs] == [entry["tensors"] for entry in entries]
+    for graph in graphs:
+        assert graph.family == name
+        assert 70 <= graph.n_ops <= 3000
+        assert set(graph.phases) == {"forward", "backward", "optimizer"}
+        assert graph.flops.sum() > 1e9
+    assert len({entry["sha256"] for entry in entries}) == len(entries)
+
+
+def test_families_differ_in_size() -> None:
+    medians = [np.median([graph["ops"] for graph in entry["graphs"]]) for entry in read_manifest().values()]
+    assert max(medians) > 2 * min(medians)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_capturing_a_draw_again_gives_the_shipped_graph(name: str) -> None:
+    entry = read_manifest()[name]
+    if metadata.version("torch").split("+")[0] != entry["versions"]["torch"]:
+        pytest.skip(f"the set was captured with torch {entry['versions']['torch']}")
+    smallest = min(entry["graphs"], key=lambda graph: graph["ops"])
+    assert graph_hash(dataset.capture_draw(name, smallest["seed"])) == smallest["sha256"]
+
+
+def test_what_is_built_is_what_is_loaded(folder: Path) -> None:
+    assert list(read_manifest(folder)) == ["ptb", "vit"]
+    graphs = load_graphs(["vit", "ptb"], folder)
+    assert [graph.name for graph in graphs] == ["vit-00", "vit-01", "ptb-00", "ptb-01"]
+    listed = read_manifest(folder)["vit"]["graphs"][1]["sha256"]
+    assert graph_hash(graphs[1]) == graph_hash(tiny("vit", 1)) == listed
+
+
+def test_building_again_gives_the_same_bytes(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for _ in dataset.build_family("ptb", folder, draws=2):
+        pass
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert set(before) == {"manifest.json", "ptb.jsonl.gz", "vit.jsonl.gz"}
+
+
+def test_a_graph_hash_depends_on_every_number() -> None:
+    assert graph_hash(tiny("ptb", 1)) != graph_hash(tiny("ptb", 2))
+
+
+def test_a_changed_file_is_refused(folder: Path) -> None:
+    write_graphs(folder / "vit.jsonl.gz", [tiny("vit", 3)])
+    with pytest.raises(DatasetError, match=r"vit\.jsonl\.gz: is not the file that the manifest"):
+        load_family("vit", folder)
+    assert len(load_family("ptb", folder)) == 2
+
+
+def test_an_unknown_or_missing_family_is_refused(folder: Path) -> None:
+    with pytest.raises(FamilyError, match="no family 'alexnet'; use one of cifar10"):
+        load_graphs(["vit", "alexnet"], folder)
+    with pytest.raises(DatasetError, match="has no graphs of family 'gpt'; rebuild"):
+        load_family("gpt", folder)
+
+
+@pytest.mark.parametrize("manifest", [None, "[]", '{"format": "other/1", "families": {}}'])
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path, manifest: str | None) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(DatasetError, match=r"manifest.*; rebuild it with"):
+        load_family("ptb", tmp_path)
+
+
+def test_the_command_line_builds_and_sums_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--build", "--families", "vit", "--draws", "3", "--out", str(folder)]) == 0
+    assert len(load_family("vit", folder)) == 3
+    row = next(line for line in capsys.readouterr().out.splitlines() if "vit" in line and "│" in line)
+    assert [cell.strip() for cell in row.split("│")][1:6] == ["vit", "3", "2", "3", "4"]
+
+
+def test_the_command_line_answers_bad_input_with_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--families", "alexnet"]) == 2
+    assert main(["--families", "gpt", "--out", str(folder)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("no family 'alexnet'")
+
+
+def test_kept_bytes_are_the_forward_results_read_backwards() -> None:
+    ops = [
+        {"name": "weight", "type": "parameter"},
+        {"name": "a"},
+        {"name": "b"},
+        {"name": "grad", "phase": "backward"},
+    ]
+    graph = build_graph("g", "", ops, [(0, 1000, [1, 3]), (1, 100, [2, 3]), (2, 10, [3]), (1, 1, [2])])
+    assert kept_bytes(graph) == 110

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from graphs.folding import Folder, Update
 from graphs.op_graph import OpGraph
@@ -55,8 +57,9 @@ def capture(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
     try:
-        step = Step(module, inputs, training=training)
-        traced = trace(step)
+        with unset_fake_temporarily(), torch.device("cpu"):
+            step = Step(module, inputs, training=training)
+            traced = trace(step)
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}") from error
     update = OPTIMIZERS[optimizer] if optimizer and training else None

@@ -73,13 +73,22 @@ class Step(nn.Module):
 
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
-        for part in module.modules():
-            held = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-            for tensor in (item for item in held if isinstance(item, Tensor) and id(item) not in memo):
-                fake = self._fake(tensor)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-        return copy.deepcopy(module, memo)
+        try:
+            for part in module.modules():
+                held = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+                for tensor in (item for item in held if isinstance(item, Tensor) and id(item) not in memo):
+                    fake = self._fake(tensor)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            return copy.deepcopy(module, memo)
+        except Exception as error:
+            raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """Class and first line of an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def mean_loss(returned: Any) -> Tensor:

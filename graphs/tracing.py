@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from graphs.step import CaptureError, Step
+from graphs.step import CaptureError, Step, one_line
 
 TESTED_TORCH = ("2.13",)
 """Versions of torch that the private function behind `trace_joint` is tested on."""
@@ -86,8 +86,7 @@ def _reason(*errors: Exception) -> str:
                 f"it needs the values that {error.func} yields, and a trace has shapes only; "
                 "avoid .item(), nonzero, masks as indices and branches on tensors"
             )
-    lines = [line.strip() for line in str(errors[0]).splitlines() if line.strip()]
-    return ": ".join([type(errors[0]).__name__, *lines[:1]])
+    return one_line(errors[0])
 
 
 def trace_joint(step: Step) -> Trace:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.base import Placer, Search
+from agent.placers.units import unit_held_bytes
+from envs.problem import Problem
+from graphs.op_graph import IntArray
 
 if TYPE_CHECKING:
     from agent.policy import Policy
@@ -18,12 +21,12 @@ WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
 
 
-def policy(search: Search, rng: np.random.Generator, policy: Policy, order: str) -> None:
-    """One greedy walk: at each op the device that the policy scores highest."""
+def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """One walk: at each op the device that the policy scores highest."""
     _walk(search, rng, policy, order, 0)
 
 
-def policy_sample(search: Search, rng: np.random.Generator, policy: Policy, order: str) -> None:
+def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
     _walk(search, rng, policy, order, 0)
     if samples := min(search.left, WALKS):
@@ -31,25 +34,48 @@ def policy_sample(search: Search, rng: np.random.Generator, policy: Policy, orde
 
 
 def _walk(search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int) -> None:
-    """Score complete placements only: the partial ones that a walk looks ahead to are not evaluations."""
+    """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations."""
     from agent.decoding import decode
 
-    search.score(decode(policy, search.problem, order=order, n_samples=samples, rng=rng))
+    walks = decode(policy, search.problem, order=order, n_samples=samples, rng=rng)
+    search.score(np.stack([complete(search.problem, device_of) for device_of in walks]))
+
+
+def complete(problem: Problem, device_of: IntArray) -> IntArray:
+    """Place what a walk left unplaced for want of memory, each unit where most memory is left.
+
+    Args:
+        device_of: -1 where unplaced, int (n_ops,).
+    """
+    graph = problem.graph
+    unit_device = device_of[graph.groups.items[graph.groups.ptr[:-1]]]
+    held = unit_held_bytes(graph)
+    room = problem.cluster.memory_bytes.copy()
+    placed = unit_device >= 0
+    np.subtract.at(room, unit_device[placed], held[placed])
+    for unit in np.flatnonzero(~placed):
+        unit_device[unit] = room.argmax()
+        room[unit_device[unit]] -= held[unit]
+    return unit_device[graph.group_of]
 
 
 class LearnedStrategy(Protocol):
     """A strategy that also takes a policy and the name of the order to walk in."""
 
-    def __call__(self, search: Search, rng: np.random.Generator, policy: Policy, order: str) -> None: ...
+    def __call__(self, search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None: ...
 
 
-LEARNED: Mapping[str, tuple[LearnedStrategy, bool]] = MappingProxyType(
-    {"policy": (policy, False), "policy-sample": (policy_sample, True)}
+LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(
+    {"policy": policy_greedy, "policy-sample": policy_sample}
 )
-"""Placers that need a policy, by name, and whether they draw at random."""
+"""Placers that need a policy, by name."""
+
+
+def draws_at_random(name: str, order: str) -> bool:
+    """Whether a placer of `LEARNED` may find another placement with another seed."""
+    return name != "policy" or order == "random"
 
 
 def learned_placer(name: str, policy: Policy, order: str) -> Placer:
-    """A placer of `LEARNED` with its policy and order; a random order makes any of them random."""
-    strategy, uses_rng = LEARNED[name]
-    return Placer(name, partial(strategy, policy=policy, order=order), uses_rng or order == "random")
+    """A placer of `LEARNED` with its policy and order."""
+    return Placer(name, partial(LEARNED[name], policy=policy, order=order), draws_at_random(name, order))

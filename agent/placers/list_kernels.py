@@ -18,7 +18,7 @@ def assign(units, unit, device, device_of, room):
 
 @njit(cache=True, nogil=True)
 def may_take(units, op, device, device_of, room):
-    """Whether `op` may go to `device`: its unit is there, or open with room there, or without room anywhere."""
+    """Whether `op` may go to `device`: its unit is there, or open with room there or none anywhere."""
     if device_of[op] >= 0:
         return device_of[op] == device
     held = units.held[units.of_op[op]]

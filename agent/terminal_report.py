@@ -1,0 +1,51 @@
+"""An evaluation on the terminal: progress while it runs, a table per family and cluster after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from agent.html_report import by_case, number, title
+from agent.summary import Line
+
+COLUMNS = ("graphs", "to single", "±", "to best", "to bound", "fits", "evals", "s")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error and what moves it: a function of (trials made, trials in all)."""
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("trials", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def print_tables(lines: Sequence[Line]) -> None:
+    """Print the summary, the shortest step first."""
+    console = Console()
+    for case, part in by_case(lines):
+        table = Table(title=escape(title(case)), caption="step time ratios; lower is better", box=SIMPLE_HEAD)
+        table.add_column("placer", no_wrap=True)
+        for column in COLUMNS:
+            table.add_column(column, justify="right")
+        for line in part:
+            table.add_row(*map(escape, _cells(line)))
+        console.print(table)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    ratios = (line.ratio_to_single, line.seed_spread, line.ratio_to_best, line.ratio_to_bound)
+    return (
+        f"{line.placer} {line.order}".strip(),
+        str(line.graphs),
+        *map(number, ratios),
+        f"{line.feasible_share:.0%}",
+        f"{line.evaluations:,.0f}",
+        f"{line.wall_s:.3g}",
+    )

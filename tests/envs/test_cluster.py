@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import JSON_VALUES
 
 from envs.cluster import Cluster, ClusterError
 from envs.cluster_files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
 from envs.presets import PRESETS, get_cluster
 from graphs.json_files import FileFormatError, write_json_atomic
+from tests.json_values import JSON_VALUES
 
 DEVICE = {
     "name": "gpu0",

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import JSON_VALUES
 
 from envs.placement import Placement, PlacementError, check_placement, single_device
 from envs.placement_files import placement_from_json, placement_to_json, read_placement, write_placement
 from envs.presets import get_cluster
 from graphs.json_files import FileFormatError, write_json_atomic
 from graphs.op_graph import build_graph
+from tests.json_values import JSON_VALUES
 
 GRAPH = build_graph(
     "g",

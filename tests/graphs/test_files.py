@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import JSON_VALUES
 
 from graphs.files import graph_from_json, graph_to_json, read_graphs, write_graphs
 from graphs.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
 from graphs.op_graph import GraphError
+from tests.json_values import JSON_VALUES
 
 
 def record(**changes: Any) -> dict[str, Any]:

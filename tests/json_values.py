@@ -1,4 +1,4 @@
-"""Hypothesis strategies that several tests share."""
+"""Arbitrary JSON, for the tests that no input crashes a reader."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from graphs.op_costs import node_value, op_bytes, op_flops, op_packet, size_bytes
 from graphs.op_graph import OpGraph, build_graph
@@ -36,25 +36,28 @@ class Storage:
     bytes: float
 
 
-Storages = dict[fx.Node, list[Storage | None]]
-
-
-def find_storages(trace: Trace) -> Storages:
-    """The storage behind each value a node yields, in order; None where the value is no tensor."""
-    found: Storages = {}
-    by_source: dict[str, list[Storage | None]] = {}
+def find_storages(trace: Trace) -> dict[fx.Node, Any]:
+    """The storages behind what each node yields, nested as it is; None where a value is no tensor."""
+    found: dict[fx.Node, Any] = {}
+    of_source: dict[str, Any] = {}
     for node in trace.nodes:
         if node.target is operator.getitem:
-            found[node] = [found[node.args[0]][node.args[1]]]  # type: ignore[index]
-            continue
-        values = tree_leaves(node_value(node))
-        if _is_view(node):
-            found[node] = found[node.all_input_nodes[0]][:1] * len(values)
-            continue
-        found[node] = [Storage(node, size_bytes(v)) if isinstance(v, Tensor) else None for v in values]
-        if node in trace.sources:
-            found[node] = by_source.setdefault(trace.sources[node], found[node])
+            found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif _is_view(node):
+            base = tree_leaves(found[node.all_input_nodes[0]])[0]
+            found[node] = tree_map(lambda _, base=base: base, node_value(node))
+        elif node in trace.sources:
+            found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
+        else:
+            found[node] = _allocate(node)
     return found
+
+
+def _allocate(node: fx.Node) -> Any:
+    def storage(value: Any) -> Storage | None:
+        return Storage(node, size_bytes(value)) if isinstance(value, Tensor) else None
+
+    return tree_map(storage, node_value(node))
 
 
 def live_nodes(trace: Trace) -> set[fx.Node]:
@@ -108,7 +111,7 @@ class Folder:
         for path in self.held:
             if path in self.trace.gradients and self.update is not None:
                 self._add_update(path, self.update)
-        kept = {self.storages[node][0] for node in live if len(self.storages[node]) == 1}
+        kept = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
         tensors = [
             (op, storage.bytes, self.readers.get(storage, []))
             for storage, op in self.op_of.items()
@@ -141,7 +144,7 @@ class Folder:
         )
 
     def _sole_storage(self, node: fx.Node) -> tuple[object, float]:
-        storage = self.storages[node][0]
+        storage = next(iter(self._storages_of([node])), None)
         return storage, storage.bytes if storage else 0.0
 
     def _add_sources(self, reads: Iterable[Storage]) -> int | None:
@@ -174,7 +177,7 @@ class Folder:
 
     def _add_unread(self) -> None:
         """Add the parameters and buffers that no op reads; they still take memory."""
-        storage_of = {name: self.storages[node][0] for node, name in self.trace.sources.items()}
+        storage_of = {name: self.storages[node] for node, name in self.trace.sources.items()}
         for path in self.held:
             if path not in self.op_of_source:
                 group = self._new_group() if path in self.trace.gradients else None
@@ -198,7 +201,8 @@ class Folder:
 
     def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:
         """The distinct storages behind some nodes, in order."""
-        return list(dict.fromkeys(storage for node in nodes for storage in self.storages[node] if storage))
+        leaves = (leaf for node in nodes for leaf in tree_leaves(self.storages[node]))
+        return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Storage)))
 
     def _add_update(self, path: str, update: Update) -> None:
         tensor, gradients = self.held[path], self._storages_of(self.trace.gradients[path])

@@ -94,26 +94,32 @@ def trace_joint(step: Step) -> Trace:
 
     Source: `torch._functorch.aot_autograd.aot_export_joint_with_descriptors` of torch 2.13.
     """
-    from torch._functorch._aot_autograd import descriptors
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     exported = torch.export.export(step, step.tensors, strict=False)
     with contextlib.ExitStack() as stack, fx.traceback.preserve_node_meta():
         joint = aot_export_joint_with_descriptors(stack, exported.module(), step.tensors)
-    *nodes, output = joint.graph_module.graph.nodes
+    return _read_joint(joint.graph_module.graph, step)
+
+
+def _read_joint(graph: fx.Graph, step: Step) -> Trace:
+    """Tell what the nodes of a joint graph are from the descriptors that torch leaves on them."""
+    from torch._functorch._aot_autograd import descriptors
+
+    *nodes, output = graph.nodes
     trace = Trace(nodes)
     trace.backward = {node for node in nodes if node.meta.get("partitioner_tag") == "is_backward"}
-    made = [
-        (node, meaning) for node, meaning in zip(output.args[0], output.meta["desc"], strict=True) if node
-    ]
-    for node, meaning in made:
+    made_as: dict[Any, fx.Node] = {}
+    for node, meaning in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:
+            continue
+        made_as[meaning] = node
         if isinstance(meaning, descriptors.GradAOTOutput):
             assert isinstance(meaning.grad_of, descriptors.ParamAOTInput)
             path = step.path_of[meaning.grad_of.target]
             trace.gradients.setdefault(path, []).append(node)
         else:
             trace.results.append(node)
-    made_as = {meaning: node for node, meaning in made}
     for node in nodes:
         meaning = node.meta.get("desc")
         if node.op == "get_attr":

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs.op_graph import OpGraph, build_graph
@@ -146,6 +146,7 @@ def stored_otherwise(
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=40)
 @given(graph=graphs())
 def test_a_walk_visits_each_compute_op_once(order: str, graph: OpGraph) -> None:
     walk = get_order(order)(graph, np.random.default_rng(SEED))
@@ -154,6 +155,7 @@ def test_a_walk_visits_each_compute_op_once(order: str, graph: OpGraph) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=40)
 @given(graph=graphs(), data=st.data())
 def test_neither_storage_nor_program_order_changes_a_walk(
     order: str, graph: OpGraph, data: st.DataObject
@@ -169,6 +171,7 @@ def test_neither_storage_nor_program_order_changes_a_walk(
 
 
 @pytest.mark.parametrize("order", sorted(PRODUCERS_FIRST | CONSUMERS_FIRST))
+@settings(max_examples=40)
 @given(graph=graphs())
 def test_topological_orders_are_topological(order: str, graph: OpGraph) -> None:
     walk = get_order(order)(graph, np.random.default_rng(SEED))

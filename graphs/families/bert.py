@@ -19,7 +19,6 @@ from graphs.families.transformer import (
     FeedForward,
     post_norm_block,
     word_batch,
-    word_loss,
 )
 
 
@@ -43,7 +42,7 @@ class Config:
 
 
 class MaskedWordModel(nn.Module):
-    """Masked-word cross-entropy, plus the sentence head's if there is one."""
+    """Cross-entropy of the masked words, plus that of the sentence head if there is one."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -65,10 +64,20 @@ class MaskedWordModel(nn.Module):
             else None
         )
 
-    def forward(self, words: Tensor, targets: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
-        """Loss of words, targets and segments, int (batch, time), and sentence labels, int (batch,)."""
+    def forward(
+        self, words: Tensor, segments: Tensor, masked: Tensor, targets: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Loss of a batch.
+
+        Args:
+            words, segments: int (batch, time).
+            masked: positions of the masked words in the flattened batch, int (n,).
+            targets: the words that were masked, int (n,).
+            labels: classes of the sequences, int (batch,).
+        """
         encoded = self.blocks(self.embedding(words) + self.segment(segments))
-        loss = word_loss(self.head(self.transform(encoded)), targets)
+        guesses = self.head(self.transform(encoded.flatten(0, 1).index_select(0, masked)))
+        loss = F.cross_entropy(guesses, targets)
         if self.sentence_head is None:
             return loss
         return loss + F.cross_entropy(self.sentence_head(encoded[:, 0]), labels)
@@ -76,10 +85,10 @@ class MaskedWordModel(nn.Module):
 
 @family("bert")
 def draw(rng: np.random.Generator) -> Drawn:
-    """2 to 12 layers of width 384 to 1280, sequences of 64 to 512 words, batch 8 to 64."""
+    """1 to 12 layers of width 384 to 1280, sequences of 64 to 512 words, 2k to 16k words in all."""
     width = pick(rng, [384, 512, 768, 1024, 1280])
     config = Config(
-        layers=int(rng.integers(2, 13)),
+        layers=int(rng.integers(1, 13)),
         width=width,
         heads=width // 64,
         length=pick(rng, [64, 128, 256, 512]),
@@ -88,7 +97,7 @@ def draw(rng: np.random.Generator) -> Drawn:
         dropout=pick(rng, [0.0, 0.1]),
         sentence_head=bool(rng.random() < 0.5),
     )
-    batch = pick(rng, [8, 16, 32, 64])
-    words, targets = word_batch(batch, config.length)
-    labels = torch.zeros(batch, dtype=torch.long)
-    return MaskedWordModel(config), (words, targets, torch.zeros_like(words), labels)
+    words, segments = word_batch(pick(rng, [2048, 4096, 8192, 16_384]) // config.length, config.length)
+    masked = torch.zeros(words.numel() * 15 // 100, dtype=torch.long)
+    labels = torch.zeros(len(words), dtype=torch.long)
+    return MaskedWordModel(config), (words, segments, masked, torch.zeros_like(masked), labels)

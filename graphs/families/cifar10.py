@@ -37,21 +37,20 @@ class Config:
     twice: bool
 
 
-class SeparableConv(nn.Sequential):
-    """ReLU, depthwise and pointwise convolution, batch normalisation."""
-
-    def __init__(self, channels: int, kernel: int, stride: int) -> None:
-        super().__init__(
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False),
-            nn.Conv2d(channels, channels, 1, bias=False),
-            batch_norm(channels),
-        )
+def _convolution(channels: int, kernel: int, stride: int, twice: bool) -> nn.Module:
+    """ReLU, convolution, batch normalisation."""
+    convolution = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(nn.ReLU(), convolution, batch_norm(channels))
 
 
 def _separable(channels: int, kernel: int, stride: int, twice: bool) -> nn.Module:
-    first = SeparableConv(channels, kernel, stride)
-    return nn.Sequential(first, SeparableConv(channels, kernel, 1)) if twice else first
+    """ReLU, depthwise and pointwise convolution, batch normalisation; all of it again if `twice`."""
+    layers: list[nn.Module] = []
+    for step in (stride, 1) if twice else (stride,):
+        depthwise = nn.Conv2d(channels, channels, kernel, step, kernel // 2, groups=channels, bias=False)
+        pointwise = nn.Conv2d(channels, channels, 1, bias=False)
+        layers += [nn.ReLU(), depthwise, pointwise, batch_norm(channels)]
+    return nn.Sequential(*layers)
 
 
 def _identity(channels: int, stride: int) -> nn.Module:
@@ -59,6 +58,7 @@ def _identity(channels: int, stride: int) -> nn.Module:
 
 
 OPERATIONS: dict[str, Callable[[int, int, bool], nn.Module]] = {
+    "conv3": lambda channels, stride, twice: _convolution(channels, 3, stride, twice),
     "sep3": lambda channels, stride, twice: _separable(channels, 3, stride, twice),
     "sep5": lambda channels, stride, twice: _separable(channels, 5, stride, twice),
     "average": lambda channels, stride, twice: nn.AvgPool2d(3, stride, 1),
@@ -152,15 +152,15 @@ def draw_cell(rng: np.random.Generator, nodes: int) -> tuple[Node, ...]:
 
 @family("cifar10")
 def draw(rng: np.random.Generator) -> Drawn:
-    """2 to 5 cells of 3 to 6 nodes on 32 x 32 images, batch 64 to 512."""
-    nodes = int(rng.integers(3, 7))
-    stages = pick(rng, [(1, 1), (2, 1), (1, 1, 1), (2, 2), (2,), (3,)])
+    """1 to 8 cells of 2 to 6 nodes on 32 x 32 images, batch 32 to 256."""
+    nodes = int(rng.integers(2, 7))
+    stages = pick(rng, [(1,), (2,), (3,), (1, 1), (2, 1), (2, 2), (1, 1, 1), (2, 2, 2)])
     config = Config(
         normal=draw_cell(rng, nodes),
         reduction=draw_cell(rng, nodes),
         stages=stages,
-        channels=pick(rng, [32, 48, 64, 96]),
+        channels=pick(rng, [48, 64, 96, 128, 192]),
         twice=nodes < 6 and bool(rng.random() < 0.5),
     )
     network = Network(config)
-    return Classifier(network, network.channels, 10), image_batch(pick(rng, [64, 128, 256, 512]), 32)
+    return Classifier(network, network.channels, 10), image_batch(pick(rng, [32, 64, 128, 256]), 32)

@@ -73,18 +73,19 @@ class LanguageModel(nn.Module):
 
 @family("gpt")
 def draw(rng: np.random.Generator) -> Drawn:
-    """2 to 16 layers of width 512 to 2048, sequences of 256 to 1024 words, batch 2 to 16."""
+    """1 to 24 layers of width 512 to 2048, sequences of 256 to 1024 words, 1k to 8k words in all."""
     width = pick(rng, [512, 768, 1024, 1536, 2048])
     config = Config(
-        layers=int(rng.integers(2, 17)),
+        layers=pick(rng, [1, 2, 3, 4, 6, 8, 12, 16, 24]),
         width=width,
         heads=width // pick(rng, [64, 128]),
         length=pick(rng, [256, 512, 1024]),
-        vocabulary=pick(rng, [16_384, 32_768, 50_304]),
+        vocabulary=pick(rng, [8_192, 16_384, 32_768]),
         parallel=bool(rng.random() < 0.5),
         joint=bool(rng.random() < 0.5),
         fused=bool(rng.random() < 0.3),
         gated=bool(rng.random() < 0.4),
         tied=bool(rng.random() < 0.5),
     )
-    return LanguageModel(config), word_batch(pick(rng, [2, 4, 8, 16]), config.length)
+    words = pick(rng, [1024, 2048, 4096, 8192])
+    return LanguageModel(config), word_batch(words // config.length, config.length)

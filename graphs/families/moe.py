@@ -127,21 +127,22 @@ class LanguageModel(nn.Module):
 
 @family("moe")
 def draw(rng: np.random.Generator) -> Drawn:
-    """2 to 6 layers, 4 to 12 experts of which each word uses 1 or 2, width 512 to 1536, 2k to 16k words."""
+    """1 to 8 layers, 4 to 16 experts of which each word uses 1 or 2, width 512 to 1536, 2k to 8k words."""
     every = pick(rng, [1, 2])
     width = pick(rng, [512, 768, 1024, 1536])
     config = Config(
-        layers=every * int(rng.integers(1, 4)) + (every == 1),
+        layers=every * int(rng.integers(1, 5)),
         every=every,
         width=width,
         inner=width * pick(rng, [2, 4]),
         heads=width // 64,
-        length=pick(rng, [256, 512]),
-        vocabulary=pick(rng, [16_384, 32_000]),
-        experts=pick(rng, [4, 6, 8, 12]),
+        length=pick(rng, [128, 256, 512]),
+        vocabulary=pick(rng, [8_192, 16_384]),
+        experts=pick(rng, [4, 6, 8, 12, 16]),
         top=pick(rng, [1, 2]),
         capacity=pick(rng, [1.0, 1.25]),
         shared=bool(rng.random() < 0.3),
         gated=bool(rng.random() < 0.4),
     )
-    return LanguageModel(config), word_batch(pick(rng, [8, 16, 32]), config.length)
+    words = pick(rng, [2048, 4096, 8192])
+    return LanguageModel(config), word_batch(words // config.length, config.length)

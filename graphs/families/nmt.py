@@ -164,20 +164,20 @@ class Translator(nn.Module):
 
 @family("nmt")
 def draw(rng: np.random.Generator) -> Drawn:
-    """1 to 4 layers over 3 to 14 source and target words, batch 32 to 256, hidden size 512 to 1536."""
+    """1 to 4 layers over 2 to 14 source and target words, batch 64 to 512, hidden size 512 to 2048."""
     layers = int(rng.integers(1, 5))
-    longest = min(14, 36 // (layers + 1))
-    source, target = (int(length) for length in rng.integers(3, longest + 1, size=2))
+    longest = min(14, 42 // (layers + 1))
+    source, target = (int(length) for length in rng.integers(2, longest + 1, size=2))
     config = Config(
         layers=layers,
-        hidden=pick(rng, [512, 768, 1024, 1536]),
+        hidden=pick(rng, [512, 1024, 1536, 2048]),
         vocabulary=pick(rng, [8_000, 16_000, 32_000]),
         attention=pick(rng, ["dot", "additive"]),
         input_feeding=bool(rng.random() < 0.5),
         bidirectional=bool(rng.random() < 0.5),
         residual=bool(rng.random() < 0.5),
     )
-    batch = pick(rng, [32, 64, 128, 256])
+    batch = pick(rng, [64, 128, 256, 512])
     words = torch.zeros(target, batch, dtype=torch.long)
     inputs = (torch.zeros(source, batch, dtype=torch.long), words, torch.zeros_like(words))
     return Translator(config), (*inputs, torch.zeros(batch, config.hidden))

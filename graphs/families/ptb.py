@@ -100,9 +100,9 @@ class LanguageModel(nn.Module):
 
 @family("ptb")
 def draw(rng: np.random.Generator) -> Drawn:
-    """Trees of 2 to 8 nodes over 3 to 16 time steps, batch 32 to 256, hidden size 512 to 2048."""
+    """Trees of 2 to 8 nodes over 2 to 20 time steps, batch 64 to 512, hidden size 512 to 2048."""
     nodes = int(rng.integers(2, 9))
-    steps = int(np.clip(rng.integers(16, 65) // nodes, 3, 16))
+    steps = int(np.clip(rng.integers(8, 97) // nodes, 2, 20))
     config = Config(
         parents=tuple(int(rng.integers(node)) for node in range(1, nodes)),
         activations=tuple(pick(rng, tuple(ACTIVATIONS)) for _ in range(nodes)),
@@ -111,6 +111,6 @@ def draw(rng: np.random.Generator) -> Drawn:
         tied=bool(rng.random() < 0.5),
         stepwise=bool(rng.random() < 0.4),
     )
-    batch = pick(rng, [32, 64, 128, 256])
+    batch = pick(rng, [64, 128, 256, 512])
     words = torch.zeros(steps, batch, dtype=torch.long)
     return LanguageModel(config), (words, torch.zeros_like(words), torch.zeros(batch, config.hidden))

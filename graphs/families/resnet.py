@@ -1,12 +1,14 @@
-"""Residual networks: basic, bottleneck or grouped blocks, with or without squeeze-and-excitation.
+"""Residual networks: basic, bottleneck or grouped blocks, some with parallel branches or gates.
 
 Sources: He et al. 2016 (arXiv 1512.03385), Xie et al. 2017 (arXiv 1611.05431), Hu et al. 2018 (arXiv
-1709.01507).
+1709.01507), Gastaldi 2017 (arXiv 1705.07485) for parallel residual branches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,12 +26,14 @@ class Config:
         kind: `basic`, `bottleneck` or `grouped`.
         depths: blocks per stage; channels double and the resolution halves from stage to stage.
         width: channels inside the blocks of the first stage.
-        squeeze: whether blocks end in squeeze-and-excitation.
+        branches: parallel residual branches of a block.
+        squeeze: whether branches end in squeeze-and-excitation.
     """
 
     kind: str
     depths: tuple[int, ...]
     width: int
+    branches: int
     squeeze: bool
 
 
@@ -47,25 +51,33 @@ class Squeeze(nn.Module):
         return x * torch.sigmoid(self.up(torch.relu(self.down(means))))
 
 
-def _body(kind: str, inputs: int, width: int, stride: int) -> list[nn.Module]:
-    if kind == "basic":
-        return [ConvNorm(inputs, width, 3, stride=stride), ConvNorm(width, width, 3, relu=False)]
-    groups = 32 if kind == "grouped" else 1
-    return [
-        ConvNorm(inputs, width),
-        ConvNorm(width, width, 3, stride=stride, groups=groups),
-        ConvNorm(width, 4 * width, relu=False),
-    ]
+def _basic(inputs: int, width: int, stride: int) -> list[nn.Module]:
+    return [ConvNorm(inputs, width, 3, stride=stride), ConvNorm(width, width, 3, relu=False)]
+
+
+def _bottleneck(inputs: int, width: int, stride: int, groups: int = 1) -> list[nn.Module]:
+    middle = ConvNorm(width, width, 3, stride=stride, groups=groups)
+    return [ConvNorm(inputs, width), middle, ConvNorm(width, 4 * width, relu=False)]
+
+
+BRANCHES: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
+    "basic": _basic,
+    "bottleneck": _bottleneck,
+    "grouped": partial(_bottleneck, groups=32),
+}
+"""What a residual branch consists of, from input channels, width and stride."""
 
 
 class Block(nn.Module):
-    """Convolutions beside a shortcut, which is projected where the shape changes."""
+    """Residual branches beside a shortcut, which is projected where the shape changes."""
 
-    def __init__(self, kind: str, inputs: int, width: int, stride: int, *, squeeze: bool) -> None:
+    def __init__(self, config: Config, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.outputs = width if kind == "basic" else 4 * width
-        gate = [Squeeze(self.outputs)] if squeeze else []
-        self.body = nn.Sequential(*_body(kind, inputs, width, stride), *gate)
+        self.outputs = width if config.kind == "basic" else 4 * width
+        self.branches = nn.ModuleList()
+        for _ in range(config.branches):
+            branch = nn.Sequential(*BRANCHES[config.kind](inputs, width, stride))
+            self.branches.append(branch.append(Squeeze(self.outputs)) if config.squeeze else branch)
         changes = stride > 1 or inputs != self.outputs
         self.shortcut = (
             ConvNorm(inputs, self.outputs, stride=stride, relu=False) if changes else nn.Identity()
@@ -73,7 +85,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, side, side) to (batch, outputs, side / stride, side / stride)."""
-        return torch.relu(self.body(x) + self.shortcut(x))
+        out = self.shortcut(x)
+        for branch in self.branches:
+            out = out + branch(x)
+        return torch.relu(out)
 
 
 def build(config: Config, classes: int) -> Classifier:
@@ -83,7 +98,7 @@ def build(config: Config, classes: int) -> Classifier:
     for stage, depth in enumerate(config.depths):
         for index in range(depth):
             stride = 2 if stage and not index else 1
-            block = Block(config.kind, channels, config.width << stage, stride, squeeze=config.squeeze)
+            block = Block(config, channels, config.width << stage, stride)
             layers.append(block)
             channels = block.outputs
     return Classifier(nn.Sequential(*layers), channels, classes)
@@ -91,12 +106,13 @@ def build(config: Config, classes: int) -> Classifier:
 
 @family("resnet")
 def draw(rng: np.random.Generator) -> Drawn:
-    """3 or 4 stages of 1 to 5 blocks, width 64 to 128, images of 160 to 288 pixels, batch 16 to 96."""
-    stages = int(rng.integers(3, 5))
+    """2 to 4 stages of 1 to 6 blocks, width 64 to 128, images of 160 to 288 pixels, batch 16 to 96."""
+    stages, deepest = int(rng.integers(2, 5)), pick(rng, [2, 4, 6])
     config = Config(
         kind=pick(rng, ["basic", "bottleneck", "grouped"]),
-        depths=tuple(int(depth) for depth in rng.integers(1, 6, size=stages)),
+        depths=tuple(int(depth) for depth in rng.integers(1, deepest + 1, size=stages)),
         width=pick(rng, [64, 96, 128]),
+        branches=pick(rng, [1, 1, 2, 3]),
         squeeze=bool(rng.random() < 0.3),
     )
     return build(config, 1000), image_batch(pick(rng, [16, 32, 64, 96]), pick(rng, [160, 192, 224, 288]))

@@ -129,6 +129,6 @@ def word_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def word_batch(batch: int, length: int) -> tuple[Tensor, Tensor]:
-    """Words and targets, int (batch, time), all zero."""
+    """Two integers per word, each (batch, time), all zero."""
     words = torch.zeros(batch, length, dtype=torch.long)
     return words, torch.zeros_like(words)

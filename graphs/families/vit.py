@@ -74,12 +74,12 @@ def build(config: Config, classes: int) -> Classifier:
 
 @family("vit")
 def draw(rng: np.random.Generator) -> Drawn:
-    """2 to 12 layers of 1 to 3 branches, width 384 to 1280, images of 160 to 288 pixels, batch 16 to 128."""
+    """1 to 12 layers of 1 to 3 branches, width 384 to 1280, images of 160 to 288 pixels, batch 16 to 128."""
     branches = int(rng.integers(1, 4))
     width = pick(rng, [384, 576, 768, 1024, 1280])
     patch = pick(rng, [16, 32])
     config = Config(
-        layers=int(rng.integers(2, 12 // branches + 1)),
+        layers=int(rng.integers(1, 12 // branches + 1)),
         branches=branches,
         width=width,
         heads=width // 64,

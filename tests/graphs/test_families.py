@@ -159,7 +159,7 @@ def test_an_nmt_encoder_reads_ahead_only_if_bidirectional(layers: int, bidirecti
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck", "grouped"])
 def test_a_resnet_has_one_block_per_depth_and_a_32nd_of_the_side(kind: str) -> None:
-    network = resnet.build(resnet.Config(kind, (1, 2, 1, 1), 32, squeeze=True), 7)
+    network = resnet.build(resnet.Config(kind, (1, 2, 1, 1), 32, branches=2, squeeze=True), 7)
     blocks = [module for module in network.modules() if isinstance(module, resnet.Block)]
     assert len(blocks) == 5
     expansion = 1 if kind == "basic" else 4

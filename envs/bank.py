@@ -20,8 +20,8 @@ FITS, OVERFLOWS, INFEASIBLE = 0, 1, 2
 """How an episode ended: it fits, a device overflows, or an op had no device with room."""
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
-"""Taken off the last reward of an episode that does not fit, in single-device step times; an overflow costs its
-share of the cluster's memory more."""
+"""Taken off the last reward of an episode that does not fit, in single-device step times; an overflow costs
+its share of the cluster's memory more."""
 
 
 class Bank(NamedTuple):
@@ -55,7 +55,17 @@ def new_trial(problems: Sequence[Problem]) -> Trial:
     timeline = Timeline(
         np.zeros(n_ops), np.zeros(n_ops), np.zeros(n_slots), np.zeros(n_slots), np.zeros(n), np.zeros(n * n)
     )
-    return Trial(*(np.zeros(n) for _ in range(7)), link_free=np.zeros(n * n), timeline=timeline)
+    return Trial(
+        total_s=np.zeros(n),
+        start_s=np.zeros(n),
+        finish_s=np.zeros(n),
+        ready_s=np.zeros(n),
+        inputs_there=np.zeros(n),
+        outputs_there=np.zeros(n),
+        transfer_s=np.zeros(n),
+        link_free=np.zeros(n * n),
+        timeline=timeline,
+    )
 
 
 class Observation(NamedTuple):

@@ -75,7 +75,8 @@ class EpisodeBatch:
         problems: what may be drawn; every one needs room in its cluster.
         n: number of episodes side by side.
         orders: names of traversal orders; each episode draws one.
-        mdp: `construct` places every op once; `improve` starts from `start` and moves ops, `passes` times over.
+        mdp: `construct` places every op once; `improve` moves the ops of the placement that `start` gives,
+            `passes` times over.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
 
     Raises:
@@ -171,13 +172,18 @@ class EpisodeBatch:
                 self._keep_best(episode)
         return self._reward.copy(), self._over.copy()
 
+    def device_of(self, episode: int) -> IntArray:
+        """Devices decided so far in one episode, int (n_ops,); -1 = not yet."""
+        n_ops = self.problems[self._episodes.problem[episode]].graph.n_ops
+        return self._episodes.device_of[episode, :n_ops].copy()
+
     def ending(self, episode: int) -> Ending:
         """How an episode that is over ended."""
         state, problem = self._episodes, int(self._episodes.problem[episode])
         p = self.problems[problem]
         infeasible = bool(self._outcome[episode] == INFEASIBLE)
         step_time_s = float(state.time_s[episode, 0])
-        device_of = state.device_of[episode, : p.graph.n_ops].copy()
+        device_of = self.device_of(episode)
         fits = bool(self._outcome[episode] == FITS)
         best = self._best[episode]
         if self.improving and best is not None:
@@ -258,8 +264,8 @@ class EpisodeBatch:
 def is_incremental(problem: Problem, walk: IntArray) -> bool:
     """Whether the walked prefix can be simulated by adding one op at a time.
 
-    It can in program order under a `program` schedule, when all updates come after the last visited op and every
-    parameter and input is decided before it is read.
+    It can in program order under a `program` schedule, when all updates come after the last visited op and
+    every parameter and input is decided before it is read.
     """
     graph = problem.graph
     compute = np.flatnonzero(graph.is_compute)

@@ -1,9 +1,12 @@
 """The numba loops of the simulator: arrays in, arrays out, nothing checked.
 
 A *problem* is a graph on a cluster as flat arrays (`ProblemArrays`); a *timeline* (`Timeline`) is what a
-simulation fills in. An op whose device is -1 is absent: it does not run, and what it would produce is not waited
-for. A tensor `t` at device `d` has the slot `t * n_devices + d`; the slot of the producer's own device holds
-the end of the one transfer that serves all devices, where the cluster sends per tensor.
+simulation fills in. An op whose device is -1 is absent: it does not run, and what it would produce is not
+waited for. A tensor `t` at device `d` has the slot `t * n_devices + d`; the slot of the producer's own device
+holds the end of the one transfer that serves all devices, where the cluster sends per tensor.
+
+Loops that allocate nothing are compiled without reference counting (`_nrt=False`): counting the references of
+some twenty arrays at every call costs ten times the simulation.
 """
 
 from __future__ import annotations
@@ -78,14 +81,14 @@ def clear(timeline):
 
 @njit(cache=True, nogil=True)
 def run(p, device_of, timeline):
-    """Simulate one step of a complete or partial placement under the cluster's schedule; returns the step time."""
+    """Simulate a complete or partial placement under the cluster's schedule; returns the step time."""
     clear(timeline)
     if p.rules[0] == PROGRAM:
         return run_program(p, device_of, timeline)
     return run_fifo(p, device_of, timeline)
 
 
-# --- program order: one pass -------------------------------------------------------------------------------
+# --- program order: one pass -----------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -159,12 +162,13 @@ def run_program(p, device_of, timeline):
     return total
 
 
-# --- fifo: events in time order ------------------------------------------------------------------------------
+# --- fifo: events in time order --------------------------------------------------------------------
 #
 # A device's order is settled when an op becomes ready, and a link's when a tensor is produced, so starts and
 # arrivals are known at that moment. What remains are sorted queues of finishes (one per device) and of
 # arrivals (one per link and latency); the next event is the least of their heads. Arrivals without contention
-# are not sorted and go through a heap.
+# are not sorted and go through a heap. An instant passes in rounds: ops finish (one a device) and tensors
+# arrive, then what became ready is lined up; an op of no time finishes in the round after the one it starts in.
 
 
 class Queues(NamedTuple):
@@ -182,6 +186,8 @@ class Queues(NamedTuple):
     missing: IntArray  # (n_ops,) inputs not there yet
     ready: IntArray  # (n_ops,) ops that became ready at the present instant
     n_ready: IntArray  # (1,)
+    resting: IntArray  # (n_devices,) 1 where the next op takes no time and awaits the end of a rest
+    parked: IntArray  # (n_devices,) devices whose next op of no time finishes in the next round
 
 
 @njit(cache=True, nogil=True)
@@ -207,6 +213,8 @@ def new_queues(p, device_of):
         missing,
         np.empty(n_ops, np.int64),
         np.zeros(1, np.int64),
+        np.zeros(n_devices, np.int64),
+        np.empty(n_devices, np.int64),
     )
 
 
@@ -289,36 +297,28 @@ def supply(q, op):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def produce(p, device_of, timeline, q, op, now):
-    """Hand an op's outputs to its device's consumers and send them to the others."""
+    """Hand an op's outputs to its device's consumers; send them on in the order of the other consumers."""
     n_devices = len(p.memory)
     source = device_of[op]
     for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
         tensor = p.output_item[k]
         base = tensor * n_devices
-        remote = False
+        shared = -1.0
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
             target = device_of[reader]
             if target == source:
                 supply(q, reader)
             elif target >= 0 and timeline.sent[base + target] < 0.0:
-                timeline.sent[base + target] = 0.0
-                remote = True
-        if not remote:
-            continue
-        shared = -1.0
-        for target in range(n_devices):
-            if target == source or timeline.sent[base + target] < 0.0:
-                continue
-            end = shared
-            if end < 0.0:
-                end = reserve(p, timeline.link_free, tensor, source, target, now)
-                if p.rules[1]:
-                    shared = end
-                    timeline.sent[base + source] = end
-            timeline.sent[base + target] = end
-            timeline.arrival[base + target] = end + p.latency[source, target]
-            enqueue_arrival(p, timeline, q, base + target, source, target)
+                end = shared
+                if end < 0.0:
+                    end = reserve(p, timeline.link_free, tensor, source, target, now)
+                    if p.rules[1]:
+                        shared = end
+                        timeline.sent[base + source] = end
+                timeline.sent[base + target] = end
+                timeline.arrival[base + target] = end + p.latency[source, target]
+                enqueue_arrival(p, timeline, q, base + target, source, target)
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -351,6 +351,7 @@ def start_ready(p, device_of, timeline, q, now):
         tail = q.device_tail[device]
         if q.device_head[device] == tail:
             q.head_s[device] = finish
+            q.resting[device] = now < timeline.start[op] == finish
         q.device_op[device, tail] = op
         q.device_tail[device] = tail + 1
     q.n_ready[0] = 0
@@ -382,6 +383,7 @@ def drain(p, device_of, timeline, q):
     n_devices = len(p.memory)
     release_free(p, device_of, timeline, q)
     n_heads = len(q.head_s)
+    n_parked = 0
     now = total = 0.0
     while True:
         event = 0
@@ -391,8 +393,11 @@ def drain(p, device_of, timeline, q):
                 at = q.head_s[head]
                 event = head
         if at > now:
-            if q.n_ready[0] > 0:
+            if q.n_ready[0] > 0 or n_parked > 0:
                 start_ready(p, device_of, timeline, q, now)
+                for i in range(n_parked):
+                    q.head_s[q.parked[i]] = now
+                n_parked = 0
                 continue
             if at == INFINITY:
                 return total
@@ -400,12 +405,23 @@ def drain(p, device_of, timeline, q):
         if event < n_devices:
             head = q.device_head[event]
             op = q.device_op[event, head]
+            if q.resting[event]:
+                q.resting[event] = 0
+                q.head_s[event] = INFINITY
+                q.parked[n_parked] = event
+                n_parked += 1
+                continue
             head += 1
             q.device_head[event] = head
+            q.head_s[event] = INFINITY
             if head < q.device_tail[event]:
-                q.head_s[event] = timeline.finish[q.device_op[event, head]]
-            else:
-                q.head_s[event] = INFINITY
+                finish = timeline.finish[q.device_op[event, head]]
+                if finish > now:
+                    q.head_s[event] = finish
+                    q.resting[event] = timeline.start[q.device_op[event, head]] == finish
+                else:
+                    q.parked[n_parked] = event
+                    n_parked += 1
             total = max(total, now)
             produce(p, device_of, timeline, q, op, now)
         else:
@@ -417,15 +433,15 @@ def drain(p, device_of, timeline, q):
                     supply(q, p.consumer_item[j])
 
 
-# --- memory -------------------------------------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
 def memory_events(p, device_of, timeline, time_s, change, device):
     """Write what is taken and given back, when and where; returns the number of events.
 
-    A tensor at its producer is taken from the producer's start to the end of its last local use and transfer, a
-    copy from its arrival to the end of its last use there. What resident bytes already count is left out.
+    A tensor at its producer is taken from the producer's start to the end of its last local use and transfer,
+    a copy from its arrival to the end of its last use there. What resident bytes already count is left out.
     """
     n_devices = len(p.memory)
     last_use = np.empty(n_devices)
@@ -526,12 +542,12 @@ def peak_memory(p, device_of, timeline, total_s, peak):
         peak[device[i]] = max(peak[device[i]], held[device[i]])
 
 
-# --- whole placements -----------------------------------------------------------------------------------------
+# --- whole placements ------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
 def run_many(p, devices_of, track_memory, total_s, peak):
-    """Time each row of `devices_of` (n, n_ops) into `total_s` (n,), and its memory into `peak` (n, n_devices)."""
+    """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices)."""
     timeline = new_timeline(len(p.is_free), len(p.producer), len(p.memory))
     for row in range(len(devices_of)):
         total_s[row] = run(p, devices_of[row], timeline)

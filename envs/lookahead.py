@@ -1,8 +1,8 @@
 """What each candidate device would do to the step: the numba loops of a walk over many episodes at once.
 
 `construct` in program order under a `program` cluster is simulated incrementally: the timeline of an episode
-always holds the walked prefix, and a candidate costs O(degree). Any other walk simulates the partial placement
-once per candidate. `envs.placement_env` computes the same observation the long way round.
+always holds the walked prefix, and a candidate costs O(degree). Any other walk simulates the partial
+placement once per candidate. `envs.placement_env` computes the same observation the long way round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from envs.kernels import ProblemArrays, Timeline, inputs_ready, peak_memory, run, run_op
+from envs.kernels import Timeline, inputs_ready, peak_memory, run, run_op
 from graphs.op_graph import FloatArray, IntArray
 
 DEVICE_FEATURES = (
@@ -165,7 +165,7 @@ def show_unit(w, episode, op, device):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def neighbours(p, episode, op, trial):
-    """Fill in where the placed neighbours' bytes are, and the transfers each device would have to wait for."""
+    """Fill in where the placed neighbours' bytes are, and the transfers each device would wait for."""
     n_devices = len(p.memory)
     inputs = outputs = 0.0
     for device in range(n_devices):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -23,8 +23,8 @@ Observations = dict[str, NDArray[Any]]
 def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces.Dict:
     """What the policy sees of the op at hand; small, and of one size for all problems.
 
-    `problem` and `op` are indices, `devices` holds `N_DEVICE_FEATURES` numbers for each device in turn, `mask`
-    marks the devices with room for the op. Devices a problem lacks are zeros.
+    `problem` and `op` are indices, `devices` holds `N_DEVICE_FEATURES` numbers for each device in turn,
+    `mask` marks the devices with room for the op. Devices a problem lacks are zeros.
     """
     return spaces.Dict(
         {
@@ -41,9 +41,9 @@ def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces
 class PlacementEnv(gym.Env[Observations, np.int64]):
     """Walks one graph at a time and asks for a device per op.
 
-    The return of an episode is -step_time / scale in `construct`, and (first - best step time seen last) in
-    `improve`, with the fastest single device's step time as the scale; a placement that overflows a device
-    costs `OVERFLOW_PENALTY` more, and an op without room ends the episode. This environment simulates every
+    The return of an episode is -step_time / scale in `construct`, and (first - last) / scale in `improve`;
+    the scale is the fastest single device's step time. A placement that overflows a device costs
+    `OVERFLOW_PENALTY` more, and an op without room ends the episode. This environment simulates every
     candidate in full: it is the specification that `BatchedPlacementEnv` is tested against.
 
     Args:
@@ -69,9 +69,8 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         self._batch = EpisodeBatch(
             problems, 1, orders=orders, mdp=mdp, passes=passes, start=start, incremental=False
         )
-        self.observation_space = observation_space(
-            len(problems), self._batch.max_ops, self._batch.max_devices
-        )
+        space = observation_space(len(problems), self._batch.max_ops, self._batch.max_devices)
+        self.observation_space = cast("gym.Space[Observations]", space)
         self.action_space = spaces.Discrete(self._batch.max_devices)
 
     def reset(
@@ -83,10 +82,12 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
             options: `problem` and `order`, indices, where they are not to be drawn.
         """
         super().reset(seed=seed)
-        options = options or {}
-        problem = int(options.get("problem", self.np_random.integers(len(self._batch.problems))))
-        order = int(options.get("order", self.np_random.integers(len(self._batch.orders))))
-        self._batch.begin(0, problem, order, self.np_random)
+        named = options or {}
+        counts = {"problem": len(self._batch.problems), "order": len(self._batch.orders)}
+        drawn = {
+            key: int(named[key] if key in named else self.np_random.integers(n)) for key, n in counts.items()
+        }
+        self._batch.begin(0, drawn["problem"], drawn["order"], self.np_random)
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
@@ -105,7 +106,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which devices have room for the op at hand, bool (max_devices,)."""
-        return self._batch.observation.mask[0].astype(bool)
+        return np.asarray(self._batch.observation.mask[0] > 0)
 
     def _observation(self) -> Observations:
         seen = self._batch.observation

@@ -96,8 +96,7 @@ class Problem:
         saved &= ~backward[graph.tensor_producer] & (graph.tensor_home < 0)
         kept = np.where(saved, graph.tensor_bytes, 0.0)
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
-        unit_bytes: FloatArray = np.bincount(graph.group_of, per_op)
-        return unit_bytes
+        return np.bincount(graph.group_of, per_op).astype(np.float64)
 
     def check_room(self) -> None:
         """Make sure that each unit has room on some device, and all of them together in the cluster.
@@ -111,8 +110,9 @@ class Problem:
         if self.unit_bytes[largest] > memory.max():
             op = self.graph.op_names[self.graph.groups.row(largest)[0]]
             raise NoRoomError(
-                f"{where}: op '{op}' and what is colocated with it keep {self.unit_bytes[largest] / 1e9:.3g} GB, "
-                f"but the largest device has {memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
+                f"{where}: op '{op}' and what is colocated with it keep "
+                f"{self.unit_bytes[largest] / 1e9:.3g} GB, but the largest device has "
+                f"{memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
             )
         if self.unit_bytes.sum() > memory.sum():
             raise NoRoomError(

@@ -66,7 +66,7 @@ def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
     kernels.peak_memory(arrays, device_of, timeline, total_s, peak)
     present = device_of >= 0
     seconds = problem.op_seconds[np.flatnonzero(present), device_of[present]]
-    busy = np.bincount(device_of[present], weights=seconds, minlength=problem.n_devices)
+    busy = np.bincount(device_of[present], weights=seconds, minlength=problem.n_devices).astype(np.float64)
     return StepTime(
         total_s=total_s,
         start_s=timeline.start,

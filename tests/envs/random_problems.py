@@ -1,0 +1,78 @@
+"""Random graphs, clusters and placements for property tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from envs.cluster import SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
+from graphs import OpGraph, build_graph
+
+
+def random_graph(
+    rng: np.random.Generator, n_ops: int, *, ties: bool = False, name: str = "random"
+) -> OpGraph:
+    """A random graph of three phases; `ties` makes durations and sizes small integers so that events tie."""
+    ops, phases, free = [], [], []
+    for op in range(n_ops):
+        is_free = bool(rng.random() < 0.15)
+        phase = (
+            ("forward", "backward", "optimizer")[min(3 * op // n_ops, 2)] if rng.random() < 0.8 else "forward"
+        )
+        seconds = float(rng.integers(0, 4)) if ties else float(rng.exponential(1.0) * (rng.random() < 0.9))
+        kind = str(rng.choice(["parameter", "input"])) if is_free else "aten.mm"
+        free.append(is_free)
+        phases.append(phase)
+        ops.append(
+            {
+                "name": f"op{op}",
+                "type": kind,
+                "phase": "forward" if is_free else phase,
+                "resident_bytes": float(rng.integers(0, 5)) if kind == "parameter" else 0,
+                "colocate": int(rng.integers(0, 4)) if rng.random() < 0.2 else None,
+                "seconds": {"a": seconds, "b": 2.0 * seconds},
+            }
+        )
+    tensors = []
+    for op in range(n_ops):
+        later = [reader for reader in range(op + 1, min(op + 12, n_ops)) if not free[reader]]
+        for _ in range(int(rng.integers(0, 3))):
+            readers = [reader for reader in later if rng.random() < 0.25]
+            size = float(rng.integers(0, 4)) if ties else float(rng.exponential(1.0))
+            tensors.append((op, size, readers))
+    return build_graph(name, "random", ops, tensors)
+
+
+def random_cluster(rng: np.random.Generator, n_devices: int, *, ties: bool = False) -> Cluster:
+    """A heterogeneous cluster under random rules; `ties` makes its times small integers."""
+    shape = (n_devices, n_devices)
+    uneven = bool(rng.random() < 0.5) and not ties
+    return Cluster(
+        name="random",
+        devices=tuple(
+            Device(f"d{index}", str(rng.choice(["a", "b"])), 1e3, 1.0, 1.0, 0.0) for index in range(n_devices)
+        ),
+        bytes_per_s=rng.uniform(0.3, 3.0, shape) if uneven else np.ones(shape),
+        latency_s=rng.uniform(0.0, 1.0, shape) if uneven else np.full(shape, float(rng.integers(0, 2))),
+        schedule=str(rng.choice(SCHEDULES)),
+        sharing=str(rng.choice(SHARING)),
+        transfer_per=str(rng.choice(TRANSFER_PER)),
+        op_gap_s=float(rng.integers(0, 2)) * (1.0 if ties else 0.1),
+        transfer_gap_s=float(rng.integers(0, 2)) * (1.0 if ties else 0.1),
+    )
+
+
+def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:
+    """A device per decision unit, int64 (n_ops,)."""
+    devices: np.ndarray = rng.integers(0, n_devices, len(graph.groups))[graph.group_of]
+    return devices
+
+
+@st.composite
+def problems(draw: st.DrawFn, max_ops: int = 40, max_devices: int = 5) -> tuple[OpGraph, Cluster, np.ndarray]:
+    """A graph, a cluster and a complete placement."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    ties = draw(st.booleans())
+    graph = random_graph(rng, draw(st.integers(1, max_ops)), ties=ties)
+    cluster = random_cluster(rng, draw(st.integers(1, max_devices)), ties=ties)
+    return graph, cluster, random_placement(rng, graph, cluster.n_devices)

@@ -168,7 +168,7 @@ def run_program(p, device_of, timeline):
 # arrivals are known at that moment. What remains are sorted queues of finishes (one per device) and of
 # arrivals (one per link and latency); the next event is the least of their heads. Arrivals without contention
 # are not sorted and go through a heap. An instant passes in rounds: ops finish (one a device) and tensors
-# arrive, then what became ready is lined up; an op of no time finishes in the round after the one it starts in.
+# arrive, then what became ready is lined up; an op of no time finishes a round after the one it starts in.
 
 
 class Queues(NamedTuple):

@@ -143,7 +143,7 @@ def test_features_of_a_hand_made_instance() -> None:
     assert (reward, over) == (pytest.approx(-1.0 / 1.5), False)
     table = seen["devices"].reshape(2, N_DEVICE_FEATURES)
     mean = 4.5 / 4
-    # On `slow`, 0.5 s and 0.25 s of transfer after a's end at 1 s, b runs from 1.75 to 2.75; on `fast` 1 to 1.5.
+    # On `slow`, 0.75 s of transfer after a's end at 1 s, b runs from 1.75 to 2.75; on `fast` 1 to 1.5.
     expected = {
         "step time over the least of all candidates": [1.25, 0.0],
         "growth of the step time": [1.75, 0.5],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -29,6 +30,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    # Read when torch is loaded. Threads that spin while they wait starve those of other processes, and theirs us.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
     try:
         config, folder = resolve(options)
@@ -42,15 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """One flag per field of `TrainConfig`, and `--config` and `--resume`."""
     parser = OneLineParser(prog="train_agent.py", description=__doc__, argument_default=argparse.SUPPRESS)
-    parser.add_argument(
-        "--config", metavar="FILE", default=None, help="JSON file of settings; flags override it"
-    )
+    parser.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
     parser.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
-    kinds = field_types()
+    kinds, defaults = field_types(), TrainConfig()
     for item in fields(TrainConfig):
         kind = kinds[item.name]
         many = get_origin(kind) is tuple
-        default = " ".join(item.default) if many else item.default
+        default = " ".join(getattr(defaults, item.name)) if many else getattr(defaults, item.name)
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
             type=get_args(kind)[0] if many else kind,
@@ -113,7 +114,7 @@ def _train(config: TrainConfig, context: LocalContext) -> int:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
     print(
-        f"{context.folder}: step time {result.best_score:.3f} of one device's on the validation graphs, after "
+        f"{context.folder}: {result.best_score:.3f} of one device's step time on the validation graphs, after "
         f"{result.best_timesteps:,} of {result.timesteps:,} decisions in {result.wall_s / 60:.1f} minutes\n"
         f"curves: tensorboard --logdir {context.folder}"
     )

@@ -94,7 +94,7 @@ def config_from_json(values: object, where: str, base: TrainConfig | None = None
         if key not in known:
             raise ConfigError(f"{where}: unknown key '{key}'; use {', '.join(known)}")
     try:
-        cleaned = {key: _clean(value, known[key]) for key, value in values.items()}
+        cleaned: dict[str, Any] = {key: _clean(value, known[key]) for key, value in values.items()}
         return replace(base or TrainConfig(), **cleaned)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None

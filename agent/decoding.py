@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from agent.policy import Policy
+from agent.threads import torch_threads
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
 from graphs.op_graph import IntArray
@@ -33,8 +36,8 @@ def decode(
         rng: source of randomness; without it, one of a fixed seed.
 
     Returns:
-        Device of every op, int64 (max(n_samples, 1), n_ops). Where no device had room for an op, the rest is on
-        the device with the most memory, which overflows.
+        Device of every op, int64 (max(n_samples, 1), n_ops). Where no device had room for an op, the rest is
+        on the device with the most memory.
 
     Raises:
         WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
@@ -62,8 +65,9 @@ def decode_many(
     waiting = [index for index in reversed(longest_first) for _ in range(copies)]
     batch = EpisodeBatch(problems, min(WIDTH, len(waiting)), orders=(order,), mdp=mdp)
     found: list[list[IntArray]] = [[] for _ in problems]
-    for index, device_of in _walk(walker, batch, waiting, generator, rng):
-        found[index].append(device_of)
+    with torch_threads(1):
+        for index, device_of in _walk(walker, batch, waiting, generator, rng):
+            found[index].append(device_of)
     return [np.stack(placements) for placements in found]
 
 
@@ -83,17 +87,17 @@ def _walk(
         batch.begin(episode, waiting.pop(), 0, rng)
     while len(found) < wanted:
         _, over = batch.step(_choose(policy, batch, generator))
-        for episode in np.flatnonzero(over):
+        for episode in np.flatnonzero(over).tolist():
             if counts[episode]:
-                ending = batch.ending(int(episode))
+                ending = batch.ending(episode)
                 found.append((ending.problem, _complete(ending.device_of, batch.problems[ending.problem])))
             # Every episode has to go on; what is walked when nothing waits is not looked at.
             counts[episode] = bool(waiting)
-            batch.begin(int(episode), waiting.pop() if waiting else shortest, 0, rng)
+            batch.begin(episode, waiting.pop() if waiting else shortest, 0, rng)
     return found
 
 
-def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | None) -> IntArray:
+def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | None) -> NDArray[Any]:
     seen = batch.observation
     obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
     logits = policy.scores(obs)[0].cpu()
@@ -103,5 +107,4 @@ def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | No
 
 
 def _complete(device_of: IntArray, problem: Problem) -> IntArray:
-    largest = int(np.argmax(problem.cluster.memory_bytes))
-    return np.where(device_of < 0, largest, device_of)
+    return np.where(device_of < 0, np.argmax(problem.cluster.memory_bytes), device_of)

@@ -26,7 +26,7 @@ class Yardstick:
         self._list_ratio = [list_schedule_s(problem) / problem.scale_s for problem in problems]
 
     def metrics(self, use: str, ratios: Iterable[tuple[int, float]]) -> dict[str, float]:
-        """Geometric means of step-time ratios under `ratio/USE` and `ratio_to_list/USE`, per family and overall.
+        """Geometric means of step-time ratios, `ratio/USE` and `ratio_to_list/USE`, per family and overall.
 
         Args:
             ratios: (index of the problem, step time over that of the fastest single device) pairs.

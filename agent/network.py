@@ -33,8 +33,8 @@ class NetworkShape:
 class PlacementNetwork(nn.Module):
     """Actor and critic over one shared encoder; the same weights score every device.
 
-    The first layer of each head is linear in [op embedding, graph embedding] and in what the lookahead says, so
-    its first part is computed once per op of a graph (`contexts`) and not once per decision and device.
+    The first layer of each head is a sum of one part for [op embedding, graph embedding] and one for what the
+    lookahead says; so the first is computed once per node (`contexts`), not once per decision and device.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -48,15 +48,16 @@ class PlacementNetwork(nn.Module):
         self.of_op = nn.Linear(hidden, 2 * hidden, bias=False)
         self.of_pool = nn.Linear(3 * shape.device_features, 2 * hidden, bias=False)
         self.of_device = nn.Linear(shape.device_features, hidden, bias=False)
-        self.actor = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        last = nn.Linear(hidden, 1)
+        self.actor = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last)
         self.critic = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         # A nearly uniform policy at first: PPO explores from there.
         with torch.no_grad():
-            self.actor[-1].weight.mul_(0.01)
-            self.actor[-1].bias.zero_()
+            last.weight.mul_(0.01)
+            last.bias.zero_()
 
     def contexts(self, batch: GraphBatch) -> Tensor:
-        """What the heads need of each op whatever the placement so far, (n_ops of all graphs, 2 * hidden)."""
+        """What the heads need of each node whatever the placement so far, (n_nodes of all, 2 * hidden)."""
         embedding = self.encoder(batch)
         summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
         context: Tensor = self.of_op(embedding) + self.of_graph(summary)[batch.member]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from agent.op_categories import CATEGORIES, one_hot
 from envs.problem import Problem
 from graphs.levels import b_level, t_level
-from graphs.op_graph import PHASES, Csr, FloatArray, OpGraph
+from graphs.op_graph import PHASES, Csr, FloatArray, IntArray, OpGraph
 
 VERSION = 1
 """Raised whenever a feature changes its place or meaning; weights of another version do not load."""
@@ -21,9 +21,9 @@ NODE_FEATURES = (
     "output_transfer",
     "largest_output_transfer",
     "input_transfer",
-    "resident_share",
-    "group_memory",
-    "group_cost",
+    "unit_memory_share",
+    "unit_memory",
+    "unit_cost",
     "b_level",
     "t_level",
     "slack",
@@ -34,8 +34,7 @@ NODE_FEATURES = (
     "widest_output",
     "free_inputs",
     "position",
-    "is_free",
-    "leads_group",
+    "leads_unit",
     *(f"phase_{phase}" for phase in PHASES),
     *(f"type_{category}" for category in CATEGORIES),
 )
@@ -55,13 +54,14 @@ GRAPH_FEATURES = (
 def node_features(problem: Problem) -> NDArray[np.float32]:
     """Features of every op, in the order of `NODE_FEATURES`; float32 (n_ops, n_features).
 
-    Costs are relative to the mean op, transfers are seconds over a mean link relative to the mean op, levels are
-    relative to the critical path. Names and storage order play no part.
+    Costs are relative to the mean op, transfers are seconds over a mean link relative to the mean op, levels
+    are relative to the critical path. Names and storage order play no part.
     """
     graph = problem.graph
     seconds, transfer = problem.op_seconds, _transfer_seconds(problem)
     cost = seconds.mean(axis=1)
     mean_cost = _mean_cost(problem)
+    held = _over_unit(graph, graph.resident_bytes)
     sent = np.bincount(graph.tensor_producer, weights=transfer, minlength=graph.n_ops)
     columns = [
         _squash(cost / mean_cost),
@@ -71,17 +71,16 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
         _squash(sent / mean_cost),
         _squash(_largest(graph.outputs, transfer) / mean_cost),
         _squash(_sum_rows(graph.inputs, transfer) / mean_cost),
-        _share(graph.resident_bytes),
-        np.sqrt(_over_group(graph, graph.resident_bytes) / problem.cluster.memory_bytes.mean()),
-        _squash(_over_group(graph, cost) / mean_cost),
+        np.sqrt(held / max(float(graph.resident_bytes.sum()), 1e-30)),
+        np.sqrt(held / problem.cluster.memory_bytes.mean()),
+        _squash(_over_unit(graph, cost) / mean_cost),
         *_levels(graph, cost, transfer),
         np.log1p(np.diff(graph.predecessors.ptr)),
         np.log1p(np.diff(graph.successors.ptr)),
         np.log1p(_largest(graph.outputs, np.diff(graph.consumers.ptr).astype(np.float64))),
         _free_inputs(graph),
         np.arange(graph.n_ops) / max(graph.n_ops - 1, 1),
-        graph.is_free,
-        graph.groups.items[graph.groups.ptr[graph.group_of]] == np.arange(graph.n_ops),
+        np.isin(np.arange(graph.n_ops), unit_leaders(graph)),
     ]
     phases = np.eye(len(PHASES))[[PHASES.index(phase) for phase in graph.phases]]
     return np.hstack([np.stack(columns, axis=1), phases, one_hot(graph.op_types)]).astype(np.float32)
@@ -110,9 +109,36 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32)
 
 
-def _squash(relative: FloatArray | float) -> FloatArray:
+def unit_leaders(graph: OpGraph) -> IntArray:
+    """First compute op of each decision unit, -1 where it has none; int (n_units,)."""
+    compute = np.flatnonzero(graph.is_compute)
+    leaders = np.full(len(graph.groups), -1, dtype=np.int64)
+    leaders[graph.group_of[compute[::-1]]] = compute[::-1]
+    return leaders
+
+
+def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """The graph of compute ops that is encoded: all else is drawn into the op that decides for it.
+
+    What a parameter feeds is then fed by the first op that uses it, and a gradient on its way to an optimizer
+    update goes to that op too: as they travel between devices.
+
+    Returns:
+        Node of each op, int (n_ops,), -1 where no compute op decides for it; and the distinct (producer,
+        consumer) pairs of different nodes, sorted, int (n_edges, 2).
+    """
+    node = np.full(graph.n_ops, -1, dtype=np.int64)
+    node[graph.is_compute] = np.arange(int(graph.is_compute.sum()))
+    leader = unit_leaders(graph)[graph.group_of]
+    node = np.where(graph.is_compute | (leader < 0), node, node[leader])
+    edges = node[graph.edges].reshape(-1, 2)
+    kept = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
+    return node, np.unique(edges[kept], axis=0)
+
+
+def _squash(relative: ArrayLike) -> FloatArray:
     """Zero at 0, log-like above 1: costs of one graph span five orders of magnitude."""
-    return np.asarray(np.log1p(8.0 * np.asarray(relative)) / 4.0)
+    return np.asarray(np.log1p(8.0 * np.asarray(relative)) / 4.0, dtype=np.float64)
 
 
 def _share(amount: FloatArray) -> FloatArray:
@@ -155,7 +181,7 @@ def _levels(graph: OpGraph, cost: FloatArray, transfer: FloatArray) -> list[Floa
 
 def _sum_rows(rows: Csr, values: FloatArray) -> FloatArray:
     row = np.repeat(np.arange(len(rows)), np.diff(rows.ptr))
-    return np.bincount(row, weights=values[rows.items], minlength=len(rows))
+    return np.bincount(row, weights=values[rows.items], minlength=len(rows)).astype(np.float64)
 
 
 def _largest(rows: Csr, values: FloatArray) -> FloatArray:
@@ -164,8 +190,8 @@ def _largest(rows: Csr, values: FloatArray) -> FloatArray:
     return result
 
 
-def _over_group(graph: OpGraph, amount: FloatArray) -> FloatArray:
-    return np.bincount(graph.group_of, weights=amount)[graph.group_of]
+def _over_unit(graph: OpGraph, amount: FloatArray) -> FloatArray:
+    return np.bincount(graph.group_of, weights=amount).astype(np.float64)[graph.group_of]
 
 
 def _free_inputs(graph: OpGraph) -> FloatArray:

@@ -6,71 +6,22 @@ import numpy as np
 
 from graphs.op_graph import FloatArray
 
-CATEGORIES = ("parameter", "input", "optimizer", "contraction", "reduction", "movement", "pointwise", "other")
+CATEGORIES = ("optimizer", "contraction", "reduction", "movement", "pointwise", "other")
 
 KEYWORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer", ("optim.", "apply")),
     ("contraction", ("mm", "matmul", "conv", "attention", "linear", "einsum", "dot", "lstm", "gru")),
-    (
-        "movement",
-        (
-            *(
-                "cat",
-                "stack",
-                "split",
-                "copy",
-                "clone",
-                "slice",
-                "select",
-                "gather",
-                "scatter",
-                "index",
-                "embedding",
-            ),
-            *(
-                "pad",
-                "transpose",
-                "permute",
-                "reshape",
-                "expand",
-                "repeat",
-                "roll",
-                "flip",
-                "full",
-                "arange",
-                "zeros",
-            ),
-        ),
-    ),
-    (
-        "reduction",
-        (
-            *(
-                "sum",
-                "mean",
-                "norm",
-                "softmax",
-                "max",
-                "min",
-                "var",
-                "std",
-                "pool",
-                "loss",
-                "topk",
-                "sort",
-                "cumsum",
-            ),
-            *("logsumexp", "any", "all", "prod"),
-        ),
-    ),
+    ("movement", ("cat", "stack", "split", "copy", "clone", "slice", "select", "gather", "scatter", "index")),
+    ("movement", ("embedding", "pad", "transpose", "permute", "reshape", "expand", "repeat", "roll", "flip")),
+    ("movement", ("full", "arange", "zeros")),
+    ("reduction", ("sum", "mean", "norm", "softmax", "max", "min", "var", "std", "pool", "loss", "topk")),
+    ("reduction", ("sort", "any", "all", "prod")),
 )
 """Parts of op types, tried from the first category on; the first that occurs decides."""
 
 
 def category(op_type: str) -> str:
     """The category, one of `CATEGORIES`, of an op type such as `aten.mm`."""
-    if op_type in CATEGORIES:
-        return op_type
     lowered = op_type.lower()
     for name, parts in KEYWORDS:
         if any(part in lowered for part in parts):

@@ -18,8 +18,8 @@ MASKED_LOGIT = -1e9
 class Policy(nn.Module):
     """Scores devices from observations that name their problem by its index in the bank.
 
-    Each graph is encoded once per parameter version: without gradients on demand, into a table that the decisions
-    of a rollout share; with gradients once per call of `scores_for_update`.
+    Each graph is encoded once per parameter version: without gradients on demand, into a table that all
+    decisions of a rollout share; with gradients once per call of `scores_for_update`.
     """
 
     def __init__(self, network: PlacementNetwork) -> None:
@@ -35,11 +35,14 @@ class Policy(nn.Module):
     @bank.setter
     def bank(self, bank: Sequence[GraphTensors]) -> None:
         self._bank = tuple(bank)
-        sizes = [len(graph.nodes) for graph in self._bank]
-        self._first_op = torch.tensor([0, *sizes], device=self.device).cumsum(0)
-        self._table = torch.empty(sum(sizes), 2 * self.network.shape.hidden, device=self.device)
-        self._encoded = torch.zeros(len(sizes), dtype=torch.bool)
-        self._table_version = -1
+        self._first_op = self._starts([len(graph.node_of) for graph in self._bank])
+        self._first_node = self._starts([len(graph.nodes) for graph in self._bank])
+        nowhere = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._node_of = torch.cat([nowhere, *(graph.node_of for graph in self._bank)])
+        n_nodes = int(self._first_node[-1])
+        self._table = torch.empty(n_nodes, 2 * self.network.shape.hidden, device=self.device)
+        self._encoded = torch.zeros(len(self._bank), dtype=torch.bool)
+        self._weights, self._version = list(self.network.parameters()), -1
         self._batches: dict[tuple[int, ...], GraphBatch] = {}
 
     @property
@@ -52,7 +55,7 @@ class Policy(nn.Module):
         self.bank = [GraphTensors.of(problem, self.device) for problem in problems]
 
     def scores(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Masked logits (n, n_devices) and values (n,) from cached embeddings; carries no gradient to the encoder.
+        """Masked logits (n, n_devices) and values (n,), from cached embeddings without gradient.
 
         Args:
             obs: `problem` and `op` int64 (n, 1), `devices` float32 (n, n_devices * n_device_features), `mask`
@@ -60,13 +63,20 @@ class Policy(nn.Module):
         """
         problem = obs["problem"].flatten()
         self._encode_missing(problem)
-        return self._score(self._table[self._first_op[problem] + obs["op"].flatten()], obs)
+        return self._score(self._table[self._first_node[problem] + self._node(obs)], obs)
 
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """As `scores`, with gradients: the graphs that occur in `obs` are encoded afresh, each once."""
-        present, which = obs["problem"].flatten().unique(return_inverse=True)
+        present, which = obs["problem"].flatten().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         batch = self._batch(tuple(present.tolist()))
-        return self._score(self.network.contexts(batch)[batch.start[which] + obs["op"].flatten()], obs)
+        return self._score(self.network.contexts(batch)[batch.start[which] + self._node(obs)], obs)
+
+    def _starts(self, sizes: list[int]) -> Tensor:
+        return torch.tensor([0, *sizes], device=self.device).cumsum(0)
+
+    def _node(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Node of the op at hand within its graph, (n,)."""
+        return self._node_of[self._first_op[obs["problem"].flatten()] + obs["op"].flatten()]
 
     def _score(self, context: Tensor, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         usable = obs["mask"].bool()
@@ -76,15 +86,15 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _encode_missing(self, problem: Tensor) -> None:
-        version = sum(parameter._version for parameter in self.parameters())
-        if version != self._table_version:
+        version = sum(weight._version for weight in self._weights)
+        if version != self._version:
             self._encoded[:] = False
-            self._table_version = version
+            self._version = version
         if self._encoded[problem.cpu()].all():
             return
-        for index in problem.unique().tolist():
+        for index in set(problem.tolist()):
             if not self._encoded[index]:
-                rows = slice(int(self._first_op[index]), int(self._first_op[index + 1]))
+                rows = slice(int(self._first_node[index]), int(self._first_node[index + 1]))
                 self._table[rows] = self.network.contexts(self._batch((index,)))
                 self._encoded[index] = True
 

@@ -1,4 +1,4 @@
-"""Policies on disk: `policy.safetensors` (weights) and `policy.json` (what they are); nothing is unpickled."""
+"""Policies on disk: weights in `policy.safetensors`, what they are in `policy.json`; nothing is unpickled."""
 
 from __future__ import annotations
 

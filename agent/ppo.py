@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -108,7 +108,12 @@ def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) 
     key = tensors["random/numpy"].numpy().astype(np.uint32)
     pos = state["random"]["pos"]
     np.random.set_state(  # noqa: NPY002 (SB3 shuffles with it)
-        {"bit_generator": "MT19937", "state": {"key": key, "pos": pos}, **_gauss(state["random"])}
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": key, "pos": pos},
+            "has_gauss": state["random"]["has_gauss"],
+            "gauss": state["random"]["gauss"],
+        }
     )
     env.load_state_dict(state["env"])
     ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
@@ -124,9 +129,5 @@ def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
     ppo._last_episode_starts = np.ones(env.num_envs, dtype=bool)
 
 
-def _gauss(random: dict[str, float]) -> dict[str, float]:
-    return {"has_gauss": random["has_gauss"], "gauss": random["gauss"]}
-
-
-def _under(prefix: str, tensors: object) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}  # type: ignore[attr-defined]
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

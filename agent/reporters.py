@@ -64,13 +64,13 @@ class TensorBoard:
             key: value if isinstance(value, bool | int | float | str) else ", ".join(map(str, value))
             for key, value in settings.items()
         }
-        self._writer = SummaryWriter(str(folder), purge_step=first_timestep or None)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=first_timestep or None)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Write each metric as a scalar."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, timesteps)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, timesteps)
+        self._writer.flush()
 
     def close(self, final: Metrics) -> None:
         """Write the hyperparameters beside the closing numbers."""
@@ -80,12 +80,12 @@ class TensorBoard:
         for summary in hparams(self._settings, named):  # type: ignore[no-untyped-call]
             self._writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
         for name, value in named.items():
-            self._writer.add_scalar(name, value)  # type: ignore[no-untyped-call]
-        self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value)
+        self._writer.close()
 
 
 class ProgressBar:
-    """A bar with step-time ratios, decisions a second and the time left; lines of text where there is no terminal."""
+    """A bar with step-time ratios, decisions a second and the time left; text without a terminal."""
 
     def __init__(self, console: Console, total_timesteps: int, done_timesteps: int) -> None:
         self._console = console
@@ -110,7 +110,7 @@ class ProgressBar:
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Move the bar; print a line after each evaluation."""
-        shown = {"speed": f"{metrics['decisions_per_s']:,.0f}"}
+        shown: dict[str, Any] = {"speed": f"{metrics['decisions_per_s']:,.0f}"}
         if "ratio/train" in metrics:
             shown["train"] = f"{metrics['ratio/train']:.3f}"
         if "ratio/validation" in metrics:

@@ -33,9 +33,7 @@ def run_folder(name: str) -> Path:
     if not name:
         raise RunError("the run has no name; give it one with --name NAME")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name):
-        raise RunError(
-            f"run name {name!r}: use up to 100 letters, digits and . _ + -, beginning with one of the first two"
-        )
+        raise RunError(f"run name {name!r}: use up to 100 letters, digits, dots, dashes and underscores")
     return RUNS / name
 
 

@@ -47,13 +47,13 @@ class Result:
 
 
 def train(config: TrainConfig, context: Context) -> Result:
-    """Train a policy, keeping the one that does best on the validation graphs (on all others where there are none).
+    """Train a policy, keeping the one that does best on the validation graphs (without any, on all it trains on).
 
-    Goes on from the context's newest checkpoint where there is one. Writes the policy into the context's folder
-    whenever a better one is found.
+    Goes on from the context's newest checkpoint where there is one. Writes the policy into the context's
+    folder whenever a better one is found.
 
     Raises:
-        ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from; nothing is written.
+        ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from.
     """
     check_inputs(config)
     if config.threads:

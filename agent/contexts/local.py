@@ -31,8 +31,8 @@ class LocalContext:
         resume: go on with what is there.
 
     Raises:
-        ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on entry, a
-            run that is in use.
+        ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on
+            entry, a run that is in use.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, *, resume: bool, console: Console) -> None:
@@ -68,7 +68,7 @@ class LocalContext:
         return self._stop
 
     def finish(self, result: Result) -> None:
-        """Write `result.json` and the closing numbers; where training was stopped, only let go of the screen."""
+        """Let go of files and screen; where training was not stopped, write `result.json` first."""
         final: dict[str, float] = {}
         if result.finished:
             final = {key: float(value) for key, value in asdict(result).items() if key != "finished"}
@@ -77,7 +77,7 @@ class LocalContext:
             reporter.close(final)
 
     def _open_reporters(self, timesteps: int, iteration: int) -> None:
-        """Rows and scalars from here on, left by a run that was killed later than its checkpoint, are replaced."""
+        """Rows and scalars that a run left behind, killed after its last checkpoint, are replaced."""
         self._reporters = [
             MetricsFile(self.folder / "metrics.jsonl", iteration),
             TensorBoard(self.folder, self.config.to_json(), timesteps),

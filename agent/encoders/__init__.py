@@ -14,7 +14,7 @@ from agent.graph_batch import GraphBatch
 
 
 class Encoder(nn.Module):
-    """Embeds every op of a batch of graphs.
+    """Embeds every node (compute op) of a batch of graphs.
 
     Args:
         n_features: width of the op features.
@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         super().__init__()
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Embeddings, float32 (n_ops of all graphs, hidden); permuting the ops permutes them."""
+        """Embeddings, float32 (n_nodes of all graphs, hidden); permuting the nodes permutes them."""
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from agent.graph_batch import GraphBatch
 
 
 class Round(nn.Module):
-    """One round of messages: own state, mean of the producers, mean of the consumers; residual, normalised."""
+    """One round of messages: own state, mean of producers, mean of consumers; normalised, residual."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -26,7 +26,8 @@ class Round(nn.Module):
             + self.from_producers(batch.mean_of_producers(said))
             + self.from_consumers(batch.mean_of_consumers(said))
         )
-        return state + self.activation(heard)
+        answer: Tensor = self.activation(heard)
+        return state + answer
 
 
 @encoder("sage")

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from agent.comparison import Study
@@ -68,8 +68,21 @@ def _compare(study: Study, out: Path, jobs: int, command: str) -> None:
     print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def _processes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} processes; give a whole number of at least 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="evaluate.py",
         description=__doc__,
         epilog=EPILOG,
@@ -96,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     placers.add_argument("--seconds", type=float, metavar="S", help="wall time per trial; default: no limit")
     run = parser.add_argument_group("run")
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
-    run.add_argument("--jobs", type=int, default=1, metavar="N", help="processes; default: 1")
+    run.add_argument("--jobs", type=_processes, default=1, metavar="N", help="processes; default: 1")
     return parser
 
 

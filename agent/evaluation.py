@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from agent.comparison import FORMAT, EvaluationError, Study, Task
@@ -35,22 +36,20 @@ def evaluate(study: Study, folder: Path, *, jobs: int = 1, report: Callable[[int
         EvaluationError: the folder holds anything else; nothing is written then.
     """
     open_folder(folder, study)
-    journal = Journal(folder / "journal.jsonl")
     tasks = study.tasks()
-    missing = [task for task in tasks if study.key(task) not in journal.trials]
-    try:
-        report(len(tasks) - len(missing), len(tasks))
-        with runner(study, jobs) as run_all:
-            for done, (task, (trial, device_of)) in enumerate(
-                run_all(missing), len(tasks) - len(missing) + 1
-            ):
-                _write_if_best(folder, study, journal, task, trial, device_of)
-                journal.add(trial)
-                report(done, len(tasks))
-    finally:
-        journal.close()
-        made = [journal.trials[key] for key in map(study.key, tasks) if key in journal.trials]
-        write_results(folder / "results.csv", made)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        missing = [task for task in tasks if study.key(task) not in journal.trials]
+        kept = len(tasks) - len(missing)
+        try:
+            report(kept, len(tasks))
+            with runner(study, jobs) as run_all:
+                for done, (task, (trial, device_of)) in enumerate(run_all(missing), kept + 1):
+                    _write_if_best(folder, study, journal, task, trial, device_of)
+                    journal.add(trial)
+                    report(done, len(tasks))
+        finally:
+            made = [journal.trials[key] for key in map(study.key, tasks) if key in journal.trials]
+            write_results(folder / "results.csv", made)
     return made
 
 

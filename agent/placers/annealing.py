@@ -11,7 +11,7 @@ from agent.placers.units import units_of
 from agent.placers.walk_kernels import OVERFLOW_COST, Walker, anneal
 from envs.kernels import new_timeline
 
-FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-2, 1e-5
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 1e-5
 """In units of a step on the fastest single device."""
 
 

@@ -1,0 +1,205 @@
+"""The command line of an evaluation, from the outside."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.cluster_files import write_cluster
+from envs.placement import single_device
+from envs.placement_files import write_placement
+from envs.presets import get_cluster
+from graphs.files import write_graphs
+from graphs.op_graph import build_graph
+
+ROOT = Path(__file__).parents[1]
+
+
+def toy_graph(name="toy", resident_bytes=0.0):
+    ops = [{"name": f"op{i}", "flops": 1e9 * (i + 1), "resident_bytes": resident_bytes} for i in range(6)]
+    tensors = [(0, 1e6, [1, 2]), (1, 1e6, [3]), (2, 1e6, [4]), (3, 1e6, [5]), (4, 1e6, [5])]
+    return build_graph(name, "toys", ops, tensors)
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A working directory with a graph, a placement of it, and broken files."""
+    write_graphs(tmp_path / "toy.json", [toy_graph()])
+    cluster = get_cluster("4xv100")
+    write_placement(tmp_path / "mine.json", toy_graph(), cluster, single_device(toy_graph(), 0))
+    write_placement(tmp_path / "other.json", toy_graph("other"), cluster, single_device(toy_graph(), 0))
+    write_graphs(tmp_path / "huge.json", [toy_graph("huge", resident_bytes=1e12)])
+    write_cluster(tmp_path / "pair.json", get_cluster("2xk80"))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "thesis.tex").write_text("x")
+    return tmp_path
+
+
+def command(*words):
+    return [sys.executable, str(ROOT / "evaluate.py"), *words]
+
+
+def run(here, *words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command(*words), cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_small_comparison_end_to_end(here):
+    words = (
+        "--graphs",
+        "toy.json",
+        "--cluster",
+        "4xv100",
+        "pair.json",
+        "--placements",
+        "mine.json",
+        "--placers",
+    )
+    done = run(here, *words, "single", "heft", "annealing", "--budget", "50", "--seeds", "2", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(here / "out")
+    assert [(row["cluster"], row["placer"], row["seed"]) for row in rows] == [
+        ("4xv100", "mine", "0"),
+        *(
+            (cluster, *run)
+            for cluster in ("4xv100", "2xk80")
+            for run in (("single", "0"), ("heft", "0"), ("annealing", "0"), ("annealing", "1"))
+        ),
+    ]
+    assert {path.name for path in (here / "out").iterdir()} == {
+        "results.csv",
+        "summary.csv",
+        "report.html",
+        "placements",
+        "settings.json",
+        "journal.jsonl",
+    }
+    placement = json.loads((here / "out" / "placements" / "4xv100" / "toy" / "heft.json").read_text())
+    assert placement["device_of"].keys() == {f"op{i}" for i in range(6)}
+    assert "annealing" in done.stdout
+    again = run(here, *words, "single", "heft", "annealing", "--budget", "50", "--seeds", "2", "--out", "out")
+    assert again.returncode == 0
+    assert rows_of(here / "out") == rows
+
+
+@pytest.mark.parametrize(
+    ("words", "clause"),
+    [
+        (("--out", "new"), "give --families, --graphs or --model"),
+        (("--families", "cifar11", "--out", "new"), "cifar10"),
+        (("--graphs", "broken.json", "--out", "new"), "broken.json"),
+        (("--graphs", "absent.json", "--out", "new"), "absent.json"),
+        (("--graphs", "toy.json", "toy.json", "mine.json", "--out", "new"), "mine.json"),
+        (("--graphs", "toy.json", "--cluster", "9xv9", "--placers", "single", "--out", "new"), "4xv100"),
+        (("--graphs", "toy.json", "--placers", "singel", "--out", "new"), "unknown placer 'singel'"),
+        (
+            ("--graphs", "toy.json", "--placers", "single", "--orders", "zigzag", "--out", "new"),
+            "dfs-preorder",
+        ),
+        (("--graphs", "toy.json", "--placers", "single", "--budget", "0", "--out", "new"), "at least 1"),
+        (("--graphs", "toy.json", "--placers", "single", "--seconds", "nan", "--out", "new"), "above 0"),
+        (("--graphs", "toy.json", "--placers", "single", "--seeds", "0", "--out", "new"), "at least 1"),
+        (("--graphs", "huge.json", "--placers", "single", "--out", "new"), "fits nowhere"),
+        (("--graphs", "toy.json", "--placements", "other.json", "--out", "new"), "graph 'other'"),
+        (("--graphs", "toy.json", "--placements", "toy.json", "--out", "new"), "toy.json"),
+        (("--graphs", "toy.json", "--placers", "policy", "--policy", "absent", "--out", "new"), "absent"),
+        (("--graphs", "toy.json", "--placers", "single", "--out", "occupied"), "not empty"),
+        (("--graphs", "toy.json", "--placers", "single", "--out", "toy.json"), "no directory"),
+        (("--model", "nowhere", "--out", "new"), "package.module:function"),
+        (("--model", "nowhere:f", "--out", "new"), "cannot import 'nowhere'"),
+        (("--model", "json:absent", "--out", "new"), "no function 'absent'"),
+        (("--model", "json:loads", "--out", "new"), "the function failed: TypeError"),
+        (("--model", "time:time", "--out", "new"), "return (module, inputs)"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, words, clause):
+    import evaluate
+
+    monkeypatch.chdir(here)
+    assert evaluate.main(words) == 2
+    error = capsys.readouterr().err
+    assert clause in error
+    assert error.count("\n") == 1
+    assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--graphs", "toy.json"),
+        ("--out", "x", "--seeds", "two"),
+        ("--out", "x", "--why"),
+        ("--out", "x", "--jobs", "0"),
+    ],
+)
+def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
+    import evaluate
+
+    with pytest.raises(SystemExit) as leaving:
+        evaluate.main(words)
+    assert leaving.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys, evaluate\ntry: evaluate.main(['-h'])\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.endswith("False\n")
+    assert "--include-seen" in shown.stdout
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_evaluation_goes_on(here, stop):
+    words = ("--graphs", "toy.json", "--placers", "single", "random", "--budget", "30000", "--seeds", "8")
+    words += ("--out", "out")
+    running = subprocess.Popen(
+        command(*words),
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = here / "out" / "journal.jsonl"
+    give_up = time.monotonic() + 60
+    while not (journal.exists() and journal.read_text().count("\n") >= 2) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    running.send_signal(stop)
+    _, error = running.communicate(timeout=60)
+    before = journal.read_text().splitlines()
+    assert 2 <= len(before) < 9
+    if stop != signal.SIGKILL:
+        assert running.returncode == 1
+        assert "the same command goes on" in error
+        assert "Traceback" not in error
+    done = run(here, *words)
+    assert done.returncode == 0, done.stderr
+    assert journal.read_text().splitlines()[: len(before)] == before
+    assert len(rows_of(here / "out")) == 9
+
+
+def test_a_model_of_the_users_own(here):
+    (here / "my_models.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), (torch.zeros(4, 8),)\n"
+    )
+    done = run(here, "--model", "my_models:make", "--placers", "single", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    (row,) = rows_of(here / "out")
+    assert (row["graph"], row["family"], row["feasible"]) == ("make", "model", "true")

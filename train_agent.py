@@ -30,7 +30,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
-    # Read when torch is loaded. Threads that spin while they wait starve those of other processes, and theirs us.
+    # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
     try:
@@ -93,8 +93,10 @@ def _open(config: TrainConfig, folder: Path, *, resume: bool) -> LocalContext:
     from agent.contexts.local import LocalContext
     from agent.training import check_inputs
 
-    check_inputs(config)
-    return LocalContext(config, folder, resume=resume, console=Console(stderr=True))
+    context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
+    if too_large := check_inputs(config, context.graphs):
+        print(f"left out, as they fit on no placement: {', '.join(too_large)}", file=sys.stderr)
+    return context
 
 
 def _train(config: TrainConfig, context: LocalContext) -> int:
@@ -114,7 +116,7 @@ def _train(config: TrainConfig, context: LocalContext) -> int:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
     print(
-        f"{context.folder}: {result.best_score:.3f} of one device's step time on the validation graphs, after "
+        f"{context.folder}: {result.best_score:.3f} of one device's step time on validation graphs, after "
         f"{result.best_timesteps:,} of {result.timesteps:,} decisions in {result.wall_s / 60:.1f} minutes\n"
         f"curves: tensorboard --logdir {context.folder}"
     )

@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 def _option(default: Any, description: str, **rules: Any) -> Any:
-    """A field with its help text and rules: `least`, `above`, `most`, `choices` or `planned` choices."""
+    """A field with its help text and rules: `least`, `above`, `most`, `choices`, `planned`, `some`."""
     return field(default=default, metadata={"help": description, **rules})
 
 
@@ -32,8 +32,8 @@ class TrainConfig:
     name: str = _option("", "name of the run; it is written to runs/NAME")
     families: tuple[str, ...] = _option((), "model families to train on")
     graphs: tuple[str, ...] = _option((), "files of graphs to train on (.json, .jsonl, either .gz)")
-    cluster: tuple[str, ...] = _option(("4xv100",), "clusters to place on: presets or files")
-    order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in")
+    cluster: tuple[str, ...] = _option(("4xv100",), "clusters to place on: presets or files", some=True)
+    order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
     mdp: str = _option("construct", "place every op once, or improve a placement", choices=MDPS)
     encoder: str = _option("sage", "graph encoder")
     reward: str = _option("simulated", "what times a placement", choices=REWARDS, planned=("measured",))
@@ -119,6 +119,8 @@ def _check(item: Field[Any], value: object) -> None:
     if not _is_a(value, kind):
         raise ConfigError(f"{item.name} is {value!r}; use {_describe(kind)}")
     rules = item.metadata
+    if rules.get("some") and not value:
+        raise ConfigError(f"{item.name} is empty; give at least one")
     if value in rules.get("planned", ()):
         raise ConfigError(
             f"{item.name} '{value}' is not built in this version; use {', '.join(rules['choices'])}"
@@ -144,7 +146,7 @@ def _is_a(value: object, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         return isinstance(value, tuple) and all(_is_a(part, inner) for part in value)
-    return isinstance(value, kind) and not isinstance(value, bool)
+    return isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
 
 
 def _describe(kind: Any) -> str:

@@ -17,6 +17,8 @@ from graphs.op_graph import IntArray
 
 WIDTH = 64
 """Episodes walked side by side."""
+TIE = 1e-4
+"""Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
 
 
 def decode(
@@ -102,7 +104,9 @@ def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | No
     obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
     logits = policy.scores(obs)[0].cpu()
     if generator is None:
-        return logits.argmax(1).numpy()
+        scores = logits.numpy()
+        best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
+        return best
     return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
 
 

@@ -144,7 +144,7 @@ def load_policy(path: str | Path) -> Policy:
 def _read_shape(value: object, where: str) -> NetworkShape:
     names = [item.name for item in fields(NetworkShape)]
     record = json_fields.fields(value, where, set(names))
-    if record["encoder"] not in ENCODERS:
+    if json_fields.text(record["encoder"], f"{where}.encoder") not in ENCODERS:
         raise PolicyFileError(
             f"{where}: unknown encoder {record['encoder']!r}; known are {', '.join(ENCODERS)}"
         )

@@ -1,17 +1,34 @@
-"""The list schedules that training is compared with on the way."""
+"""The list schedule that a policy is shown, and measured against while it trains."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget
+from agent.placers import PLACERS, Budget, Found
 from envs.problem import Problem
+from graphs.op_graph import IntArray
 
 LIST_SCHEDULERS = ("heft", "m-etf")
 
 
-def list_schedule_s(problem: Problem) -> float:
-    """Step time of the best list schedule that fits; of the fastest single device where none does."""
+def best_list_schedule(problem: Problem) -> Found | None:
+    """The faster of the list schedules that fit; None where none does."""
     rng = np.random.default_rng(0)
     found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]
-    return min([result.step_time.total_s for result in found if result.feasible], default=problem.scale_s)
+    feasible = [result for result in found if result.feasible]
+    return min(feasible, key=lambda result: result.step_time.total_s, default=None)
+
+
+def list_schedule_s(problem: Problem) -> float:
+    """Step time of the best list schedule that fits; of the fastest single device where none does."""
+    best = best_list_schedule(problem)
+    return problem.scale_s if best is None else best.step_time.total_s
+
+
+def listed_device(problem: Problem) -> IntArray:
+    """Where the best list schedule puts each op, int (n_ops,); -1 where none fits.
+
+    A hint, not a bound: the policy sees it beside what the lookahead says, and is free to do otherwise.
+    """
+    best = best_list_schedule(problem)
+    return np.full(problem.graph.n_ops, -1) if best is None else best.placement.device_of

@@ -22,8 +22,8 @@ def split_graphs(graphs: Sequence[OpGraph], *, holdout: float, validation: float
     """Split each family by position: of `k = round(1 / holdout)` graphs the last is held out.
 
     Of the graphs left, every `round((1 - holdout) / validation)`-th, from the second on, is for validation:
-    with shares of 1/4 and 1/8, 24 graphs give 15, 3 and 6. A share of 0 takes none. The first graph of a family
-    is always trained on.
+    with shares of 1/4 and 1/8, 24 graphs give 15, 3 and 6. A share of 0 takes none. The first graph of a
+    family is always trained on.
     """
     by_family = defaultdict(list)
     for graph in graphs:

@@ -19,9 +19,10 @@ from agent.evaluating import Yardstick, greedy_ratios
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.split import Split
 from envs.batched_env import BatchedPlacementEnv
 from envs.presets import get_cluster
-from envs.problem import Problem
+from envs.problem import NoRoomError, Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import get_order
 
@@ -47,7 +48,7 @@ class Result:
 
 
 def train(config: TrainConfig, context: Context) -> Result:
-    """Train a policy, keeping the one that does best on the validation graphs (without any, on all it trains on).
+    """Train a policy; keep the one that does best on validation graphs (without any, on what it trains on).
 
     Goes on from the context's newest checkpoint where there is one. Writes the policy into the context's
     folder whenever a better one is found.
@@ -55,31 +56,34 @@ def train(config: TrainConfig, context: Context) -> Result:
     Raises:
         ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from.
     """
-    check_inputs(config)
+    check_inputs(config, context.graphs)
     if config.threads:
         torch.set_num_threads(config.threads)
     return _Training(config, context).run()
 
 
-def check_inputs(config: TrainConfig) -> None:
-    """Look up all that a configuration names, so that a wrong name is found before anything is written.
+def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
+    """Look up all that a configuration names, so that a mistake is found before anything is written.
+
+    Returns:
+        Graphs that are left out because no placement on a cluster fits, as `graph on cluster`.
 
     Raises:
-        ValueError: an unknown cluster, order, encoder or torch device, or an unreadable policy to start from.
+        ConfigError: an unknown encoder or torch device.
+        ValueError: an unknown cluster or order, an unreadable policy to start from, or no graph that fits.
     """
-    for cluster in config.cluster:
-        get_cluster(cluster)
     for order in config.order:
         get_order(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
-    if config.init:
-        load_policy(config.init)
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"torch has no device '{config.device}' here ({reason}); use cpu") from None
+    if config.init:
+        load_policy(config.init)
+    return left_out(graphs, config.cluster)
 
 
 class _Training:
@@ -89,16 +93,12 @@ class _Training:
         self.iteration, self.timesteps = 0, 0
         self.best_score, self.best_timesteps = float("inf"), 0
         graphs = context.graphs
-        chosen_by = graphs.validation or graphs.train
+        problems = problems_of(graphs.train, config.cluster)
         self.yardsticks = {
-            use: Yardstick(problems_of(members, config.cluster))
-            for use, members in (
-                ("train", graphs.train),
-                ("validation", chosen_by),
-                ("heldout", graphs.held_out),
-            )
+            "train": Yardstick(problems),
+            "validation": Yardstick(problems_of(graphs.validation, config.cluster) or problems),
+            "heldout": Yardstick(problems_of(graphs.held_out, config.cluster)),
         }
-        problems = self.yardsticks["train"].problems
         self.env = BatchedPlacementEnv(
             problems,
             config.n_envs,
@@ -238,13 +238,34 @@ class _Training:
 
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
-    """Every graph on every cluster that has the memory for what it keeps all step."""
+    """Every graph on every cluster that has room for it."""
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
-    return [
-        problem
-        for problem in problems
-        if problem.graph.resident_bytes.sum() <= problem.cluster.memory_bytes.sum()
-    ]
+    return [problem for problem in problems if _lack_of_room(problem) is None]
+
+
+def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
+    """Which graphs `problems_of` leaves out, as `graph on cluster`.
+
+    Raises:
+        NoRoomError: all that could be trained on.
+        ConfigError: a graph without compute ops.
+    """
+    everything = (*graphs.train, *graphs.validation, *graphs.held_out)
+    for graph in everything:
+        if not graph.is_compute.any():
+            raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
+    if not problems_of(graphs.train, clusters):
+        Problem(graphs.train[0], get_cluster(clusters[0])).check_room()
+    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
+    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if _lack_of_room(p) is not None]
+
+
+def _lack_of_room(problem: Problem) -> NoRoomError | None:
+    try:
+        problem.check_room()
+    except NoRoomError as error:
+        return error
+    return None
 
 
 def _between(first: float, last: float, progress: float) -> float:

@@ -27,8 +27,8 @@ class BatchedPlacementEnv(VecEnv):
     Args:
         problems, orders, mdp, passes, start: as `PlacementEnv`.
         n_envs: number of episodes side by side.
-        repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin together
-            stay together, so fewer graphs are walked, and have to be encoded, at a time.
+        repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin
+            together stay together, so fewer graphs are walked, and have to be encoded, at a time.
         seed: of the draws of problems and orders.
 
     Raises:

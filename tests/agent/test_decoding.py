@@ -1,0 +1,69 @@
+"""Placements from a policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from placement_cases import make_cluster, random_problem, training_graph
+
+from agent.decoding import decode, decode_many
+from agent.network import PlacementNetwork
+from agent.policy import Policy
+from agent.policy_files import current_shape
+from envs.placement import Placement, check_placement
+from envs.problem import Problem
+
+
+@pytest.fixture
+def policy() -> Policy:
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape("sage", 16, 2))
+    torch.nn.init.normal_(network.actor[-1].weight)
+    return Policy(network)
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+@pytest.mark.parametrize("n_samples", [0, 3])
+def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
+    problem = random_problem(3)
+    placements = decode(policy, problem, n_samples=n_samples, mdp=mdp)
+    assert placements.shape == (max(n_samples, 1), problem.graph.n_ops)
+    assert placements.dtype == np.int64
+    for device_of in placements:
+        check_placement(problem.graph, problem.cluster, Placement(device_of))
+
+
+@pytest.mark.parametrize("n_samples", [0, 4])
+def test_the_same_generator_gives_the_same_placements(policy: Policy, n_samples: int) -> None:
+    problem = random_problem(1)
+    first, second = (
+        decode(policy, problem, n_samples=n_samples, rng=np.random.default_rng(7)) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+def test_samples_differ(policy: Policy) -> None:
+    placements = decode(policy, random_problem(1), n_samples=8, rng=np.random.default_rng(0))
+    assert len(np.unique(placements, axis=0)) > 1
+
+
+def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:
+    problems = [random_problem(seed, n_ops=20 + 10 * seed, n_devices=2 + seed) for seed in range(4)]
+    together = decode_many(policy, problems)
+    for problem, placements in zip(problems, together, strict=True):
+        np.testing.assert_array_equal(placements, decode(policy, problem))
+
+
+def test_the_bank_of_the_policy_stays(policy: Policy) -> None:
+    policy.set_problems([random_problem(0)])
+    bank = policy.bank
+    decode(policy, random_problem(1))
+    assert policy.bank is bank
+
+
+def test_a_walk_without_room_is_completed(policy: Policy) -> None:
+    graph = training_graph(2, 2)
+    tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
+    placements = decode(policy, tight, n_samples=8, rng=np.random.default_rng(0))
+    assert ((placements >= 0) & (placements < 2)).all()

@@ -1,0 +1,151 @@
+"""`train_agent.py` from outside: exit codes, files, interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import train_agent
+from graphs.files import write_graphs
+from graphs.op_graph import build_graph
+
+SCRIPT = Path(train_agent.__file__)
+QUICK = ["--hidden", "8", "--rounds", "1", "--n-envs", "8", "--repeats", "4", "--n-steps", "16", "--batch-size", "64", "--epochs", "1"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to run in, with graphs of one family."""
+    ops = [{"name": f"op{i}", "flops": 1e12} for i in range(12)]
+    tensors = [(op, 1e3, [op + 3]) for op in range(9)]
+    write_graphs(tmp_path / "graphs.jsonl", [build_graph(f"g{i}", "toys", ops, tensors) for i in range(8)])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def written(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--name", "one", "--graphs", "graphs.jsonl", "--timesteps", "500", "--seed", "4", *QUICK]
+    assert train_agent.main(arguments) == 0
+    run = place / "runs" / "one"
+    names = {path.name for path in run.iterdir()}
+    assert {"config.json", "policy.safetensors", "policy.json", "metrics.jsonl", "result.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert list((run / "checkpoints").iterdir())
+    config = json.loads((run / "config.json").read_text())
+    assert config["seed"] == 4
+    assert config["n_envs"] == 8
+    assert {"versions", "git_commit"} <= config.keys()
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
+    assert "tensorboard --logdir" in capsys.readouterr().out
+
+    assert train_agent.main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+
+    again = ["--config", str(run / "config.json"), "--name", "two", "--timesteps", "128"]
+    assert train_agent.main(again) == 0
+    assert json.loads((place / "runs" / "two" / "config.json").read_text())["seed"] == 4
+
+    assert train_agent.main(["--resume", "--name", "one", "--timesteps", "640"]) == 0
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "a"], "give --families or --graphs"),
+        (["--graphs", "graphs.jsonl"], "--name"),
+        (["--name", "../a", "--graphs", "graphs.jsonl"], "run name"),
+        (["--name", "a", "--graphs", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--name", "a", "--families", "mlp"], "mlp"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--cluster", "1xz80"], "1xz80"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--order", "sideways"], "sideways"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--encoder", "gnn"], "gnn"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--init", "nowhere"], "nowhere"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "not built"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid"], "not built"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--device", "warp"], "warp"),
+        (["--name", "a", "--graphs", "large.json"], "GB"),
+        (["--name", "a", "--graphs", "idle.json"], "nothing to place"),
+        (["--name", "a", "--config", "graphs.jsonl"], "graphs.jsonl"),
+        (["--name", "a", "--config", "nowhere.json"], "nowhere.json"),
+        (["--name", "a", "--resume"], "no run 'a'"),
+        (["--name", "a", "--resume", "--seed", "2"], "--seed"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_written(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    large = [{"name": "w", "type": "parameter", "resident_bytes": 1e14}, {"name": "op"}]
+    write_graphs(place / "large.json", [build_graph("large", "toys", large, [(0, 1, [1])])])
+    idle = [{"name": "w", "type": "parameter"}]
+    write_graphs(place / "idle.json", [build_graph("idle", "toys", idle, [])])
+    before = written(place)
+    assert train_agent.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert written(place) == before
+
+
+@pytest.mark.parametrize("arguments", [["--seed", "x"], ["--walk"], ["--mdp"]])
+def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train_agent.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Until a file appears."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None:
+    arguments = ["--name", "long", "--graphs", "graphs.jsonl", "--checkpoint-every", "3", *QUICK]
+    process = start(place, *arguments, "--timesteps", str(10**8))
+    run = place / "runs" / "long"
+    wait_for(run / "checkpoints" / "00000006.safetensors", process)
+    os.kill(process.pid, number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == (1 if number == signal.SIGINT else -signal.SIGKILL)
+    assert "Traceback" not in error
+    if number == signal.SIGINT:
+        assert "--resume --name long" in error
+    reached = max(int(path.stem) for path in (run / "checkpoints").glob("[0-9]*.safetensors"))
+    more = str(128 * (reached + 2))
+    assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(1, reached + 3))
+
+
+def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start(place, "--name", "busy", "--graphs", "graphs.jsonl", "--timesteps", str(10**8), *QUICK)
+    wait_for(place / "runs" / "busy" / "metrics.jsonl", process)
+    assert train_agent.main(["--resume", "--name", "busy"]) == 2
+    assert "another process" in capsys.readouterr().err
+    process.kill()
+    process.communicate()

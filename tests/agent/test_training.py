@@ -1,4 +1,4 @@
-"""Training: it learns what is known to be best, the same seed gives the same run, and a killed run goes on."""
+"""Training: it learns what is known to be best, a seed gives one run, and a killed run goes on."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from graphs.families import FAMILIES, check_family, draw
 from graphs.files import graph_to_json, read_graphs, write_graphs
+from graphs.json_fields import fields
 from graphs.json_files import read_json, write_json_atomic
 from graphs.op_graph import OpGraph
 
@@ -65,7 +66,7 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     """Per family its `versions`, file `sha256` and `graphs`: name, seed, ops, tensors, `graph_hash` of each.
 
     Raises:
-        DatasetError: the folder holds no manifest of this format.
+        DatasetError, FileFormatError: the folder holds no manifest of this format.
     """
     path = folder / "manifest.json"
     if not path.is_file():
@@ -73,8 +74,10 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path}: is no {FORMAT} manifest; {REBUILD}")
-    families: dict[str, Any] = manifest["families"]
-    return families
+    families = fields(manifest, str(path), frozenset({"format", "families"}))["families"]
+    known = fields(families, f"{path}: families", frozenset(), frozenset(FAMILIES))
+    keys = frozenset({"versions", "sha256", "graphs"})
+    return {name: fields(entry, f"{path}: {name}", keys) for name, entry in known.items()}
 
 
 def graph_hash(graph: OpGraph) -> str:
@@ -102,8 +105,11 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
 
     Raises:
         FamilyError: there is no such family.
+        DatasetError: less than one draw is asked for.
     """
     count = FAMILIES[check_family(family)] if draws is None else draws
+    if count < 1:
+        raise DatasetError(f"family '{family}': cannot build {count} graphs; ask for at least 1 draw")
     graphs = []
     for seed in range(count):
         graphs.append(capture_draw(family, seed))
@@ -170,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.build:
             _build(families, options.out, options.draws)
         Console().print(summary(families, options.out))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

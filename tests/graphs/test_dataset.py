@@ -1,5 +1,6 @@
 """The shipped benchmark set: it is complete, unchanged, and what the code captures."""
 
+import json
 from importlib import metadata
 from pathlib import Path
 
@@ -119,6 +120,14 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path, manifest: str | 
         load_family("ptb", tmp_path)
 
 
+def test_a_manifest_entry_must_be_whole(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["families"]["vit"]["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="vit: key 'sha256' is missing"):
+        load_family("vit", folder)
+
+
 def test_the_command_line_builds_and_sums_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--build", "--families", "vit", "--draws", "3", "--out", str(folder)]) == 0
     assert len(load_family("vit", folder)) == 3
@@ -131,8 +140,11 @@ def test_the_command_line_answers_bad_input_with_one_line(
 ) -> None:
     assert main(["--families", "alexnet"]) == 2
     assert main(["--families", "gpt", "--out", str(folder)]) == 2
+    assert main(["--build", "--families", "gpt", "--draws", "0", "--out", str(folder / "new")]) == 2
+    assert main(["--build", "--families", "gpt", "--draws", "1", "--out", str(folder / "manifest.json")]) == 2
+    assert not (folder / "new").exists()
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
     assert lines[0].startswith("no family 'alexnet'")
 
 

@@ -73,11 +73,11 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, final: Metrics) -> None:
-        """Write the hyperparameters beside the closing numbers."""
+        """Write the hyperparameters beside the closing numbers, if there are any."""
         from torch.utils.tensorboard.summary import hparams
 
         named = {f"final/{name}": value for name, value in final.items()}
-        for summary in hparams(self._settings, named):  # type: ignore[no-untyped-call]
+        for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
             self._writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
         for name, value in named.items():
             self._writer.add_scalar(name, value)
@@ -87,24 +87,20 @@ class TensorBoard:
 class ProgressBar:
     """A bar with step-time ratios, decisions a second and the time left; text without a terminal."""
 
-    def __init__(self, console: Console, total_timesteps: int, done_timesteps: int) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn(
-                "step time / one device: {task.fields[train]} training, {task.fields[validation]} validation"
-            ),
-            TextColumn("{task.fields[speed]} decisions/s"),
+            TextColumn("step time {task.fields[train]}, validation {task.fields[validation]}"),
+            TextColumn("{task.fields[speed]}/s"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task(
-            "training", total=total_timesteps, completed=done_timesteps, train="-", validation="-", speed="-"
-        )
+        self._task = self._progress.add_task("training", total=1.0, train="-", validation="-", speed="-")
         if console.is_terminal:
             self._progress.start()
 
@@ -115,8 +111,8 @@ class ProgressBar:
             shown["train"] = f"{metrics['ratio/train']:.3f}"
         if "ratio/validation" in metrics:
             shown["validation"] = f"{metrics['ratio/validation']:.3f}"
-            self._console.print(_line(timesteps, metrics), highlight=False)
-        self._progress.update(self._task, completed=timesteps, **shown)
+            self._console.print(_line(timesteps, metrics), highlight=False, soft_wrap=True)
+        self._progress.update(self._task, completed=metrics["progress"], **shown)
 
     def close(self, final: Metrics) -> None:
         """Remove the bar."""

@@ -124,12 +124,13 @@ class _Training:
         saved = context.checkpoints.latest()
         if saved is not None:
             self._restore(saved)
+        self.is_over = self._progress() >= 1.0
 
     def run(self) -> Result:
         """Alternate rollouts and updates until decisions, time or the context's patience are used up."""
-        while not self._is_over() and not self.context.should_stop():
+        while not self.is_over and not self.context.should_stop():
             self._iterate()
-            if self._is_over() or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
+            if self.is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
                 self.context.checkpoints.save(self.iteration, self._checkpoint())
                 ppo.begin_episodes(self.ppo, self.env)
         return Result(
@@ -138,7 +139,7 @@ class _Training:
             wall_s=self._wall_s(),
             best_score=self.best_score,
             best_timesteps=self.best_timesteps,
-            finished=self._is_over(),
+            finished=self.is_over,
         )
 
     def _iterate(self) -> None:
@@ -148,6 +149,7 @@ class _Training:
         decisions = self.config.n_envs * self.config.n_steps
         self.ppo.learn(decisions, callback=self.log, log_interval=None, reset_num_timesteps=False)
         self.iteration, self.timesteps = self.iteration + 1, self.ppo.num_timesteps
+        self.is_over = self._progress() >= 1.0
         metrics = {
             "iteration": self.iteration,
             "decisions_per_s": decisions / (time.monotonic() - began),
@@ -156,9 +158,9 @@ class _Training:
             **ppo.update_metrics(self.ppo),
             **self._episode_metrics(),
         }
-        if self._is_over() or self._is_due(self.config.eval_every):
+        if self.is_over or self._is_due(self.config.eval_every):
             metrics |= self._evaluate()
-        metrics["wall_s"] = self._wall_s()
+        metrics |= {"progress": self._progress(), "wall_s": self._wall_s()}
         self.context.report(self.timesteps, metrics)
 
     def _episode_metrics(self) -> dict[str, float]:
@@ -213,9 +215,6 @@ class _Training:
 
     def _wall_s(self) -> float:
         return time.monotonic() - self.began
-
-    def _is_over(self) -> bool:
-        return self._progress() >= 1.0
 
     def _is_due(self, every: int) -> bool:
         return self.iteration % every == 0

@@ -42,6 +42,7 @@ class LocalContext:
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self._console = console
         self._reporters: list[Reporter] = []
+        self._final: dict[str, float] = {}
         self._stop = False
         self._cleanup = ExitStack()
 
@@ -54,6 +55,8 @@ class LocalContext:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for reporter in self._reporters:
+            reporter.close(self._final)
         self._cleanup.close()
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
@@ -68,20 +71,17 @@ class LocalContext:
         return self._stop
 
     def finish(self, result: Result) -> None:
-        """Let go of files and screen; where training was not stopped, write `result.json` first."""
-        final: dict[str, float] = {}
+        """Where training was not stopped, write `result.json` and note the closing numbers."""
         if result.finished:
-            final = {key: float(value) for key, value in asdict(result).items() if key != "finished"}
             write_json_atomic(self.folder / "result.json", asdict(result))
-        for reporter in self._reporters:
-            reporter.close(final)
+            self._final = {key: float(value) for key, value in asdict(result).items() if key != "finished"}
 
     def _open_reporters(self, timesteps: int, iteration: int) -> None:
         """Rows and scalars that a run left behind, killed after its last checkpoint, are replaced."""
         self._reporters = [
             MetricsFile(self.folder / "metrics.jsonl", iteration),
             TensorBoard(self.folder, self.config.to_json(), timesteps),
-            ProgressBar(self._console, self.config.timesteps, timesteps),
+            ProgressBar(self._console),
         ]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

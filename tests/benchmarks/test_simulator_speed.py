@@ -1,0 +1,124 @@
+"""Speed of one simulation: against plain Python, and against what the memory of the machine would allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from envs import kernels
+from envs.problem import Problem
+from envs.simulator import simulate_many, simulate_problem
+from tests.benchmarks.cases import layered_graph, nodes_and_edges, random_placements, seconds_of, v100s
+from tests.benchmarks.conftest import Stopwatch
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.plain_simulator import PlainSimulator
+from tests.envs.reference_simulator import simulate_plainly
+
+Record = Callable[[Figure], None]
+
+PER_ELEMENT = "ns/(node+edge)"
+N_PLACEMENTS = 4
+
+
+@cache
+def problem_of(n_ops: int, n_devices: int, schedule: str) -> Problem:
+    return Problem(layered_graph(n_ops), v100s(n_devices, schedule))
+
+
+@cache
+def memory_bytes_per_s() -> float:
+    """Bytes that one core reads and writes per second, copying far more than any cache holds."""
+    source = np.ones(2**25)
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    return 2 * source.nbytes / seconds_of(lambda: np.copyto(target, source), rounds=5)
+
+
+def touched_bytes(problem: Problem, device_of: np.ndarray, memory: bool) -> float:
+    """Bytes that a simulation cannot do without: each array it reads or fills in, once.
+
+    A slot of a tensor and a device is written where a copy is sent, and cleared in any case.
+    """
+    arrays = problem.arrays
+    n_ops, n_tensors = problem.graph.n_ops, problem.graph.n_tensors
+    timeline = kernels.new_timeline(n_ops, n_tensors, problem.n_devices)
+    used = [arrays.is_free, arrays.input_ptr, arrays.input_item, arrays.producer, arrays.size, device_of]
+    if arrays.rules[0] == kernels.FIFO:
+        used += [arrays.output_ptr, arrays.output_item, arrays.consumer_ptr, arrays.consumer_item]
+    elif memory:
+        used += [arrays.consumer_ptr, arrays.consumer_item]
+    if memory:
+        used += [arrays.home, arrays.resident]
+    seconds = arrays.op_seconds.itemsize * n_ops
+    return float(sum(array.nbytes for array in [*used, *timeline]) + seconds)
+
+
+@pytest.mark.parametrize("n_ops", [1_000, 10_000])
+@pytest.mark.parametrize("n_devices", [4, 8])
+@pytest.mark.parametrize("memory", [False, True], ids=["time", "memory"])
+@pytest.mark.parametrize("schedule", ["program", "fifo"])
+def test_one_core(
+    stopwatch: Stopwatch, record: Record, schedule: str, memory: bool, n_devices: int, n_ops: int
+) -> None:
+    problem = problem_of(n_ops, n_devices, schedule)
+    placements = random_placements(problem, N_PLACEMENTS)
+    total_s, peak = np.zeros(N_PLACEMENTS), np.zeros((N_PLACEMENTS, n_devices))
+    per_element = 1e9 / nodes_and_edges(problem)
+    seconds = stopwatch(lambda: kernels.run_many(problem.arrays, placements, memory, total_s, peak))
+    plain, device_of = PlainSimulator(problem), placements[0].tolist()
+    plain_s, plain_peak = plain.run(device_of, memory)
+    assert plain_s == pytest.approx(total_s[0], rel=1e-12)
+    assert not memory or plain_peak == pytest.approx(peak[0], rel=1e-9)
+    limit_s = touched_bytes(problem, placements[0], memory) / memory_bytes_per_s()
+    record(
+        Figure(
+            "Simulator, one core, random placements; limit: bytes touched over memory bandwidth",
+            f"{schedule}{', memory' if memory else ''}, {n_devices} devices, {n_ops:,} ops",
+            seconds / N_PLACEMENTS * per_element,
+            PER_ELEMENT,
+            seconds_of(lambda: plain.run(device_of, memory)) * per_element,
+            "plain Python with a heap",
+            limit_s * per_element,
+        )
+    )
+
+
+@pytest.mark.parametrize("schedule", ["program", "fifo"])
+def test_against_the_reference(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
+    problem = problem_of(1_000, 4, schedule)
+    device_of = random_placements(problem, 1)[0]
+    seconds = stopwatch(lambda: simulate_problem(problem, device_of))
+    plain_s = seconds_of(
+        lambda: simulate_plainly(problem.graph, problem.cluster, device_of.tolist()), rounds=1
+    )
+    record(
+        Figure(
+            "One call of simulate_problem",
+            f"{schedule}, memory, 4 devices, 1,000 ops",
+            seconds * 1e6,
+            "us",
+            plain_s * 1e6,
+            "the quadratic reference of the tests",
+        )
+    )
+
+
+@pytest.mark.parametrize("schedule", ["program", "fifo"])
+def test_many_placements(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
+    problem = problem_of(1_000, 4, schedule)
+    placements = random_placements(problem, 256)
+    seconds = stopwatch(lambda: simulate_many(problem, placements))
+    one_by_one_s = seconds_of(lambda: [simulate_problem(problem, row) for row in placements])
+    record(
+        Figure(
+            "simulate_many, all cores",
+            f"{schedule}, memory, 4 devices, 1,000 ops",
+            len(placements) / seconds,
+            "placements/s",
+            len(placements) / one_by_one_s,
+            "one by one on one core",
+        )
+    )

@@ -1,0 +1,100 @@
+"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph and two threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from agent.callbacks import EpisodeLog
+from agent.config import TrainConfig
+from agent.network import PlacementNetwork
+from agent.policy import Policy
+from agent.policy_files import current_shape
+from agent.ppo import make_ppo
+from agent.threads import torch_threads
+from envs.batched_env import BatchedPlacementEnv
+from tests.benchmarks.cases import captured, decisions, seconds_of
+from tests.benchmarks.conftest import Stopwatch
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.naive_sb3 import N_ENVS, make_naive_ppo
+
+CONFIG = TrainConfig()
+ENV_STEPS = 200
+
+
+@cache
+def ours() -> MaskablePPO:
+    """Set up as `agent.training` does it, at the default configuration."""
+    problem = captured("cifar10", 200)
+    env = BatchedPlacementEnv([problem], CONFIG.n_envs, repeats=CONFIG.repeats)
+    policy = Policy(PlacementNetwork(current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)))
+    ppo = make_ppo(CONFIG, env, lambda: policy, lambda: CONFIG.learning_rate, seed=0, device="cpu")
+    policy.set_problems([problem])
+    return ppo
+
+
+@cache
+def naive() -> MaskablePPO:
+    return make_naive_ppo([captured("cifar10", 200)], CONFIG)
+
+
+def learn(ppo: MaskablePPO, callback: BaseCallback | None) -> int:
+    """One rollout and the update from it; returns its decisions."""
+    n = ppo.n_steps * ppo.n_envs
+    ppo.learn(n, callback=callback, log_interval=None, reset_num_timesteps=False)
+    return n
+
+
+def roll_out(ppo: MaskablePPO, callback: BaseCallback | None) -> int:
+    """One rollout without the update; returns its decisions."""
+    _, started = ppo._setup_learn(ppo.n_steps * ppo.n_envs, callback, reset_num_timesteps=False)
+    ppo.policy.set_training_mode(False)
+    ppo.collect_rollouts(ppo.env, started, ppo.rollout_buffer, ppo.n_steps, use_masking=True)
+    return ppo.n_steps * ppo.n_envs
+
+
+def step_env(ppo: MaskablePPO, callback: BaseCallback | None) -> int:
+    """Steps with random devices; returns their number."""
+    env: VecEnv = ppo.env
+    env.reset()
+    for actions in np.random.default_rng(0).integers(env.action_space.n, size=(ENV_STEPS, ppo.n_envs)):
+        env.step(actions)
+    return ENV_STEPS * ppo.n_envs
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "work"),
+    [
+        ("overall (rollouts and updates)", "steps/s", learn),
+        ("rollouts only", "decisions/s", roll_out),
+        ("environment only", "decisions/s", step_env),
+    ],
+)
+def test_training(
+    stopwatch: Stopwatch,
+    record: Callable[[Figure], None],
+    name: str,
+    unit: str,
+    work: Callable[[MaskablePPO, BaseCallback | None], int],
+) -> None:
+    problem, log = captured("cifar10", 200), EpisodeLog()
+    with torch_threads(CONFIG.threads):
+        n_ours, n_naive = work(ours(), log), work(naive(), None)
+        seconds = stopwatch(lambda: work(ours(), log), rounds=5)
+        naive_s = seconds_of(lambda: work(naive(), None), rounds=1)
+    record(
+        Figure(
+            f"Training, {decisions(problem)} decisions a walk, 4 devices, {CONFIG.n_envs} episodes",
+            name,
+            n_ours / seconds,
+            unit,
+            n_naive / naive_s,
+            f"plain SB3, the graph in the observation, {N_ENVS} environments",
+        )
+    )

@@ -10,7 +10,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.distributions import MaskableDistribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor
 
 from agent.policy import MASKED_LOGIT, Policy
@@ -22,8 +21,8 @@ class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     """Adapts a `Policy` to SB3: rollouts score from cached embeddings, updates encode with gradients.
 
     Args:
+        lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once.
-        learning_rate: see `torch.optim.Adam`; as a schedule over the training's remaining share.
     """
 
     def __init__(
@@ -33,15 +32,8 @@ class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         lr_schedule: Callable[[float], float],
         *,
         make_policy: Callable[[], Policy],
-        **_: object,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch=[],
-            features_extractor_class=FlattenExtractor,
-        )
+        super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
         self.placer = make_policy()
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 

@@ -46,9 +46,8 @@ def _run(options: dict[str, object], out: Path, jobs: int, command: str) -> int:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     if left_out:
-        print(
-            f"{len(left_out)} graphs are left out: the policy was trained on them (--include-seen keeps them)"
-        )
+        count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
+        print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
     _compare(study, out, jobs, command)
     return 0
 

@@ -1,4 +1,4 @@
-"""What no placement can beat: lower bounds on the step time, and on the memory."""
+"""What no placement can beat: a lower bound on the step time."""
 
 from __future__ import annotations
 
@@ -85,25 +85,3 @@ def _windowed_work(weighted: FloatArray, head: FloatArray, tail: FloatArray) -> 
     inside = head >= starts[:, None]
     window = starts[:, None] + np.where(inside, work, 0.0).cumsum(axis=1) + tail
     return float(window[inside].max())
-
-
-def memory_shortage(problem: Problem) -> str | None:
-    """Why no placement can fit, by resident bytes alone; None where they leave that open.
-
-    Returns:
-        One clause naming what is needed and what there is.
-    """
-    graph, memory = problem.graph, problem.cluster.memory_bytes
-    unit = np.bincount(graph.group_of, weights=graph.resident_bytes)
-    if unit.max() > memory.max():
-        op = graph.op_names[int(graph.groups.row(int(unit.argmax()))[0])]
-        return (
-            f"op '{op}' and what is colocated with it keep {unit.max() / 1e9:.3g} GB all step, "
-            f"but the largest device has {memory.max() / 1e9:.3g} GB"
-        )
-    if unit.sum() > memory.sum():
-        return (
-            f"its parameters and optimizer state keep {unit.sum() / 1e9:.3g} GB all step, "
-            f"but all devices together have {memory.sum() / 1e9:.3g} GB"
-        )
-    return None

@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from agent.bounds import memory_shortage
 from agent.placers import PLACERS, Budget
 from agent.placers.learned import LEARNED, draws_at_random
 from agent.results import Key
 from envs.cluster import Cluster
 from envs.cluster_files import cluster_to_json
-from envs.problem import Problem
+from envs.problem import NoRoomError, Problem
 from graphs.dataset import graph_hash
 from graphs.op_graph import IntArray, OpGraph
 from graphs.orders import get_order
@@ -108,14 +107,20 @@ class Study:
             ),
         }
 
-    def check_memory(self) -> None:
-        """Raise `EvaluationError` if a cluster's memory rules out every graph."""
+    def check_room(self) -> None:
+        """Raise `NoRoomError` if a cluster has room for none of the graphs."""
         for cluster in self.clusters:
-            shortages = [memory_shortage(Problem(graph, cluster)) for graph in self.graphs]
-            if all(shortages):
-                raise EvaluationError(
-                    f"graph '{self.graphs[0].name}' fits nowhere on cluster '{cluster.name}': {shortages[0]}"
-                )
+            lacks = [_lack_of_room(Problem(graph, cluster)) for graph in self.graphs]
+            if lacks[0] is not None and None not in lacks:
+                raise lacks[0]
+
+
+def _lack_of_room(problem: Problem) -> NoRoomError | None:
+    try:
+        problem.check_room()
+    except NoRoomError as error:
+        return error
+    return None
 
 
 def _check(study: Study) -> None:

@@ -80,7 +80,7 @@ class EvaluationConfig:
             seen=seen,
             given=given,
         )
-        study.check_memory()
+        study.check_room()
         return study, [] if self.include_seen else [graph.name for graph in graphs if graph.name in seen]
 
     def _budget(self) -> Budget:

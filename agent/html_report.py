@@ -112,7 +112,7 @@ def _row(line: Line, bound: float, widest: float) -> str:
         number(line.ratio_to_bound),
         f"{line.feasible_share:.0%}",
         f"{line.evaluations:,.0f}",
-        f"{line.wall_s:.3g}",
+        f"{line.wall_s:.2g}",
     )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

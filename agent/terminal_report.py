@@ -14,7 +14,7 @@ from rich.table import Table
 from agent.html_report import by_case, number, title
 from agent.summary import Line
 
-COLUMNS = ("graphs", "to single", "±", "to best", "to bound", "fits", "evals", "s")
+COLUMNS = ("graphs", "/single", "±", "/best", "/bound", "fits", "evals", "s")
 
 
 @contextmanager
@@ -27,16 +27,16 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def print_tables(lines: Sequence[Line]) -> None:
-    """Print the summary, the shortest step first."""
+    """Print the summary as ratios of step times, the shortest step first."""
     console = Console()
     for case, part in by_case(lines):
-        table = Table(title=escape(title(case)), caption="step time ratios; lower is better", box=SIMPLE_HEAD)
+        table = Table(title=escape(title(case)), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("placer", no_wrap=True)
         for column in COLUMNS:
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         for line in part:
             table.add_row(*map(escape, _cells(line)))
-        console.print(table)
+        console.print(table, "")
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -47,5 +47,5 @@ def _cells(line: Line) -> tuple[str, ...]:
         *map(number, ratios),
         f"{line.feasible_share:.0%}",
         f"{line.evaluations:,.0f}",
-        f"{line.wall_s:.3g}",
+        f"{line.wall_s:.2g}",
     )

@@ -113,7 +113,7 @@ def test_a_small_comparison_end_to_end(here):
         (("--graphs", "toy.json", "--placers", "single", "--budget", "0", "--out", "new"), "at least 1"),
         (("--graphs", "toy.json", "--placers", "single", "--seconds", "nan", "--out", "new"), "above 0"),
         (("--graphs", "toy.json", "--placers", "single", "--seeds", "0", "--out", "new"), "at least 1"),
-        (("--graphs", "huge.json", "--placers", "single", "--out", "new"), "fits nowhere"),
+        (("--graphs", "huge.json", "--placers", "single", "--out", "new"), "largest device"),
         (("--graphs", "toy.json", "--placements", "other.json", "--out", "new"), "graph 'other'"),
         (("--graphs", "toy.json", "--placements", "toy.json", "--out", "new"), "toy.json"),
         (("--graphs", "toy.json", "--placers", "policy", "--policy", "absent", "--out", "new"), "absent"),

@@ -40,7 +40,7 @@ def walk(search: Search, rng: np.random.Generator, first: float, last: float) ->
     problem = search.problem
     if problem.n_devices == 1 or search.best is None:
         return
-    units, walker = units_of(problem.graph), _walker(search)
+    units, walker = units_of(problem), _walker(search)
     track_memory = not problem.always_fits
     began = search.progress
     while left := min(search.left, BATCH):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import Search, placer
-from agent.placers.units import unit_held_bytes, unit_seconds, units_by_layer, units_by_program
+from agent.placers.units import unit_seconds, units_by_layer, units_by_program
 from graphs.op_graph import FloatArray, IntArray
 
 
@@ -22,7 +22,7 @@ def contiguous(search: Search, rng: np.random.Generator) -> None:
     orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
     _try_cuts(search, orders, seconds.mean(axis=1), speed)
     if not search.fits:
-        _try_cuts(search, orders, unit_held_bytes(problem.graph), problem.cluster.memory_bytes)
+        _try_cuts(search, orders, problem.unit_bytes, problem.cluster.memory_bytes)
 
 
 def _try_cuts(search: Search, orders: tuple[IntArray, ...], weight: FloatArray, share: FloatArray) -> None:

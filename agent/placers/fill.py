@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.placers.base import Search, placer
-from agent.placers.units import unit_held_bytes, units_by_layer
+from agent.placers.units import units_by_layer
 from graphs.op_graph import FloatArray, IntArray
 
 SHARES = tuple(share / 10 for share in range(10, 0, -1))
@@ -21,8 +21,7 @@ def memory_fill(search: Search, rng: np.random.Generator) -> None:
     Source: what `accelerate.infer_auto_device_map` does for inference, here with training memory: weights,
     gradients, optimizer state and saved activations.
     """
-    graph = search.problem.graph
-    order, held = units_by_layer(graph), unit_held_bytes(graph)
+    order, held = units_by_layer(search.problem.graph), search.problem.unit_bytes
     first_fit(search, lambda limit_bytes: fill(order, held, limit_bytes))
 
 
@@ -32,8 +31,7 @@ def m_topo(search: Search, rng: np.random.Generator) -> None:
 
     Source: m-TOPO of Baechi (Jeon et al., SoCC 2020).
     """
-    graph = search.problem.graph
-    order, held = units_by_layer(graph), unit_held_bytes(graph)
+    order, held = units_by_layer(search.problem.graph), search.problem.unit_bytes
     even_bytes = held.sum() / search.problem.n_devices + held.max()
     first_fit(search, lambda limit_bytes: fill(order, held, np.minimum(limit_bytes, even_bytes)))
 

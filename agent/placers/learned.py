@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.base import Placer, Search
-from agent.placers.units import unit_held_bytes
-from envs.problem import Problem
+from envs.problem import NoRoomError, Problem
 from graphs.op_graph import IntArray
 
 if TYPE_CHECKING:
@@ -37,7 +36,10 @@ def _walk(search: Search, rng: np.random.Generator, policy: Policy, order: str, 
     """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations."""
     from agent.decoding import decode
 
-    walks = decode(policy, search.problem, order=order, n_samples=samples, rng=rng)
+    try:
+        walks = decode(policy, search.problem, order=order, n_samples=samples, rng=rng)
+    except NoRoomError:
+        walks = np.full((1, search.problem.graph.n_ops), -1)
     search.score(np.stack([complete(search.problem, device_of) for device_of in walks]))
 
 
@@ -49,7 +51,7 @@ def complete(problem: Problem, device_of: IntArray) -> IntArray:
     """
     graph = problem.graph
     unit_device = device_of[graph.groups.items[graph.groups.ptr[:-1]]]
-    held = unit_held_bytes(graph)
+    held = problem.unit_bytes
     room = problem.cluster.memory_bytes.copy()
     placed = unit_device >= 0
     np.subtract.at(room, unit_device[placed], held[placed])

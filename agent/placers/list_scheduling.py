@@ -21,7 +21,7 @@ def heft(search: Search, rng: np.random.Generator) -> None:
     says. Where devices run ops in program order, that order is tried as the priority list too. A decision
     unit goes where its first op does.
     """
-    problem, units = search.problem, units_of(search.problem.graph)
+    problem, units = search.problem, units_of(search.problem)
     orders = [upward_rank_order(problem)]
     if problem.cluster.schedule == "program":
         orders.append(np.flatnonzero(~problem.graph.is_free))
@@ -40,7 +40,7 @@ def m_etf(search: Search, rng: np.random.Generator) -> None:
     Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). When inputs can be on a
     device is settled when the op becomes ready.
     """
-    problem, units = search.problem, units_of(search.problem.graph)
+    problem, units = search.problem, units_of(search.problem)
 
     def plan(limit_bytes: FloatArray) -> IntArray:
         return _per_unit(problem, schedule_earliest_start(problem.arrays, units, limit_bytes))

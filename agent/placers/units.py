@@ -23,8 +23,9 @@ class Units(NamedTuple):
     held: FloatArray  # (n_units,) bytes kept for most of the step
 
 
-def units_of(graph: OpGraph) -> Units:
-    """The decision units of a graph, with their neighbours and their program and layer orders."""
+def units_of(problem: Problem) -> Units:
+    """The decision units of a problem's graph, with their neighbours and their program and layer orders."""
+    graph = problem.graph
     near = _neighbours(graph)
     walks = np.stack([units_by_program(graph), units_by_layer(graph)])
     return Units(
@@ -35,7 +36,7 @@ def units_of(graph: OpGraph) -> Units:
         near_item=near.items,
         walks=walks,
         places=np.argsort(walks, axis=1),
-        held=unit_held_bytes(graph),
+        held=problem.unit_bytes,
     )
 
 
@@ -54,20 +55,6 @@ def unit_seconds(problem: Problem) -> FloatArray:
     seconds = np.zeros((n_units, problem.n_devices))
     np.add.at(seconds, problem.graph.group_of, problem.op_seconds)
     return seconds
-
-
-def unit_held_bytes(graph: OpGraph) -> FloatArray:
-    """Bytes each unit keeps for most of the step, (n_units,): residents and results read by backward ops."""
-    backward = np.array([phase != "forward" for phase in graph.phases], dtype=bool)
-    saved = np.zeros(graph.n_tensors, dtype=bool)
-    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
-    saved[tensor[backward[graph.consumers.items]]] = True
-    saved &= ~backward[graph.tensor_producer] & (graph.tensor_home < 0)
-    held = graph.resident_bytes.copy()
-    np.add.at(held, graph.tensor_producer[saved], graph.tensor_bytes[saved])
-    per_unit = np.zeros(len(graph.groups))
-    np.add.at(per_unit, graph.group_of, held)
-    return per_unit
 
 
 def units_by_program(graph: OpGraph) -> IntArray:

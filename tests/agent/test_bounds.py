@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_cases import GB, make_cluster, random_problem, training_graph
+from placement_cases import make_cluster, random_problem
 
-from agent.bounds import device_weights, lower_bound_s, memory_shortage
+from agent.bounds import device_weights, lower_bound_s
 from envs.problem import Problem
 from envs.simulator import simulate_many
 from graphs.op_graph import build_graph
@@ -69,14 +69,3 @@ def test_no_placement_beats_the_bound(seed, n_devices):
     units[:n_devices] = np.arange(n_devices)[:, None]
     total_s, _ = simulate_many(problem, units[:, problem.graph.group_of], memory=False)
     assert lower_bound_s(problem) <= total_s.min() * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(("memory_gb", "clause"), [(0.5, "device has 0.5 GB"), (5, "together have 15 GB")])
-def test_resident_bytes_that_fit_nowhere_are_named(memory_gb, clause):
-    shortage = memory_shortage(Problem(training_graph(), make_cluster(memory_bytes=memory_gb * GB)))
-    assert shortage is not None
-    assert clause in shortage
-
-
-def test_enough_memory_is_no_shortage():
-    assert memory_shortage(Problem(training_graph(), make_cluster(memory_bytes=7 * GB))) is None

@@ -9,7 +9,7 @@ from agent.placers import PLACERS, Budget, PlacerError, Search
 from agent.placers.contiguous import cut
 from agent.placers.fill import fill
 from agent.placers.list_scheduling import upward_rank_order
-from agent.placers.units import unit_held_bytes, units_by_layer
+from agent.placers.units import units_by_layer
 from envs.placement import check_placement
 from envs.problem import Problem
 from envs.simulator import simulate, simulate_many
@@ -139,12 +139,6 @@ def test_layer_order_keeps_backward_beside_forward():
     backward = [name for name in names if name.endswith("backward")]
     assert backward == [f"b0.l{layer}.backward" for layer in range(3)]
     assert names.index("b0.l0.backward") < names.index("b0.l2.update")
-
-
-def test_held_bytes_are_residents_and_what_backward_reads():
-    graph = training_graph(2, 1)
-    held = unit_held_bytes(graph)
-    assert held.sum() == graph.resident_bytes.sum() + 3 * 1e6  # two layers and the loss
 
 
 def test_upward_rank_is_a_topological_order():

@@ -1,0 +1,96 @@
+"""Placers that walk with a policy: the placers' contract, and what an evaluation leaves out."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from placement_cases import GB, make_cluster, training_graph
+
+import evaluate
+from agent.network import PlacementNetwork
+from agent.placers import Budget
+from agent.placers.learned import LEARNED, learned_placer
+from agent.policy import Policy
+from agent.policy_files import PolicyCard, current_shape, describe_seen, save_policy
+from envs.placement import check_placement
+from envs.problem import Problem
+from graphs.files import write_graphs
+from graphs.orders import ORDERS
+
+PROBLEM = Problem(training_graph(2, 2), make_cluster(3))
+
+
+def untrained():
+    torch.manual_seed(0)
+    shape = current_shape("none", 8, 1)
+    return PlacementNetwork(shape), shape
+
+
+def place(name, order="topo", evaluations=10, seed=0, problem=PROBLEM):
+    placer = learned_placer(name, Policy(untrained()[0]), order)
+    return placer.place(problem, Budget(evaluations), np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_placement_is_valid_in_every_order(name, order):
+    check_placement(PROBLEM.graph, PROBLEM.cluster, place(name, order).placement)
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_same_seed_same_placement(name):
+    first, second = (place(name, seed=4).placement.device_of for _ in range(2))
+    assert (first == second).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluations", "used"), [("policy", 10, 1), ("policy-sample", 10, 10), ("policy-sample", 1, 1)]
+)
+def test_budget_is_kept(name, evaluations, used):
+    assert place(name, evaluations=evaluations).evaluations == used
+
+
+def test_samples_are_never_worse_than_the_greedy_walk():
+    assert place("policy-sample").step_time.total_s <= place("policy").step_time.total_s
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
+    found = place(name, problem=Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB)))
+    assert not found.feasible
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Graphs `a` and `b`, and a policy that was trained on `a`."""
+    graphs = [training_graph(2, 1, name="a"), training_graph(2, 2, name="b")]
+    write_graphs(tmp_path / "graphs.jsonl", graphs)
+    network, shape = untrained()
+    (tmp_path / "policy").mkdir()
+    save_policy(tmp_path / "policy", network, PolicyCard(shape, describe_seen(graphs[:1])))
+    return tmp_path
+
+
+def rows_after(folder, *words):
+    words = ("--graphs", str(folder / "graphs.jsonl"), "--policy", str(folder / "policy"), *words)
+    assert evaluate.main((*words, "--placers", "single", "policy", "--out", str(folder / "out"))) == 0
+    with (folder / "out" / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_graphs_seen_in_training_are_left_out(folder, capsys):
+    rows = rows_after(folder)
+    assert {(row["placer"], row["graphs"], row["seen"]) for row in rows} == {
+        ("single", "1", "false"),
+        ("policy", "1", "false"),
+    }
+    assert "1 graph is left out" in capsys.readouterr().out
+
+
+def test_graphs_seen_in_training_are_marked(folder):
+    rows = rows_after(folder, "--include-seen")
+    assert {(row["placer"], row["seen"]) for row in rows} == {
+        (placer, seen) for placer in ("single", "policy") for seen in ("true", "false")
+    }
+    assert "seen by the policy in training" in (folder / "out" / "report.html").read_text()

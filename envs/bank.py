@@ -169,10 +169,9 @@ def problem_at(bank, i):
         a.bandwidth[q:qq].reshape(square),
         a.latency[q:qq].reshape(square),
         a.link[q:qq].reshape(square),
-        a.queue[q:qq].reshape(square),
         a.memory[d:dd],
         a.gaps[2 * i : 2 * i + 2],
-        a.rules[4 * i : 4 * i + 4],
+        a.rules[3 * i : 3 * i + 3],
     )
 
 

@@ -50,7 +50,7 @@ class Problem:
     def arrays(self) -> ProblemArrays:
         """The problem as the kernels read it."""
         graph, cluster = self.graph, self.cluster
-        link, queue, n_queues = _links(cluster)
+        link = _links(cluster)
         return ProblemArrays(
             op_seconds=self.op_seconds,
             is_free=graph.is_free.astype(np.int64),
@@ -67,7 +67,6 @@ class Problem:
             bandwidth=_bandwidth(cluster),
             latency=np.ascontiguousarray(cluster.latency_s, dtype=np.float64),
             link=link,
-            queue=queue,
             memory=cluster.memory_bytes,
             gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s]),
             rules=np.array(
@@ -75,7 +74,6 @@ class Problem:
                     FIFO if cluster.schedule == "fifo" else PROGRAM,
                     _sends_per_tensor(cluster),
                     int(link.max()) + 1,
-                    n_queues,
                 ],
                 dtype=np.int64,
             ),
@@ -141,23 +139,9 @@ def _bandwidth(cluster: Cluster) -> FloatArray:
     return bandwidth
 
 
-def _links(cluster: Cluster) -> tuple[IntArray, IntArray, int]:
-    """Link and arrival queue of each ordered pair, and the number of queues.
-
-    Arrivals over one link with one latency come in the order they were sent: they share a queue.
-    """
+def _links(cluster: Cluster) -> IntArray:
+    """Link of each ordered pair, -1 where every transfer has its own, (n_devices, n_devices)."""
     n = cluster.n_devices
     source = np.repeat(np.arange(n), n).reshape(n, n)
-    if cluster.sharing == "none":
-        return np.full((n, n), -1), np.zeros((n, n), dtype=np.int64), 0
-    if cluster.sharing == "pair":
-        pair = np.arange(n * n).reshape(n, n)
-        return pair, pair, n * n
-    queue = np.zeros((n, n), dtype=np.int64)
-    n_queues = 0
-    for row in range(n):
-        others = np.arange(n) != row
-        _, latency_class = np.unique(cluster.latency_s[row, others], return_inverse=True)
-        queue[row, others] = n_queues + latency_class
-        n_queues += int(latency_class.max()) + 1 if n > 1 else 1
-    return source, queue, n_queues
+    links = {"none": np.full((n, n), -1), "pair": np.arange(n * n).reshape(n, n), "egress": source}
+    return links[cluster.sharing]

@@ -13,6 +13,7 @@ from agent.actor_critic import WalkActorCritic
 from agent.checkpoints import Checkpoint
 from agent.config import TrainConfig
 from agent.policy import Policy
+from agent.rollouts import PerGraphRolloutBuffer
 from envs.batched_env import BatchedPlacementEnv
 
 LOSSES = {
@@ -53,6 +54,8 @@ def make_ppo(
         ent_coef=config.entropy,
         vf_coef=config.value_weight,
         max_grad_norm=config.max_grad_norm,
+        rollout_buffer_class=PerGraphRolloutBuffer,
+        normalize_advantage=False,
         policy_kwargs={"make_policy": make_policy},
         seed=seed,
         device=device,
@@ -105,16 +108,13 @@ def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) 
     groups = ppo.policy.optimizer.state_dict()["param_groups"]
     ppo.policy.optimizer.load_state_dict({"state": slots, "param_groups": groups})
     torch.set_rng_state(tensors["random/torch"])
-    key = tensors["random/numpy"].numpy().astype(np.uint32)
-    pos = state["random"]["pos"]
-    np.random.set_state(  # noqa: NPY002 (SB3 shuffles with it)
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": key, "pos": pos},
-            "has_gauss": state["random"]["has_gauss"],
-            "gauss": state["random"]["gauss"],
-        }
-    )
+    generator = {
+        "bit_generator": "MT19937",
+        "state": {"key": tensors["random/numpy"].numpy().astype(np.uint32), "pos": state["random"]["pos"]},
+        "has_gauss": state["random"]["has_gauss"],
+        "gauss": state["random"]["gauss"],
+    }
+    np.random.set_state(generator)  # noqa: NPY002 (SB3 shuffles with it)
     env.load_state_dict(state["env"])
     ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
     begin_episodes(ppo, env)

@@ -1,0 +1,26 @@
+"""Advantages are normalised within each graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.rollouts import LEAST_SHARE, normalise_within
+
+
+def test_each_group_has_mean_zero_and_deviation_one() -> None:
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, (50, 8))
+    values = (rng.normal(size=(50, 8)) * np.array([1.0, 2.0, 5.0])[group] + group).astype(np.float32)
+    scaled = normalise_within(group, values)
+    assert scaled.shape == values.shape
+    assert scaled.dtype == np.float32
+    for member in range(3):
+        assert abs(scaled[group == member].mean()) < 1e-6
+        assert abs(scaled[group == member].std() - 1) < 1e-6
+
+
+def test_a_group_without_spread_is_not_blown_up() -> None:
+    group = np.array([0, 0, 1, 1])
+    scaled = normalise_within(group, np.array([1.0, 1.0 + 1e-6, -1.0, 1.0], dtype=np.float32))
+    assert np.abs(scaled[:2]).max() < 1e-5 / LEAST_SHARE
+    assert np.abs(scaled[2:]).max() == 1.0

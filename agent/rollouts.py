@@ -15,7 +15,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     """Normalises advantages graph by graph.
 
     What a good placement gains differs tenfold between families: a recurrent cell's decisions swing the step
-    time, a residual network's hardly do. Normalised over a batch, the gradient would come from the former alone.
+    time, a residual network's hardly do. Normalised over a batch, the gradient would come from the former.
     """
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: NDArray[np.bool_]) -> None:

@@ -154,8 +154,7 @@ class OpGraph:
     def is_compute(self) -> NDArray[np.bool_]:
         """Whether a walk visits the op, bool (n_ops,).
 
-        Parameters and inputs never are visited; an optimizer update is not where a colocated compute op decides
-        for it.
+        Parameters and inputs never are; an update is not where a colocated compute op decides for it.
         """
         update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
         led = np.isin(self.colocate, np.unique(self.colocate[~self.is_free & ~update])) & (self.colocate >= 0)
@@ -166,17 +165,17 @@ class OpGraph:
     def group_of(self) -> IntArray:
         """Decision unit of each op, int (n_ops,), numbered 0.. by first member in program order.
 
-        Ops of one colocation group share a unit. A unit without a compute op (a stray parameter or input) joins
-        the unit of its first consumer or, where nothing consumes it, of the first compute op: so every unit is
-        decided by a compute op.
+        Ops of one colocation group share a unit. A unit without a compute op (a stray parameter or input)
+        joins the unit of its first consumer or, where nothing consumes it, of the first compute op: so every
+        unit is decided by a compute op.
         """
         label = np.where(self.colocate >= 0, self.n_ops + self.colocate, np.arange(self.n_ops))
         compute = np.flatnonzero(self.is_compute)
         led = set(label[compute].tolist())
         for own in sorted(set(label.tolist()) - led):
-            members = np.flatnonzero(label == own)
+            members = [int(op) for op in np.flatnonzero(label == own)]
             readers = [int(self.successors.row(op)[0]) for op in members if len(self.successors.row(op))]
-            leader = min(readers, default=compute[0] if len(compute) else members[0])
+            leader = min(readers, default=int(compute[0]) if len(compute) else members[0])
             label[members] = label[leader]
         _, first, unit = np.unique(label, return_index=True, return_inverse=True)
         rank = np.empty(len(first), dtype=np.int64)
@@ -273,7 +272,8 @@ def _check(graph: OpGraph) -> None:
     for op, phase in enumerate(graph.phases):
         if phase not in PHASES:
             raise GraphError(
-                f"{where}: op {op} ('{graph.op_names[op]}') has phase '{phase}'; use one of {', '.join(PHASES)}"
+                f"{where}: op {op} ('{graph.op_names[op]}') has phase '{phase}'; "
+                f"use one of {', '.join(PHASES)}"
             )
     for label in ("flops", "bytes_moved", "resident_bytes"):
         _check_amounts(where, label, getattr(graph, label), graph.op_names)

@@ -17,6 +17,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from tests.benchmarks.figures import Figure, table, write
 
+# Read when torch is first imported. A thread that spins while it waits for another keeps it from running
+# where cores are shared: beside two busy processes an update on two threads took 50 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 FIGURES = pytest.StashKey[list[Figure]]()
 
 

@@ -1,7 +1,4 @@
-"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph and as many threads.
-
-On a busy machine look at the rows for one thread: each operation of two waits for the slower of them.
-"""
+"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph and as many threads."""
 
 from __future__ import annotations
 

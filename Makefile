@@ -3,6 +3,9 @@ PYTHON ?= python3
 # Further arguments of pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 NAME := $(or $(NAME),default-$(shell date +%Y%m%d-%H%M%S))
+# What `make train` compares on: graphs kept from the training of two families, and two families never trained on.
+UNSEEN := cifar10 gpt inception bert
+PLACERS := single random round-robin contiguous memory-fill heft m-etf annealing policy policy-sample
 
 BIN := .venv/bin
 # Named after what the environment was made from, so that it is made anew when that changes and only then.
@@ -25,7 +28,8 @@ $(INSTALLED):
 
 train: setup ## train the default policy, then compare it on graphs it never saw
 	$(BIN)/python train_agent.py --config agent/default.json --name '$(NAME)'
-	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --out 'runs/$(NAME)/evaluation'
+	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
+	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest

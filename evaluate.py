@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -24,6 +25,8 @@ DIR gets results.csv, summary.csv, report.html and placements/. If interrupted, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code: 0 done, 2 wrong input, 1 interrupted."""
+    # Read when torch is loaded. Threads that spin while they wait starve others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = vars(_parser().parse_args(words))
     out, jobs = options.pop("out"), options.pop("jobs")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from envs.jit import kernel
 from envs.kernels import ProblemArrays, Timeline
 from envs.lookahead import Episode, Trial, WalkArrays, construct, improve, observe, overflow
 from envs.problem import Problem
@@ -142,7 +142,7 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def problem_at(bank, i):
     """Views of one problem of a bank."""
     a, first, last = bank.problems, bank.first[i], bank.first[i + 1]
@@ -175,7 +175,7 @@ def problem_at(bank, i):
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def walk_at(bank, i):
     """Views of what a walk needs to know of one problem of a bank."""
     w, first, last = bank.walks, bank.first[i], bank.first[i + 1]
@@ -189,7 +189,7 @@ def walk_at(bank, i):
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def episode_at(episodes, p, e):
     """Views of one episode, cut to its problem's size."""
     n_ops, n_devices = len(p.is_free), len(p.memory)
@@ -214,7 +214,7 @@ def episode_at(episodes, p, e):
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def trial_at(trial, p):
     """Views of the room to try candidates, cut to one problem's size."""
     n_ops, n = len(p.is_free), len(p.memory)
@@ -240,7 +240,7 @@ def trial_at(trial, p):
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def observe_episode(bank, episodes, trial, improving, obs, e):
     """Fill in row `e` of the observation; returns whether a device has room for the op at hand."""
     i = episodes.problem[e]
@@ -251,7 +251,7 @@ def observe_episode(bank, episodes, trial, improving, obs, e):
     return observe(w, p, episode, trial_at(trial, p), improving, obs.devices[e], obs.mask[e])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def step_episodes(bank, episodes, trial, improving, actions, obs, reward, over, outcome, peak):
     """Take one decision in every episode; those that are over keep their last observation.
 

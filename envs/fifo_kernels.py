@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numpy.typing import NDArray
 
+from envs.jit import kernel
 from envs.timeline import reserve
 from graphs.op_graph import FloatArray, IntArray
 
@@ -26,10 +27,10 @@ INFINITY = np.inf
 class Lineup(NamedTuple):
     """What each op still waits for, and the ready ops of each device as a binary heap."""
 
-    missing: IntArray  # (n_ops,) inputs whose producer has not started
-    turn: IntArray  # (n_ops,) of the instant `start` at which the inputs are there as far as known
+    missing: NDArray[np.int32]  # (n_ops,) inputs whose producer has not started
+    turn: NDArray[np.int32]  # (n_ops,) of the instant `start` at which the inputs are there as far as known
     heap_s: FloatArray  # (n_ops,) when a lined-up op is ready; device `d` has `first[d]` onwards
-    heap_op: IntArray  # (n_ops,)
+    heap_op: NDArray[np.int32]  # (n_ops,)
     first: IntArray  # (n_devices,)
     size: IntArray  # (n_devices,)
     next_s: FloatArray  # (n_devices,) when the next op starts
@@ -37,7 +38,7 @@ class Lineup(NamedTuple):
     free_turn: IntArray  # (n_devices,)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_fifo(p, device_of, timeline):
     """Work-conserving: devices run what became ready first, links carry what was produced first."""
     n_ops, n_devices = len(device_of), len(p.memory)
@@ -58,7 +59,7 @@ def run_fifo(p, device_of, timeline):
     return drain(p, device_of, timeline, q)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def line_up_first(p, device_of, timeline, q):
     """Time 0: lay out the heaps, take absent producers off, and let parameters and inputs be there."""
     n_ops, n_devices = len(device_of), len(p.memory)
@@ -84,7 +85,7 @@ def line_up_first(p, device_of, timeline, q):
             deliver(p, device_of, timeline, q, op, 0)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def skip(p, q, op):
     """Nobody waits for what an absent op would make."""
     for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
@@ -93,7 +94,7 @@ def skip(p, q, op):
             q.missing[p.consumer_item[j]] -= 1
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def is_before(q, at, op, other_at, other):
     """Whether one lined-up op is to run before another on the same device."""
     if at != other_at:
@@ -103,7 +104,7 @@ def is_before(q, at, op, other_at, other):
     return op < other
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def line_up(timeline, q, op, device):
     """Add an op whose inputs have a known arrival to its device's heap."""
     first, at = q.first[device], q.size[device]
@@ -122,7 +123,7 @@ def line_up(timeline, q, op, device):
         plan(timeline, q, device)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def plan(timeline, q, device):
     """Note when the first op of a device's heap starts."""
     if q.size[device] == 0:
@@ -138,7 +139,7 @@ def plan(timeline, q, device):
     q.next_turn[device] = turn
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def pop(q, device):
     """Take the first op off a device's heap."""
     first, last = q.first[device], q.size[device] - 1
@@ -165,7 +166,7 @@ def pop(q, device):
     return popped
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def deliver(p, device_of, timeline, q, op, turn):
     """Hand an op's outputs to its device's consumers; send them on in the order of the other consumers."""
     n_devices = len(p.memory)
@@ -200,7 +201,7 @@ def deliver(p, device_of, timeline, q, op, turn):
                 line_up(timeline, q, reader, target)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def drain(p, device_of, timeline, q):
     """Start lined-up ops in time order until none is left; returns the step time."""
     n_devices = len(p.memory)

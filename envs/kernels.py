@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from envs.fifo_kernels import run_fifo
+from envs.jit import kernel
 from envs.memory_kernels import peak_memory
 from envs.program_kernels import inputs_ready, run_program
 from envs.timeline import FIFO, PROGRAM, ProblemArrays, Timeline, clear, new_timeline, run_op
@@ -23,7 +22,7 @@ __all__ = [
 ]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run(p, device_of, timeline):
     """Simulate a complete or partial placement under the cluster's schedule; returns the step time."""
     clear(timeline)
@@ -32,7 +31,7 @@ def run(p, device_of, timeline):
     return run_fifo(p, device_of, timeline)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_many(p, devices_of, track_memory, total_s, peak):
     """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices)."""
     timeline = new_timeline(len(p.is_free), len(p.producer), len(p.memory))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from envs.jit import kernel
 from envs.kernels import Timeline, inputs_ready, peak_memory, run, run_op
 from graphs.op_graph import FloatArray, IntArray
 
@@ -80,13 +80,13 @@ class Trial(NamedTuple):
     timeline: Timeline
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def squash(x):
     """sign(x) log(1 + |x|)."""
     return np.log1p(x) if x >= 0.0 else -np.log1p(-x)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def decide(w, p, episode, op, device):
     """Put the unit of `op` on a device, taking it from where it was."""
     unit = w.unit_of[op]
@@ -103,7 +103,7 @@ def decide(w, p, episode, op, device):
     episode.state[1] = device
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def show(w, p, episode, op, device, shown_device):
     """Let a simulation see (or, with -1, not see) `op` and the parameters and inputs of its unit."""
     unit = w.unit_of[op]
@@ -113,7 +113,7 @@ def show(w, p, episode, op, device, shown_device):
             episode.shown[w.unit_item[k]] = shown_device
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def visit(w, p, episode, op):
     """Add a decided op to what is simulated."""
     device = episode.device_of[op]
@@ -126,7 +126,7 @@ def visit(w, p, episode, op):
         show(w, p, episode, op, device, device)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def construct(w, p, episode, device):
     """Decide the op at hand and visit on to the next undecided one; returns whether the walk is over."""
     walk, state = episode.walk, episode.state
@@ -142,7 +142,7 @@ def construct(w, p, episode, device):
     return over
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def improve(w, p, episode, device):
     """Move the unit of the op at hand and go on; returns whether the walk is over."""
     op = episode.walk[episode.state[0]]
@@ -155,7 +155,7 @@ def improve(w, p, episode, device):
     return episode.state[0] == len(episode.walk)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def show_unit(w, episode, op, device):
     """Let a simulation see the whole unit of `op` on a device."""
     unit = w.unit_of[op]
@@ -163,7 +163,7 @@ def show_unit(w, episode, op, device):
         episode.shown[w.unit_item[k]] = device
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def neighbours(p, episode, op, trial):
     """Fill in where the placed neighbours' bytes are, and the transfers each device would wait for."""
     n_devices = len(p.memory)
@@ -197,7 +197,7 @@ def neighbours(p, episode, op, trial):
             trial.outputs_there[device] /= outputs
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def try_incremental(p, episode, op, trial):
     """Fill in what each candidate would do, from the timeline of the walked prefix."""
     timeline = episode.timeline
@@ -214,7 +214,7 @@ def try_incremental(p, episode, op, trial):
         trial.total_s[device] = max(episode.time_s[0], finish)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def try_full(w, p, episode, op, trial, improving):
     """Fill in what each candidate would do, simulating what is shown with the op there."""
     n_devices = len(p.memory)
@@ -243,7 +243,7 @@ def try_full(w, p, episode, op, trial, improving):
         show(w, p, episode, op, -1, -1)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def link_busy_until(p, timeline, device):
     """When the last outgoing link of a device is free."""
     until = 0.0
@@ -253,7 +253,7 @@ def link_busy_until(p, timeline, device):
     return until
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def fill_features(w, p, episode, op, trial, features):
     """Fill `features` (n_devices or more, N_DEVICE_FEATURES) from a trial; see `DEVICE_FEATURES`."""
     n_devices = len(p.memory)
@@ -296,7 +296,7 @@ def fill_features(w, p, episode, op, trial, features):
         row[20] = episode.state[0] / len(episode.walk)
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def fill_mask(w, p, episode, op, mask):
     """Mark the devices with room for the unit of `op`; returns whether there is one."""
     any_room = False
@@ -311,7 +311,7 @@ def fill_mask(w, p, episode, op, mask):
     return any_room
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def observe(w, p, episode, trial, improving, features, mask):
     """Fill in the observation of the op at hand; returns whether any device has room for it."""
     op = episode.walk[episode.state[0]]
@@ -325,7 +325,7 @@ def observe(w, p, episode, trial, improving, features, mask):
     return fill_mask(w, p, episode, op, mask)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def overflow(p, episode, peak):
     """Share of the memory that the shown placement needs beyond what its devices have; 0 where it fits."""
     peak_memory(p, episode.shown, episode.timeline, episode.time_s[0], peak)

@@ -1,20 +1,62 @@
-"""The greatest number of bytes that each device holds at once, from a finished timeline."""
+"""The greatest number of bytes that each device holds at once, from a finished timeline.
+
+A tensor at its producer is held from the producer's start to the end of its last local use and transfer, a
+copy from its arrival to the end of its last use there; resident bytes are held throughout; what these
+count already is left out. What ends at an instant is gone before what begins at it.
+
+Sorting all beginnings and ends would cost more than the simulation. Instead they are summed up in buckets of
+time, about one event each. Before a bucket the bytes held are known, and in it they cannot exceed those by
+more than what begins in it: only the few buckets that could hold the peak are looked at in order.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit
+from numpy.typing import NDArray
+
+from envs.jit import kernel
+from graphs.op_graph import FloatArray
 
 
-@njit(cache=True, nogil=True)
-def memory_events(p, device_of, timeline, time_s, change, device):
-    """Write what is taken and given back, when and where; returns the number of events.
+class Holdings(NamedTuple):
+    """What is held where and when, one entry per tensor and device that holds it."""
 
-    A tensor at its producer is taken from the producer's start to the end of its last local use and transfer,
-    a copy from its arrival to the end of its last use there. What resident bytes already count is left out.
-    """
+    since: FloatArray  # s
+    until: FloatArray  # s
+    size: FloatArray  # bytes
+    device: NDArray[np.int32]
+
+
+@kernel
+def peak_memory(p, device_of, timeline, total_s, peak):
+    """Fill `peak` (n_devices,) with the greatest number of bytes held at once on each device."""
+    n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
+    n_buckets = 2 * len(device_of) // n_devices + 2
+    scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
+    amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
+    h = Holdings(amounts[0], amounts[1], amounts[2], devices)
+    n = find_holdings(p, device_of, timeline, np.empty(n_devices), h)
+    flows = np.zeros((n_devices, n_buckets, 2))
+    add_flows(h, n, scale, flows)
+    peak[:] = 0.0
+    for op in range(len(device_of)):
+        if device_of[op] >= 0:
+            peak[device_of[op]] += p.resident[op]
+    in_doubt = np.empty((n_devices, n_buckets), np.uint8)
+    for device in range(n_devices):
+        peak[device] = bound(flows[device], peak[device], in_doubt[device])
+    events = np.empty(2 * n + 1, np.int32)
+    n_events = find_events(h, n, scale, in_doubt, events)
+    sort_events(h, events, n_events)
+    look_closely(h, events[:n_events], scale, flows, peak)
+
+
+@kernel(allocates=False)
+def find_holdings(p, device_of, timeline, last_use, h):
+    """Fill in all holdings; returns their number."""
     n_devices = len(p.memory)
-    last_use = np.empty(n_devices)
     n = 0
     for tensor in range(len(p.producer)):
         producer = p.producer[tensor]
@@ -22,91 +64,123 @@ def memory_events(p, device_of, timeline, time_s, change, device):
         if source < 0 or p.size[tensor] == 0.0:
             continue
         base = tensor * n_devices
-        home = p.home[tensor]
-        home_device = device_of[home] if home >= 0 else -1
-        last_use[:] = -1.0
-        last_use[source] = timeline.finish[producer]
+        home = device_of[p.home[tensor]] if p.home[tensor] >= 0 else -1
+        for device in range(n_devices):
+            last_use[device] = -1.0
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
             if device_of[reader] >= 0:
                 last_use[device_of[reader]] = max(last_use[device_of[reader]], timeline.finish[reader])
-        for target in range(n_devices):
-            if target != source:
-                last_use[source] = max(last_use[source], timeline.sent[base + target])
-        for target in range(n_devices):
-            if last_use[target] < 0.0 or target == home_device:
-                continue
-            since = timeline.start[producer] if target == source else timeline.arrival[base + target]
-            time_s[n], change[n], device[n] = since, p.size[tensor], target
-            time_s[n + 1], change[n + 1], device[n + 1] = last_use[target], -p.size[tensor], target
-            n += 2
+        until = max(last_use[source], timeline.finish[producer])
+        last_use[source] = -1.0
+        for device in range(n_devices):
+            until = max(until, timeline.sent[base + device])
+            h.since[n] = timeline.arrival[base + device]
+            h.until[n] = last_use[device]
+            h.size[n] = p.size[tensor]
+            h.device[n] = device
+            n += last_use[device] >= 0.0 and device != home
+        h.since[n] = timeline.start[producer]
+        h.until[n] = until
+        h.size[n] = p.size[tensor]
+        h.device[n] = source
+        n += source != home
     return n
 
 
-@njit(cache=True, nogil=True)
-def sort_events(time_s, change, n, total_s):
-    """Order of the events by time, what is given back before what is taken; a bucket per event."""
-    n_buckets = n + 1
-    scale = n / total_s if total_s > 0.0 else 0.0
-    bucket_end = np.zeros(n_buckets + 1, np.int64)
+@kernel(allocates=False)
+def add_flows(h, n, scale, flows):
+    """Sum up, per device and bucket, what begins (0) and what ends (1)."""
+    last = flows.shape[1] - 1
     for i in range(n):
-        bucket_end[min(int(time_s[i] * scale), n) + 1] += 1
-    for bucket in range(n_buckets):
-        bucket_end[bucket + 1] += bucket_end[bucket]
-    order = np.empty(n, np.int64)
-    filled = bucket_end[:n_buckets].copy()
+        flows[h.device[i], min(int(h.since[i] * scale), last), 0] += h.size[i]
+        flows[h.device[i], min(int(h.until[i] * scale), last), 1] += h.size[i]
+
+
+@kernel(allocates=False)
+def bound(flows, held, in_doubt):
+    """The most that is certainly held at some time; marks the buckets in which it may be exceeded.
+
+    What is held before a bucket takes the place of what ends in it.
+    """
+    peak = held
+    for bucket in range(len(flows)):
+        begins, ends = flows[bucket, 0], flows[bucket, 1]
+        flows[bucket, 1] = held
+        peak = max(peak, held + begins if ends == 0.0 else held)
+        held += begins - ends
+    for bucket in range(len(flows)):
+        in_doubt[bucket] = flows[bucket, 0] + flows[bucket, 1] > peak
+    return peak
+
+
+@kernel(allocates=False)
+def find_events(h, n, scale, in_doubt, events):
+    """Fill in the events of the buckets in doubt; returns their number.
+
+    Event `2 * i` is the beginning of holding `i`, `2 * i + 1` its end.
+    """
+    last = in_doubt.shape[1] - 1
+    n_events = 0
     for i in range(n):
-        bucket = min(int(time_s[i] * scale), n)
-        order[filled[bucket]] = i
-        filled[bucket] += 1
-    for bucket in range(n_buckets):
-        low, high = bucket_end[bucket], bucket_end[bucket + 1]
-        if high - low > 64:
-            sort_by_time(time_s, change, order, low, high)
-        else:
-            insertion_sort(time_s, change, order, low, high)
-    return order
+        device = h.device[i]
+        events[n_events] = 2 * i
+        n_events += in_doubt[device, min(int(h.since[i] * scale), last)]
+        events[n_events] = 2 * i + 1
+        n_events += in_doubt[device, min(int(h.until[i] * scale), last)]
+    return n_events
 
 
-@njit(cache=True, nogil=True)
-def insertion_sort(time_s, change, order, low, high):
-    """Sort `order[low:high]` by time, releases first."""
-    for i in range(low + 1, high):
-        event = order[i]
-        j = i
-        while j > low:
-            other = order[j - 1]
-            if time_s[other] < time_s[event]:
-                break
-            if time_s[other] == time_s[event] and (change[other] < 0.0 or change[event] > 0.0):
-                break
-            order[j] = other
-            j -= 1
-        order[j] = event
+@kernel(allocates=False)
+def instant(h, event):
+    """When an event happens."""
+    return h.until[event >> 1] if event & 1 else h.since[event >> 1]
 
 
-@njit(cache=True, nogil=True)
-def sort_by_time(time_s, change, order, low, high):
-    """Sort `order[low:high]` by time, releases first, in n log n: for instants with many events."""
-    events = order[low:high].copy()
-    releases = events[change[events] < 0.0]
-    takes = events[change[events] >= 0.0]
-    both = np.concatenate((releases, takes))
-    order[low:high] = both[np.argsort(time_s[both], kind="mergesort")]
+@kernel(allocates=False)
+def is_before(h, event, other):
+    """Whether an event comes before another: by time, at one instant ends before beginnings."""
+    at, other_at = instant(h, event), instant(h, other)
+    return at < other_at or (at == other_at and event & 1 > other & 1)
 
 
-@njit(cache=True, nogil=True)
-def peak_memory(p, device_of, timeline, total_s, peak):
-    """Fill `peak` (n_devices,) with the greatest number of bytes held at once on each device."""
-    n_slots = 2 * (len(p.consumer_item) + len(p.producer))
-    time_s, change = np.empty(n_slots), np.empty(n_slots)
-    device = np.empty(n_slots, np.int64)
-    held = np.zeros(len(p.memory))
-    for op in range(len(device_of)):
-        if device_of[op] >= 0:
-            held[device_of[op]] += p.resident[op]
-    peak[:] = held
-    n = memory_events(p, device_of, timeline, time_s, change, device)
-    for i in sort_events(time_s, change, n, total_s):
-        held[device[i]] += change[i]
-        peak[device[i]] = max(peak[device[i]], held[device[i]])
+@kernel(allocates=False)
+def sift(h, events, event, at, n):
+    """Put an event into the heap `events[:n]` of which the last comes first, at `at` or below."""
+    while 2 * at + 1 < n:
+        child = 2 * at + 1
+        if child + 1 < n and is_before(h, events[child], events[child + 1]):
+            child += 1
+        if not is_before(h, event, events[child]):
+            break
+        events[at] = events[child]
+        at = child
+    events[at] = event
+
+
+@kernel(allocates=False)
+def sort_events(h, events, n):
+    """Sort `events[:n]` (heap sort)."""
+    for at in range(n // 2 - 1, -1, -1):
+        sift(h, events, events[at], at, n)
+    for end in range(n - 1, 0, -1):
+        event = events[end]
+        events[end] = events[0]
+        sift(h, events, event, 0, end)
+
+
+@kernel
+def look_closely(h, events, scale, flows, peak):
+    """Raise `peak` to what is held after each of the sorted events."""
+    last = flows.shape[1] - 1
+    held = np.zeros(len(peak))
+    present = np.full(len(peak), -1)
+    for event in events:
+        device = h.device[event >> 1]
+        bucket = min(int(instant(h, event) * scale), last)
+        if bucket != present[device]:
+            present[device] = bucket
+            held[device] = flows[device, bucket, 1]
+        size = h.size[event >> 1]
+        held[device] += -size if event & 1 else size
+        peak[device] = max(peak[device], held[device])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from envs.jit import kernel
 from envs.timeline import reserve, run_op
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
     """When the inputs of `op` are on `device`; sends what is not there yet, for good only with `commit`."""
     n_devices = len(p.memory)
@@ -39,7 +38,7 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
     return ready
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def run_program(p, device_of, timeline):
     """Devices run their ops in program order, links carry copies in the order of first need."""
     total = 0.0

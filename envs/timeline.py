@@ -1,12 +1,9 @@
 """What the simulator's loops read and fill in, as flat arrays.
 
-A *problem* (`ProblemArrays`) is a graph on a cluster; a *timeline* (`Timeline`) is what a simulation fills in.
+A *problem* (`ProblemArrays`) is a graph on a cluster, a *timeline* (`Timeline`) what a simulation fills in.
 An op whose device is -1 is absent: it does not run, and what it would produce is not waited for. A tensor `t`
 at device `d` has the slot `t * n_devices + d`; the slot of the producer's own device holds the end of the one
 transfer that serves all devices, where the cluster sends per tensor.
-
-Loops that allocate nothing are compiled without reference counting (`_nrt=False`): counting the references of
-some twenty arrays at every call costs ten times the simulation.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from envs.jit import kernel
 from graphs.op_graph import FloatArray, IntArray
 
 PROGRAM, FIFO = 0, 1
@@ -55,7 +52,7 @@ class Timeline(NamedTuple):
     link_free: FloatArray  # (n_devices ** 2,)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def new_timeline(n_ops, n_tensors, n_devices):
     """An empty timeline, all slots unsent."""
     return Timeline(
@@ -68,7 +65,7 @@ def new_timeline(n_ops, n_tensors, n_devices):
     )
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def clear(timeline):
     """Forget a simulation; `start` and `finish` are overwritten by the next one where they are read."""
     timeline.sent[:] = -1.0
@@ -77,7 +74,7 @@ def clear(timeline):
     timeline.link_free[:] = 0.0
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def reserve(p, link_free, tensor, source, target, ready_s):
     """Occupy the link for one transfer; returns when the transfer ends."""
     link = p.link[source, target]
@@ -89,7 +86,7 @@ def reserve(p, link_free, tensor, source, target, ready_s):
     return end
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@kernel(allocates=False)
 def run_op(p, timeline, op, device, ready_s):
     """Run `op` on `device` as soon as both are ready; returns its finish."""
     start = max(ready_s, timeline.device_free[device])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from envs.jit import kernel
 from envs.kernels import inputs_ready, new_timeline, run_op
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def assign(units, unit, device, device_of, room):
     """Place all of a unit's ops on a device and take its memory from the room there."""
     for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
@@ -16,7 +16,7 @@ def assign(units, unit, device, device_of, room):
     room[device] -= units.held[unit]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def may_take(units, op, device, device_of, room):
     """Whether `op` may go to `device`: its unit is there, or open with room there or none anywhere."""
     if device_of[op] >= 0:
@@ -25,7 +25,7 @@ def may_take(units, op, device, device_of, room):
     return room[device] >= held or (room.max() < held and room[device] == room.max())
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_leftovers(units, device_of, room):
     """Units without a running op (nothing reads them) go where there is most room."""
     for op in range(len(device_of)):
@@ -33,7 +33,7 @@ def place_leftovers(units, device_of, room):
             assign(units, units.of_op[op], room.argmax(), device_of, room)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def schedule_in_order(p, units, order, room):
     """Earliest finish: each op of `order` goes where it finishes first; ties to the lower device index."""
     n_devices = len(p.memory)
@@ -57,7 +57,7 @@ def schedule_in_order(p, units, order, room):
     return device_of
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_waiting(p):
     """Inputs made by running ops that each op waits for, (n_ops,)."""
     waiting = np.zeros(len(p.is_free), np.int64)
@@ -68,7 +68,7 @@ def count_waiting(p):
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_ready(p, device_of, timeline, op, ready_s):
     """When the inputs of `op` could be on each device, as the links are now, into `ready_s` (n_devices,)."""
     for device in range(len(p.memory)):
@@ -76,7 +76,7 @@ def fill_ready(p, device_of, timeline, op, ready_s):
         ready_s[device] = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, ready_s):
     """The (position in `ready_ops`, device) that starts first; ties to the earlier op and lower device."""
     where, chosen, earliest = -1, -1, np.inf
@@ -90,7 +90,7 @@ def earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, read
     return where, chosen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def schedule_earliest_start(p, units, room):
     """Of all ready ops and devices, always the pair that can start first."""
     n_ops, n_devices = p.op_seconds.shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from envs.jit import kernel
 from envs.kernels import Timeline, peak_memory, run
 from graphs.op_graph import FloatArray, IntArray
 
@@ -30,20 +30,20 @@ class Walker(NamedTuple):
     timeline: Timeline
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def device_of_unit(units, walker, unit):
     """Device that a unit is on."""
     return walker.device_of[units.member_item[units.member_ptr[unit]]]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def put(units, walker, unit, device):
     """Put all of a unit's ops on a device."""
     for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
         walker.device_of[units.member_item[k]] = device
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def move(units, walker, n_moved, unit, device):
     """Move one unit and note where it came from; returns the number moved so far."""
     source = device_of_unit(units, walker, unit)
@@ -55,7 +55,7 @@ def move(units, walker, n_moved, unit, device):
     return n_moved + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def draw_target(units, walker, unit, n_devices, rng):
     """Another device for a unit: often that of a neighbour, else any."""
     first, last = units.near_ptr[unit], units.near_ptr[unit + 1]
@@ -66,7 +66,7 @@ def draw_target(units, walker, unit, n_devices, rng):
     return (device_of_unit(units, walker, unit) + rng.integers(1, n_devices)) % n_devices
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def move_with_neighbours(units, walker, unit, target):
     """Move a unit and its neighbours on the same device."""
     source = device_of_unit(units, walker, unit)
@@ -77,7 +77,7 @@ def move_with_neighbours(units, walker, unit, target):
     return n_moved
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def move_stretch(units, walker, unit, target, rng):
     """Move a stretch of a walk around a unit; its length is log-uniform up to half of the units."""
     n_units = len(units.held)
@@ -90,7 +90,7 @@ def move_stretch(units, walker, unit, target, rng):
     return n_moved
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def propose(units, walker, n_devices, rng):
     """Make a random move; returns the number of units moved."""
     unit = rng.integers(0, len(units.held))
@@ -108,7 +108,7 @@ def propose(units, walker, n_devices, rng):
     return move(units, walker, n_moved, other, source) if n_moved else 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def overflow_bytes(p, walker, total_s, peak):
     """Bytes over the memory of all devices together."""
     peak_memory(p, walker.device_of, walker.timeline, total_s, peak)
@@ -118,7 +118,7 @@ def overflow_bytes(p, walker, total_s, peak):
     return over
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def accept(p, walker, limit, scale_s, track_memory, peak):
     """Whether the energy of the present placement is within `limit`; if so it is taken over.
 
@@ -140,7 +140,7 @@ def accept(p, walker, limit, scale_s, track_memory, peak):
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
     peak = np.zeros(len(p.memory))

@@ -1,4 +1,4 @@
-"""One table from several evaluations: `python -m agent.results_table FOLDER ...`, each written by `evaluate.py`.
+"""One table from several evaluations: `python -m agent.results_table FOLDER ...`, as `evaluate.py` wrote.
 
 Evaluations of policies from several training seeds, or with several budgets, become one table in Markdown: a
 row per placer, a column per family. A cell is the geometric mean of the step time over that of the fastest

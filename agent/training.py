@@ -16,6 +16,7 @@ from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
 from agent.encoders import ENCODERS
 from agent.evaluating import Yardstick, greedy_ratios
+from agent.imitation import Teacher, demonstrate
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
@@ -35,7 +36,7 @@ class Result:
         timesteps, iterations: decisions and updates made.
         wall_s: seconds, those before interruptions included.
         best_score: least geometric mean of step time over that of one device, by which the policy was chosen.
-        best_timesteps: when that policy was found.
+        best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
     """
 
@@ -90,7 +91,8 @@ class _Training:
     def __init__(self, config: TrainConfig, context: Context) -> None:
         self.config, self.context = config, context
         self.began = time.monotonic()
-        self.iteration, self.timesteps = 0, 0
+        self.iteration, self.imitated, self.timesteps = 0, 0, 0
+        self.teacher: Teacher | None = None
         self.best_score, self.best_timesteps = float("inf"), 0
         graphs = context.graphs
         problems = problems_of(graphs.train, config.cluster)
@@ -124,10 +126,10 @@ class _Training:
         saved = context.checkpoints.latest()
         if saved is not None:
             self._restore(saved)
-        self.is_over = self._progress() >= 1.0
+        self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
 
     def run(self) -> Result:
-        """Alternate rollouts and updates until decisions, time or the context's patience are used up."""
+        """Imitate, then reinforce, until decisions, time or the context's patience are used up."""
         while not self.is_over and not self.context.should_stop():
             self._iterate()
             if self.is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
@@ -143,25 +145,67 @@ class _Training:
         )
 
     def _iterate(self) -> None:
-        """One rollout and the update from it; then an evaluation where one is due."""
+        """One pass over the demonstrations or one rollout with its update; an evaluation where one is due."""
+        learn = self._imitate if self.iteration < self._lessons() else self._reinforce
+        metrics = learn()
+        self.iteration += 1
+        self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
+        last_lesson = self.iteration == self._lessons()
+        if self.is_over or last_lesson or self._is_due(self.config.eval_every):
+            metrics |= self._evaluate()
+        metrics |= {"iteration": self.iteration, "progress": self._progress(), "wall_s": self._wall_s()}
+        self.context.report(self.imitated + self.timesteps, metrics)
+
+    def _lessons(self) -> int:
+        """Iterations of imitation; they come first."""
+        return self.config.imitation_epochs if self.config.demonstrations else 0
+
+    def _imitate(self) -> dict[str, float]:
+        began = time.monotonic()
+        if self.teacher is None:
+            self.teacher = self._make_teacher()
+        rate = _between(
+            self.config.imitation_rate, self.config.learning_rate, self.iteration / self._lessons()
+        )
+        for group in self.ppo.policy.optimizer.param_groups:
+            group["lr"] = rate
+        optimizer, most = self.ppo.policy.optimizer, self.config.max_grad_norm
+        metrics = self.teacher.epoch(self.iteration, self.policy, optimizer, max_grad_norm=most)
+        decisions = metrics.pop("imitation/decisions")
+        self.imitated += int(decisions)
+        speed = decisions / (time.monotonic() - began)
+        return metrics | {"decisions_per_s": speed, "learning_rate": rate}
+
+    def _make_teacher(self) -> Teacher:
+        problems = self.yardsticks["train"].problems
+        demonstrations = demonstrate(
+            problems,
+            repeats=self.config.demonstrations,
+            evaluations=self.config.search,
+            seed=self.context.seed,
+            should_stop=self.context.should_stop,
+        )
+        return Teacher(
+            problems,
+            demonstrations,
+            orders=self.config.order,
+            mdp=self.config.mdp,
+            seed=self.context.seed,
+        )
+
+    def _reinforce(self) -> dict[str, float]:
         began = time.monotonic()
         self.ppo.ent_coef = _between(self.config.entropy, self.config.final_entropy, self._progress())
         decisions = self.config.n_envs * self.config.n_steps
         self.ppo.learn(decisions, callback=self.log, log_interval=None, reset_num_timesteps=False)
-        self.iteration, self.timesteps = self.iteration + 1, self.ppo.num_timesteps
-        self.is_over = self._progress() >= 1.0
-        metrics = {
-            "iteration": self.iteration,
+        self.timesteps = self.ppo.num_timesteps
+        return {
             "decisions_per_s": decisions / (time.monotonic() - began),
             "learning_rate": self._learning_rate(),
             "entropy_weight": self.ppo.ent_coef,
             **ppo.update_metrics(self.ppo),
             **self._episode_metrics(),
         }
-        if self.is_over or self._is_due(self.config.eval_every):
-            metrics |= self._evaluate()
-        metrics |= {"progress": self._progress(), "wall_s": self._wall_s()}
-        self.context.report(self.timesteps, metrics)
 
     def _episode_metrics(self) -> dict[str, float]:
         episodes = self.log.take()
@@ -193,7 +237,8 @@ class _Training:
             ]
             metrics |= yardstick.metrics(use, ratios)
         if metrics["ratio/validation"] < self.best_score:
-            self.best_score, self.best_timesteps = metrics["ratio/validation"], self.timesteps
+            self.best_score = metrics["ratio/validation"]
+            self.best_timesteps = self.imitated + self.timesteps
             save_policy(self.context.folder, self.policy.network, self.card)
         return metrics
 
@@ -208,7 +253,7 @@ class _Training:
 
     def _progress(self) -> float:
         """Share of the training that is done: of the decisions or of the time, whichever is further."""
-        share = self.timesteps / self.config.timesteps
+        share = self.timesteps / self.config.timesteps if self.config.timesteps else 1.0
         if self.config.minutes:
             share = max(share, self._wall_s() / (60 * self.config.minutes))
         return min(share, 1.0)
@@ -223,6 +268,7 @@ class _Training:
         saved = ppo.capture(self.ppo, self.env)
         own = {
             "iteration": self.iteration,
+            "imitated": self.imitated,
             "wall_s": self._wall_s(),
             "best": [self.best_score, self.best_timesteps],
         }
@@ -231,7 +277,8 @@ class _Training:
     def _restore(self, saved: Checkpoint) -> None:
         ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
         own = saved.state["training"]
-        self.iteration, self.timesteps = own["iteration"], self.ppo.num_timesteps
+        self.iteration, self.imitated = own["iteration"], own["imitated"]
+        self.timesteps = self.ppo.num_timesteps
         self.began = time.monotonic() - own["wall_s"]
         self.best_score, self.best_timesteps = own["best"]
 

@@ -1,0 +1,183 @@
+"""Learning from search: annealed placements, walked op by op, as lessons for a policy.
+
+Search finds in a second what reinforcement learning finds in hours, but for one graph at a time. A policy
+that imitates what it found on many graphs starts from there, and carries over to graphs it never saw.
+
+Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the teacher.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from agent.placers import PLACERS, Budget
+from agent.policy import Policy
+from envs.episodes import EpisodeBatch
+from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+WALKS_AT_ONCE = 8
+"""Lessons in one gradient step: few enough graphs to encode, enough decisions to average."""
+ALIKE = 1e-6
+"""Devices whose features differ by less are the same to the policy, so either is a right answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Demonstration:
+    """A placement to imitate: the index of its problem, and the device of each op, int (n_ops,)."""
+
+    problem: int
+    device_of: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A walk that a demonstration decided; one row per decision.
+
+    Attributes:
+        problem, op: int64 (n,).
+        devices: lookahead features, float32 (n, max_devices * n_device_features).
+        mask: devices with room, int8 (n, max_devices).
+        right: devices that the policy cannot tell from the one chosen, and that one; bool (n, max_devices).
+        value: reward still to come, float32 (n,).
+    """
+
+    problem: NDArray[np.int64]
+    op: NDArray[np.int64]
+    devices: NDArray[np.float32]
+    mask: NDArray[np.int8]
+    right: NDArray[np.bool_]
+    value: NDArray[np.float32]
+
+
+def demonstrate(
+    problems: Sequence[Problem],
+    *,
+    repeats: int,
+    evaluations: int,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Demonstration]:
+    """Anneal every problem `repeats` times, on all cores; what does not fit in memory is left out.
+
+    Args:
+        evaluations: of each annealing.
+        should_stop: looked at between problems; what is done by then is returned.
+    """
+
+    def search(job: tuple[int, int]) -> Demonstration | None:
+        problem, repeat = job
+        if should_stop():
+            return None
+        rng = np.random.default_rng([seed, problem, repeat])
+        found = PLACERS["annealing"].place(problems[problem], Budget(evaluations), rng)
+        return Demonstration(problem, found.placement.device_of) if found.feasible else None
+
+    jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [found for found in pool.map(search, jobs) if found is not None]
+
+
+class Teacher:
+    """Walks every demonstration once, and lets a policy learn from the walks; they stay in memory.
+
+    Args:
+        orders: what the walks are in; each walk draws one.
+        mdp: as `EpisodeBatch`.
+        seed: of those draws, and of the sequence of the lessons.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        demonstrations: Sequence[Demonstration],
+        *,
+        orders: Sequence[str],
+        mdp: str,
+        seed: int,
+    ) -> None:
+        self._seed = seed
+        rng = np.random.default_rng(seed)
+        batch = EpisodeBatch(problems, 1, orders=orders, mdp=mdp)
+        walks = (walk(batch, each, rng) for each in demonstrations)
+        self.lessons = [lesson for lesson in walks if lesson is not None]
+
+    def epoch(
+        self, number: int, policy: Policy, optimizer: torch.optim.Optimizer, *, max_grad_norm: float
+    ) -> dict[str, float]:
+        """One pass over all lessons, in a sequence that depends on the `number` of the pass alone.
+
+        Returns:
+            `imitation/loss`, `imitation/agreement` (share of decisions where the policy's first choice is
+            right), `imitation/value_loss` and the number of decisions, `imitation/decisions`.
+        """
+        sequence = np.random.default_rng([self._seed, number]).permutation(len(self.lessons))
+        totals = np.zeros(4)
+        for first in range(0, len(sequence), WALKS_AT_ONCE):
+            chosen = [self.lessons[at] for at in sequence[first : first + WALKS_AT_ONCE]]
+            totals += _learn(policy, optimizer, chosen, max_grad_norm)
+        loss, agreement, value_loss, decisions = totals
+        n = max(decisions, 1.0)
+        return {
+            "imitation/loss": loss / n,
+            "imitation/agreement": agreement / n,
+            "imitation/value_loss": value_loss / n,
+            "imitation/decisions": decisions,
+        }
+
+
+def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Lesson | None:
+    """Walk one demonstration; None where the walk takes one of its devices to be full."""
+    seen = batch.observation
+    batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
+    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], int, float]] = []
+    over = False
+    while not over:
+        op = int(seen.op[0, 0])
+        device = int(demonstration.device_of[op])
+        if not seen.mask[0, device]:
+            return None
+        features, mask = seen.devices[0].copy(), seen.mask[0].copy()
+        rewards, ended = batch.step(np.array([device]))
+        rows.append((op, features, mask, device, float(rewards[0])))
+        over = bool(ended[0])
+    ops, all_features, masks, devices, reward = (np.array(column) for column in zip(*rows, strict=True))
+    chosen = all_features[np.arange(len(ops)), devices]
+    alike = np.abs(all_features - chosen[:, None]).max(axis=2) < ALIKE
+    return Lesson(
+        problem=np.full(len(ops), demonstration.problem),
+        op=ops,
+        devices=all_features.reshape(len(ops), -1),
+        mask=masks,
+        right=alike & (masks > 0),
+        value=reward[::-1].cumsum()[::-1].astype(np.float32),
+    )
+
+
+def _learn(
+    policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson], max_grad_norm: float
+) -> NDArray[np.float64]:
+    """One gradient step; sums of loss, right first choices and value loss, and the number of decisions."""
+    columns = {item.name: [getattr(lesson, item.name) for lesson in lessons] for item in fields(Lesson)}
+    obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
+    logits, values = policy.scores_for_update(obs)
+    log_probs = logits.log_softmax(1)
+    right: Tensor = obs["right"]
+    loss = -log_probs.masked_fill(~right, -torch.inf).logsumexp(1).mean()
+    value_loss = F.mse_loss(values, obs["value"])
+    optimizer.zero_grad()
+    (loss + 0.5 * value_loss).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    optimizer.step()
+    n = len(values)
+    agreed = right.gather(1, log_probs.argmax(1, keepdim=True)).sum()
+    return np.array([loss.item() * n, agreed.item(), value_loss.item() * n, n])

@@ -65,14 +65,18 @@ def demonstrate(
     repeats: int,
     evaluations: int,
     seed: int,
-    should_stop: Callable[[], bool] = lambda: False,
+    announce: Callable[[str, float], None],
+    should_stop: Callable[[], bool],
 ) -> list[Demonstration]:
     """Anneal every problem `repeats` times, on all cores; what does not fit in memory is left out.
 
     Args:
         evaluations: of each annealing.
+        announce: told what goes on, and which share of it is done.
         should_stop: looked at between problems; what is done by then is returned.
     """
+    jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
+    activity = f"searching {len(jobs)} placements to imitate"
 
     def search(job: tuple[int, int]) -> Demonstration | None:
         problem, repeat = job
@@ -82,9 +86,12 @@ def demonstrate(
         found = PLACERS["annealing"].place(problems[problem], Budget(evaluations), rng)
         return Demonstration(problem, found.placement.device_of) if found.feasible else None
 
-    jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
+    found = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [found for found in pool.map(search, jobs) if found is not None]
+        for done, result in enumerate(pool.map(search, jobs)):
+            announce(activity, done / len(jobs))
+            found.append(result)
+    return [demonstration for demonstration in found if demonstration is not None]
 
 
 class Teacher:

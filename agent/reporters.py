@@ -90,7 +90,7 @@ class ProgressBar:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("step time {task.fields[train]}, validation {task.fields[validation]}"),
@@ -104,6 +104,12 @@ class ProgressBar:
         if console.is_terminal:
             self._progress.start()
 
+    def announce(self, activity: str, share: float) -> None:
+        """Show what goes on before the first update."""
+        if share == 0.0:
+            self._console.print(activity, highlight=False, soft_wrap=True)
+        self._progress.update(self._task, description=activity, completed=share)
+
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Move the bar; print a line after each evaluation."""
         shown: dict[str, Any] = {"speed": f"{metrics['decisions_per_s']:,.0f}"}
@@ -112,7 +118,7 @@ class ProgressBar:
         if "ratio/validation" in metrics:
             shown["validation"] = f"{metrics['ratio/validation']:.3f}"
             self._console.print(_line(timesteps, metrics), highlight=False, soft_wrap=True)
-        self._progress.update(self._task, completed=metrics["progress"], **shown)
+        self._progress.update(self._task, description="training", completed=metrics["progress"], **shown)
 
     def close(self, final: Metrics) -> None:
         """Remove the bar."""

@@ -130,6 +130,8 @@ class _Training:
 
     def run(self) -> Result:
         """Imitate, then reinforce, until decisions, time or the context's patience are used up."""
+        if self.iteration < self._lessons():
+            self.teacher = self._make_teacher()
         while not self.is_over and not self.context.should_stop():
             self._iterate()
             if self.is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
@@ -162,8 +164,7 @@ class _Training:
 
     def _imitate(self) -> dict[str, float]:
         began = time.monotonic()
-        if self.teacher is None:
-            self.teacher = self._make_teacher()
+        assert self.teacher is not None
         rate = _between(
             self.config.imitation_rate, self.config.learning_rate, self.iteration / self._lessons()
         )
@@ -183,6 +184,7 @@ class _Training:
             repeats=self.config.demonstrations,
             evaluations=self.config.search,
             seed=self.context.seed,
+            announce=self.context.announce,
             should_stop=self.context.should_stop,
         )
         return Teacher(

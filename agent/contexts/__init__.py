@@ -42,5 +42,8 @@ class Context(Protocol):
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         """Take the numbers of one update; a repeated `iteration` replaces the earlier one."""
 
+    def announce(self, activity: str, share: float) -> None:
+        """Hear what goes on before the first update, and which share of it is done."""
+
     def should_stop(self) -> bool:
         """Whether to stop after this update, leaving a checkpoint."""

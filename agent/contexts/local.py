@@ -42,6 +42,7 @@ class LocalContext:
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self._console = console
         self._reporters: list[Reporter] = []
+        self._bar = ProgressBar(console)
         self._final: dict[str, float] = {}
         self._stop = False
         self._cleanup = ExitStack()
@@ -55,7 +56,7 @@ class LocalContext:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for reporter in self._reporters:
+        for reporter in self._reporters or [self._bar]:
             reporter.close(self._final)
         self._cleanup.close()
 
@@ -65,6 +66,10 @@ class LocalContext:
             self._open_reporters(timesteps, int(metrics["iteration"]))
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
+
+    def announce(self, activity: str, share: float) -> None:
+        """Show it on the screen."""
+        self._bar.announce(activity, share)
 
     def should_stop(self) -> bool:
         """Whether a signal came."""
@@ -81,7 +86,7 @@ class LocalContext:
         self._reporters = [
             MetricsFile(self.folder / "metrics.jsonl", iteration),
             TensorBoard(self.folder, self.config.to_json(), timesteps),
-            ProgressBar(self._console),
+            self._bar,
         ]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

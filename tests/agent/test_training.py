@@ -22,6 +22,9 @@ from graphs.op_graph import OpGraph, build_graph
 
 SMALL = TrainConfig(
     cluster=("4xh100",),
+    demonstrations=1,
+    search=50,
+    imitation_epochs=2,
     timesteps=2048,
     hidden=16,
     rounds=1,
@@ -62,6 +65,9 @@ class MemoryContext:
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({"timesteps": timesteps, **metrics})
 
+    def announce(self, activity: str, share: float) -> None:
+        assert 0 <= share <= 1
+
     def should_stop(self) -> bool:
         return len(self.rows) >= self.stop_after
 
@@ -80,7 +86,7 @@ def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
 
 def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
-    result = train(replace(SMALL, timesteps=12_000, learning_rate=5e-3), context)
+    result = train(replace(SMALL, demonstrations=0, timesteps=12_000, learning_rate=5e-3), context)
     assert result.finished
     assert result.best_score == pytest.approx(0.25, abs=0.01)
     assert context.rows[-1]["ratio/heldout/chains"] < 0.4

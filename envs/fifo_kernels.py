@@ -163,7 +163,7 @@ def pop(q, device):
         at, child = child, 2 * child + 1
     q.heap_s[first + at] = ready
     q.heap_op[first + at] = op
-    return popped
+    return np.int64(popped)
 
 
 @kernel(allocates=False)

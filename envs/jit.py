@@ -13,14 +13,18 @@ from numba import njit
 from numba.core.caching import FunctionCache
 
 
-def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = True) -> Any:
+def kernel(
+    function: Callable[..., Any] | None = None, *, allocates: bool = True, inline: bool = False
+) -> Any:
     """Compile a loop at its first call, without the interpreter's lock; later processes load it from disk.
 
     Args:
         allocates: False for a loop that makes no arrays. It is compiled without reference counting: counting
             the references of some twenty arrays at every call costs ten times the simulation.
+        inline: copy the loop into its callers instead of compiling it on its own: for large ones with one
+            caller, as each level of callers would be compiled with all that it calls once more.
     """
-    options = {} if allocates else {"_nrt": False}
+    options = {"inline": "always" if inline else "never"} | ({} if allocates else {"_nrt": False})
 
     def compiled(loop: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=True, **options)(loop)

@@ -126,7 +126,7 @@ def visit(w, p, episode, op):
         show(w, p, episode, op, device, device)
 
 
-@kernel
+@kernel(inline=True)
 def construct(w, p, episode, device):
     """Decide the op at hand and visit on to the next undecided one; returns whether the walk is over."""
     walk, state = episode.walk, episode.state
@@ -142,7 +142,7 @@ def construct(w, p, episode, device):
     return over
 
 
-@kernel
+@kernel(inline=True)
 def improve(w, p, episode, device):
     """Move the unit of the op at hand and go on; returns whether the walk is over."""
     op = episode.walk[episode.state[0]]
@@ -214,7 +214,7 @@ def try_incremental(p, episode, op, trial):
         trial.total_s[device] = max(episode.time_s[0], finish)
 
 
-@kernel
+@kernel(inline=True)
 def try_full(w, p, episode, op, trial, improving):
     """Fill in what each candidate would do, simulating what is shown with the op there."""
     n_devices = len(p.memory)
@@ -311,7 +311,7 @@ def fill_mask(w, p, episode, op, mask):
     return any_room
 
 
-@kernel
+@kernel(inline=True)
 def observe(w, p, episode, trial, improving, features, mask):
     """Fill in the observation of the op at hand; returns whether any device has room for it."""
     op = episode.walk[episode.state[0]]
@@ -325,7 +325,7 @@ def observe(w, p, episode, trial, improving, features, mask):
     return fill_mask(w, p, episode, op, mask)
 
 
-@kernel
+@kernel(inline=True)
 def overflow(p, episode, peak):
     """Share of the memory that the shown placement needs beyond what its devices have; 0 where it fits."""
     peak_memory(p, episode.shown, episode.timeline, episode.time_s[0], peak)

@@ -14,6 +14,10 @@ from rich.table import Table
 from agent.html_report import by_case, number, title
 from agent.summary import Line
 
+LEGEND = (
+    "Geometric means of step time over the fastest single device's (± over seeds), over the best found here, and "
+    "over the lower bound; evaluations and seconds per trial."
+)
 COLUMNS = ("graphs", "/single", "±", "/best", "/bound", "fits", "evals", "s")
 
 
@@ -30,13 +34,14 @@ def print_tables(lines: Sequence[Line]) -> None:
     """Print the summary as ratios of step times, the shortest step first."""
     console = Console()
     for case, part in by_case(lines):
-        table = Table(title=escape(title(case)), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table = Table(title=escape(title(case)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         table.add_column("placer", no_wrap=True)
         for column in COLUMNS:
             table.add_column(column, justify="right", no_wrap=True)
         for line in part:
             table.add_row(*map(escape, _cells(line)))
         console.print(table, "")
+    console.print(LEGEND, highlight=False)
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -65,4 +65,5 @@ def _walker(search: Search) -> Walker:
         moved=np.empty(n_units, dtype=np.int64),
         back=np.empty(n_units, dtype=np.int64),
         timeline=new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
+        rest_s=np.empty(problem.n_devices),
     )

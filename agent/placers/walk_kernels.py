@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.jit import kernel
-from envs.kernels import Timeline, peak_memory, run
+from envs.kernels import Timeline, peak_memory, run_within
 from graphs.op_graph import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8
@@ -16,6 +16,8 @@ ONE, WITH_NEIGHBOURS, STRETCH = 0.1, 0.6, 0.95
 """Cumulative shares of the moves; the rest are swaps. Tuned on a sixth of the benchmark set's graphs."""
 OVERFLOW_COST = 10.0
 """Energy of overflowing all of the memory; a whole step on the fastest device has energy 1."""
+ROUNDING = 1e-9
+"""Bounds on the step time are sums in another order; they may be off by less than this share."""
 
 
 class Walker(NamedTuple):
@@ -28,6 +30,7 @@ class Walker(NamedTuple):
     moved: IntArray  # (n_units,) units of the present move
     back: IntArray  # (n_units,) their devices before it
     timeline: Timeline
+    rest_s: FloatArray  # (n_devices,) scratch
 
 
 @kernel
@@ -119,12 +122,13 @@ def overflow_bytes(p, walker, total_s, peak):
 
 
 @kernel
-def accept(p, walker, limit, scale_s, track_memory, peak):
+def accept(p, units, walker, limit, scale_s, track_memory, peak):
     """Whether the energy of the present placement is within `limit`; if so it is taken over.
 
     Memory only adds energy, so it is looked at only where the time alone is within the limit.
     """
-    total_s = run(p, walker.device_of, walker.timeline)
+    safe_s = limit * scale_s * (1.0 + ROUNDING)
+    total_s = run_within(p, walker.device_of, walker.timeline, safe_s, units.tail_s, walker.rest_s)
     energy = total_s / scale_s
     if energy > limit:
         return False
@@ -147,7 +151,7 @@ def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     for _ in range(n):
         n_moved = propose(units, walker, len(p.memory), rng)
         limit = walker.energy[0] - temperature * np.log(1.0 - rng.random())
-        if n_moved == 0 or accept(p, walker, limit, scale_s, track_memory, peak):
+        if n_moved == 0 or accept(p, units, walker, limit, scale_s, track_memory, peak):
             continue
         for i in range(n_moved - 1, -1, -1):
             put(units, walker, walker.moved[i], walker.back[i])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster import Cluster, Device
+from envs.kernels import new_timeline, run_within
 from envs.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator import best_fitting, simulate, simulate_many, simulate_problem, step_time_s
@@ -55,6 +56,22 @@ def test_partial_placements_equal_the_plain_reference(case: Case, seed: int) -> 
     plain = simulate_plainly(graph, cluster, partial.tolist())
     assert fast.total_s == plain.total_s
     np.testing.assert_allclose(fast.peak_bytes, plain.peak_bytes, rtol=1e-12, atol=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.floats(0.3, 1.5))
+def test_a_limit_ends_only_what_exceeds_it(case: Case, share: float) -> None:
+    graph, cluster, device_of = case
+    problem = Problem(graph, cluster)
+    total_s = step_time_s(problem, device_of)
+    fastest = problem.op_seconds.min(axis=1)
+    tail_s = b_level(graph, fastest, np.zeros(graph.n_tensors)) - fastest
+    timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+    limit_s = share * total_s
+    within_s = run_within(
+        problem.arrays, device_of, timeline, limit_s * (1 + 1e-9), tail_s, np.empty(cluster.n_devices)
+    )
+    assert within_s == total_s or (within_s == np.inf and total_s > limit_s)
 
 
 @settings(max_examples=150, deadline=None)

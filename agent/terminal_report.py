@@ -15,8 +15,8 @@ from agent.html_report import by_case, number, title
 from agent.summary import Line
 
 LEGEND = (
-    "Geometric means of step time over the fastest single device's (± over seeds), over the best found here, and "
-    "over the lower bound; evaluations and seconds per trial."
+    "Geometric means of step time over the fastest single device's (± over seeds), over the best found here, "
+    "and over the lower bound; evaluations and seconds per trial."
 )
 COLUMNS = ("graphs", "/single", "±", "/best", "/bound", "fits", "evals", "s")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from envs.fifo_kernels import run_fifo
 from envs.jit import kernel
 from envs.memory_kernels import peak_memory
-from envs.program_kernels import inputs_ready, run_program
+from envs.program_kernels import inputs_ready, run_program, run_program_within
 from envs.timeline import FIFO, PROGRAM, ProblemArrays, Timeline, clear, new_timeline, run_op
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "run",
     "run_many",
     "run_op",
+    "run_within",
 ]
 
 
@@ -29,6 +30,19 @@ def run(p, device_of, timeline):
     if p.rules[0] == PROGRAM:
         return run_program(p, device_of, timeline)
     return run_fifo(p, device_of, timeline)
+
+
+@kernel
+def run_within(p, device_of, timeline, limit_s, rest_s):
+    """`run` a complete placement; infinity, seen early if possible, where the step must exceed `limit_s`.
+
+    Args:
+        rest_s: seconds of work of each device, (n_devices,); used up.
+    """
+    if p.rules[0] == PROGRAM:
+        clear(timeline)
+        return run_program_within(p, device_of, timeline, limit_s, rest_s)
+    return run(p, device_of, timeline)
 
 
 @kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from envs.jit import kernel
 from envs.timeline import reserve, run_op
 
@@ -38,16 +40,39 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
     return ready
 
 
+@kernel(allocates=False, inline=True)
+def issue(p, device_of, timeline, op):
+    """Run the next op in program order, if it is there and takes a device; returns its finish."""
+    device = device_of[op]
+    if p.is_free[op] or device < 0:
+        timeline.start[op] = timeline.finish[op] = 0.0
+        return 0.0
+    ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
+    return run_op(p, timeline, op, device, ready)
+
+
 @kernel(allocates=False)
 def run_program(p, device_of, timeline):
     """Devices run their ops in program order, links carry copies in the order of first need."""
     total = 0.0
     for op in range(len(device_of)):
+        total = max(total, issue(p, device_of, timeline, op))
+    return total
+
+
+@kernel(allocates=False)
+def run_program_within(p, device_of, timeline, limit_s, rest_s):
+    """`run_program` of a complete placement that ends, at infinity, once the step must exceed `limit_s`.
+
+    After an op its device still has the rest of its work to do; `rest_s` (n_devices,), at first all of each
+    device's work, is used up.
+    """
+    total = 0.0
+    for op in range(len(device_of)):
+        finish = issue(p, device_of, timeline, op)
         device = device_of[op]
-        if p.is_free[op] or device < 0:
-            timeline.start[op] = 0.0
-            timeline.finish[op] = 0.0
-            continue
-        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
-        total = max(total, run_op(p, timeline, op, device, ready))
+        rest_s[device] -= p.op_seconds[op, device]
+        if finish + rest_s[device] > limit_s:
+            return np.inf
+        total = max(total, finish)
     return total

@@ -57,6 +57,7 @@ def _walker(search: Search) -> Walker:
     n_units = len(problem.graph.groups)
     over_bytes, total_s = search.best_score
     energy = total_s / problem.scale_s + OVERFLOW_COST * over_bytes / problem.cluster.memory_bytes.sum()
+    seconds = problem.op_seconds[np.arange(len(best)), best]
     return Walker(
         device_of=best.copy(),
         energy=np.array([energy]),
@@ -65,5 +66,6 @@ def _walker(search: Search) -> Walker:
         moved=np.empty(n_units, dtype=np.int64),
         back=np.empty(n_units, dtype=np.int64),
         timeline=new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
+        work_s=np.bincount(best, seconds, minlength=problem.n_devices).astype(np.float64),
         rest_s=np.empty(problem.n_devices),
     )

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.problem import Problem
-from graphs.levels import b_level
 from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
 
 
@@ -22,14 +21,13 @@ class Units(NamedTuple):
     walks: IntArray  # (n_walks, n_units) orders whose stretches move together
     places: IntArray  # (n_walks, n_units) where in a walk a unit stands
     held: FloatArray  # (n_units,) bytes kept for most of the step
-    tail_s: FloatArray  # (n_ops,) least time from an op's finish to the end of the step
+    seconds: FloatArray  # (n_units, n_devices) work
 
 
 def units_of(problem: Problem) -> Units:
     """The decision units of a problem's graph, with their neighbours and their program and layer orders."""
     graph = problem.graph
     near = _neighbours(graph)
-    fastest = problem.op_seconds.min(axis=1)
     walks = np.stack([units_by_program(graph), units_by_layer(graph)])
     return Units(
         of_op=graph.group_of,
@@ -40,7 +38,7 @@ def units_of(problem: Problem) -> Units:
         walks=walks,
         places=np.argsort(walks, axis=1),
         held=problem.unit_bytes,
-        tail_s=b_level(graph, fastest, np.zeros(graph.n_tensors)) - fastest,
+        seconds=unit_seconds(problem),
     )
 
 

@@ -17,7 +17,7 @@ ONE, WITH_NEIGHBOURS, STRETCH = 0.1, 0.6, 0.95
 OVERFLOW_COST = 10.0
 """Energy of overflowing all of the memory; a whole step on the fastest device has energy 1."""
 ROUNDING = 1e-9
-"""Bounds on the step time are sums in another order; they may be off by less than this share."""
+"""The work of a device is summed up move by move; it may be off by less than this share."""
 
 
 class Walker(NamedTuple):
@@ -30,6 +30,7 @@ class Walker(NamedTuple):
     moved: IntArray  # (n_units,) units of the present move
     back: IntArray  # (n_units,) their devices before it
     timeline: Timeline
+    work_s: FloatArray  # (n_devices,) work of each device
     rest_s: FloatArray  # (n_devices,) scratch
 
 
@@ -42,6 +43,9 @@ def device_of_unit(units, walker, unit):
 @kernel
 def put(units, walker, unit, device):
     """Put all of a unit's ops on a device."""
+    source = device_of_unit(units, walker, unit)
+    walker.work_s[source] -= units.seconds[unit, source]
+    walker.work_s[device] += units.seconds[unit, device]
     for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
         walker.device_of[units.member_item[k]] = device
 
@@ -122,13 +126,14 @@ def overflow_bytes(p, walker, total_s, peak):
 
 
 @kernel
-def accept(p, units, walker, limit, scale_s, track_memory, peak):
+def accept(p, walker, limit, scale_s, track_memory, peak):
     """Whether the energy of the present placement is within `limit`; if so it is taken over.
 
     Memory only adds energy, so it is looked at only where the time alone is within the limit.
     """
+    walker.rest_s[:] = walker.work_s
     safe_s = limit * scale_s * (1.0 + ROUNDING)
-    total_s = run_within(p, walker.device_of, walker.timeline, safe_s, units.tail_s, walker.rest_s)
+    total_s = run_within(p, walker.device_of, walker.timeline, safe_s, walker.rest_s)
     energy = total_s / scale_s
     if energy > limit:
         return False
@@ -151,7 +156,7 @@ def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     for _ in range(n):
         n_moved = propose(units, walker, len(p.memory), rng)
         limit = walker.energy[0] - temperature * np.log(1.0 - rng.random())
-        if n_moved == 0 or accept(p, units, walker, limit, scale_s, track_memory, peak):
+        if n_moved == 0 or accept(p, walker, limit, scale_s, track_memory, peak):
             continue
         for i in range(n_moved - 1, -1, -1):
             put(units, walker, walker.moved[i], walker.back[i])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from os import cpu_count
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from envs.cluster import Cluster
 from envs.placement import Placement, check_placement
 from envs.problem import Problem
 from graphs.op_graph import FloatArray, IntArray, OpGraph
+
+CHUNKS_PER_THREAD = 4
+"""Of the placements timed at once: a core that is taken away for a while delays one of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +95,15 @@ def simulate_many(
     """
     total_s = np.empty(len(devices_of))
     peak = np.zeros((len(devices_of), problem.n_devices))
-    cuts = np.linspace(0, len(devices_of), 1 + min(cpu_count() or 1, max(len(devices_of), 1))).astype(int)
+    n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_chunks = min(CHUNKS_PER_THREAD * n_threads, max(len(devices_of), 1))
+    cuts = np.linspace(0, len(devices_of), n_chunks + 1).astype(int)
     arrays = problem.arrays
 
     def run_rows(low: int, high: int) -> None:
         kernels.run_many(arrays, devices_of[low:high], memory, total_s[low:high], peak[low:high])
 
-    with ThreadPoolExecutor(len(cuts)) as pool:
+    with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(run_rows, cuts[:-1], cuts[1:]))
     return total_s, peak
 

@@ -82,7 +82,7 @@ def line_up_first(p, device_of, timeline, q):
             line_up(timeline, q, op, device_of[op])
     for op in range(n_ops):
         if device_of[op] >= 0 and p.is_free[op]:
-            deliver(p, device_of, timeline, q, op, 0)
+            deliver(p, device_of, timeline, q, op, np.int64(0))
 
 
 @kernel(allocates=False)
@@ -202,16 +202,22 @@ def deliver(p, device_of, timeline, q, op, turn):
 
 
 @kernel(allocates=False)
+def first_to_start(q):
+    """Device whose next op starts first."""
+    first = 0
+    for device in range(1, len(q.next_s)):
+        sooner = q.next_s[device] < q.next_s[first]
+        if sooner or (q.next_s[device] == q.next_s[first] and q.next_turn[device] < q.next_turn[first]):
+            first = device
+    return first
+
+
+@kernel(allocates=False)
 def drain(p, device_of, timeline, q):
     """Start lined-up ops in time order until none is left; returns the step time."""
-    n_devices = len(p.memory)
     total = 0.0
     while True:
-        device = 0
-        for other in range(1, n_devices):
-            sooner = q.next_s[other] < q.next_s[device]
-            if sooner or (q.next_s[other] == q.next_s[device] and q.next_turn[other] < q.next_turn[device]):
-                device = other
+        device = first_to_start(q)
         start = q.next_s[device]
         if start == INFINITY:
             return total

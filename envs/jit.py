@@ -19,12 +19,15 @@ def kernel(
     """Compile a loop at its first call, without the interpreter's lock; later processes load it from disk.
 
     Args:
-        allocates: False for a loop that makes no arrays. It is compiled without reference counting: counting
-            the references of some twenty arrays at every call costs ten times the simulation.
+        allocates: False for a loop that makes no arrays and is called by others only, not from Python. It is
+            compiled without reference counting: counting the references of some twenty arrays at every call
+            costs ten times the simulation.
         inline: copy the loop into its callers instead of compiling it on its own: for large ones with one
             caller, as each level of callers would be compiled with all that it calls once more.
     """
-    options = {"inline": "always" if inline else "never"} | ({} if allocates else {"_nrt": False})
+    options: dict[str, Any] = {"inline": "always" if inline else "never", "no_cfunc_wrapper": True}
+    if not allocates:
+        options |= {"_nrt": False, "no_cpython_wrapper": True}
 
     def compiled(loop: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=True, **options)(loop)
@@ -61,4 +64,4 @@ def _file_digest(path: str) -> str:
 
 @cache
 def _announce() -> None:
-    print("Compiling loops, up to 15 s once after an installation or a change ...", file=sys.stderr)
+    print("Compiling loops, once after an installation or a change (10 to 20 s) ...", file=sys.stderr)

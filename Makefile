@@ -12,7 +12,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint check bench data
+.PHONY: help setup train readme test lint check bench data
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -30,6 +30,18 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 	$(BIN)/python train_agent.py --config agent/default.json --name '$(NAME)'
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
+
+# Every graph of the benchmark set that these trainings leave aside, of families they know and of others.
+TRAINED := cifar10 ptb resnet gpt vit moe
+NEVER_SEEN := nmt inception bert
+COMPARE = $(BIN)/python evaluate.py --families $(TRAINED) $(NEVER_SEEN)
+readme: setup ## train and compare as the README's table does: three seeds, an hour and a half
+	for seed in 0 1 2; do test -e runs/readme$$seed/result.json || \
+	  $(BIN)/python train_agent.py --config agent/default.json --minutes 17 --seed $$seed --name readme$$seed || exit; done
+	$(COMPARE) --policy runs/readme0 --placers $(PLACERS) local-search --budget 10000 --out runs/readme0/at-10000
+	$(COMPARE) --policy runs/readme0 --placers policy random annealing local-search --budget 1000 --out runs/readme0/at-1000
+	for seed in 1 2; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample --out runs/readme$$seed/at-10000 || exit; done
+	$(BIN)/python -m agent.results_table runs/readme?/at-1* --trained $(TRAINED) --figure tests/benchmarks/results/readme.svg
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest

@@ -1,4 +1,4 @@
-"""The list schedule that a policy is shown, and measured against while it trains."""
+"""The list schedule that a policy is measured against while it trains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from agent.placers import PLACERS, Budget, Found
 from envs.problem import Problem
-from graphs.op_graph import IntArray
 
 LIST_SCHEDULERS = ("heft", "m-etf")
 
@@ -23,12 +22,3 @@ def list_schedule_s(problem: Problem) -> float:
     """Step time of the best list schedule that fits; of the fastest single device where none does."""
     best = best_list_schedule(problem)
     return problem.scale_s if best is None else best.step_time.total_s
-
-
-def listed_device(problem: Problem) -> IntArray:
-    """Where the best list schedule puts each op, int (n_ops,); -1 where none fits.
-
-    A hint, not a bound: the policy sees it beside what the lookahead says, and is free to do otherwise.
-    """
-    best = best_list_schedule(problem)
-    return np.full(problem.graph.n_ops, -1) if best is None else best.placement.device_of

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from agent import ppo
+from agent.arithmetic import coarse_products
 from agent.callbacks import EpisodeLog
 from agent.checkpoints import Checkpoint
 from agent.config import ConfigError, TrainConfig
@@ -149,7 +150,8 @@ class _Training:
     def _iterate(self) -> None:
         """One pass over the demonstrations or one rollout with its update; an evaluation where one is due."""
         learn = self._imitate if self.iteration < self._lessons() else self._reinforce
-        metrics = learn()
+        with coarse_products():
+            metrics = learn()
         self.iteration += 1
         self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
         last_lesson = self.iteration == self._lessons()

@@ -240,7 +240,7 @@ def trial_at(trial, p):
     )
 
 
-@kernel
+@kernel(entry=True)
 def observe_episode(bank, episodes, trial, improving, obs, e):
     """Fill in row `e` of the observation; returns whether a device has room for the op at hand."""
     i = episodes.problem[e]
@@ -251,7 +251,7 @@ def observe_episode(bank, episodes, trial, improving, obs, e):
     return observe(w, p, episode, trial_at(trial, p), improving, obs.devices[e], obs.mask[e])
 
 
-@kernel
+@kernel(entry=True)
 def step_episodes(bank, episodes, trial, improving, actions, obs, reward, over, outcome, peak):
     """Take one decision in every episode; those that are over keep their last observation.
 

@@ -38,7 +38,7 @@ class Lineup(NamedTuple):
     free_turn: IntArray  # (n_devices,)
 
 
-@kernel
+@kernel(allocates=True)
 def run_fifo(p, device_of, timeline):
     """Work-conserving: devices run what became ready first, links carry what was produced first."""
     n_ops, n_devices = len(device_of), len(p.memory)
@@ -59,7 +59,7 @@ def run_fifo(p, device_of, timeline):
     return drain(p, device_of, timeline, q)
 
 
-@kernel(allocates=False)
+@kernel
 def line_up_first(p, device_of, timeline, q):
     """Time 0: lay out the heaps, take absent producers off, and let parameters and inputs be there."""
     n_ops, n_devices = len(device_of), len(p.memory)
@@ -85,7 +85,7 @@ def line_up_first(p, device_of, timeline, q):
             deliver(p, device_of, timeline, q, op, np.int64(0))
 
 
-@kernel(allocates=False)
+@kernel
 def skip(p, q, op):
     """Nobody waits for what an absent op would make."""
     for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
@@ -94,7 +94,7 @@ def skip(p, q, op):
             q.missing[p.consumer_item[j]] -= 1
 
 
-@kernel(allocates=False)
+@kernel
 def is_before(q, at, op, other_at, other):
     """Whether one lined-up op is to run before another on the same device."""
     if at != other_at:
@@ -104,7 +104,7 @@ def is_before(q, at, op, other_at, other):
     return op < other
 
 
-@kernel(allocates=False)
+@kernel
 def line_up(timeline, q, op, device):
     """Add an op whose inputs have a known arrival to its device's heap."""
     first, at = q.first[device], q.size[device]
@@ -123,7 +123,7 @@ def line_up(timeline, q, op, device):
         plan(timeline, q, device)
 
 
-@kernel(allocates=False)
+@kernel
 def plan(timeline, q, device):
     """Note when the first op of a device's heap starts."""
     if q.size[device] == 0:
@@ -139,7 +139,7 @@ def plan(timeline, q, device):
     q.next_turn[device] = turn
 
 
-@kernel(allocates=False)
+@kernel
 def pop(q, device):
     """Take the first op off a device's heap."""
     first, last = q.first[device], q.size[device] - 1
@@ -166,7 +166,7 @@ def pop(q, device):
     return np.int64(popped)
 
 
-@kernel(allocates=False)
+@kernel
 def deliver(p, device_of, timeline, q, op, turn):
     """Hand an op's outputs to its device's consumers; send them on in the order of the other consumers."""
     n_devices = len(p.memory)
@@ -201,7 +201,7 @@ def deliver(p, device_of, timeline, q, op, turn):
                 line_up(timeline, q, reader, target)
 
 
-@kernel(allocates=False)
+@kernel
 def first_to_start(q):
     """Device whose next op starts first."""
     first = 0
@@ -212,7 +212,7 @@ def first_to_start(q):
     return first
 
 
-@kernel(allocates=False)
+@kernel
 def drain(p, device_of, timeline, q):
     """Start lined-up ops in time order until none is left; returns the step time."""
     total = 0.0

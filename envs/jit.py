@@ -14,23 +14,31 @@ from numba.core.caching import FunctionCache
 
 
 def kernel(
-    function: Callable[..., Any] | None = None, *, allocates: bool = True, inline: bool = False
+    function: Callable[..., Any] | None = None,
+    *,
+    entry: bool = False,
+    allocates: bool = False,
+    inline: bool = False,
 ) -> Any:
     """Compile a loop at its first call, without the interpreter's lock; later processes load it from disk.
 
     Args:
-        allocates: False for a loop that makes no arrays and is called by others only, not from Python. It is
-            compiled without reference counting: counting the references of some twenty arrays at every call
-            costs ten times the simulation.
+        entry: called from Python too, not from other loops only.
+        allocates: makes arrays. Others are compiled without counting references: counting those of some fifty
+            arrays cost a step of the walk three times what it does. A loop that gets a new array from another
+            allocates too.
         inline: copy the loop into its callers instead of compiling it on its own: for large ones with one
             caller, as each level of callers would be compiled with all that it calls once more.
     """
-    options: dict[str, Any] = {"inline": "always" if inline else "never", "no_cfunc_wrapper": True}
-    if not allocates:
-        options |= {"_nrt": False, "no_cpython_wrapper": True}
+    options: dict[str, Any] = {
+        "inline": "always" if inline else "never",
+        "no_cfunc_wrapper": True,
+        "no_cpython_wrapper": not entry,
+        "_nrt": allocates,
+    }
 
     def compiled(loop: Callable[..., Any]) -> Any:
-        dispatcher = njit(nogil=True, **options)(loop)
+        dispatcher = njit(nogil=True, error_model="numpy", **options)(loop)
         dispatcher._cache = _Cache(loop)
         return dispatcher
 

@@ -6,13 +6,14 @@ from envs.fifo_kernels import run_fifo
 from envs.jit import kernel
 from envs.memory_kernels import peak_memory
 from envs.program_kernels import inputs_ready, run_program, run_program_within
-from envs.timeline import FIFO, PROGRAM, ProblemArrays, Timeline, clear, new_timeline, run_op
+from envs.timeline import FIFO, PROGRAM, ProblemArrays, Timeline, clear, copy, new_timeline, run_op
 
 __all__ = [
     "FIFO",
     "PROGRAM",
     "ProblemArrays",
     "Timeline",
+    "copy",
     "inputs_ready",
     "new_timeline",
     "peak_memory",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-@kernel
+@kernel(entry=True)
 def run(p, device_of, timeline):
     """Simulate a complete or partial placement under the cluster's schedule; returns the step time."""
     clear(timeline)
@@ -32,7 +33,7 @@ def run(p, device_of, timeline):
     return run_fifo(p, device_of, timeline)
 
 
-@kernel
+@kernel(entry=True)
 def run_within(p, device_of, timeline, limit_s, rest_s):
     """`run` a complete placement; infinity, seen early if possible, where the step must exceed `limit_s`.
 
@@ -45,7 +46,7 @@ def run_within(p, device_of, timeline, limit_s, rest_s):
     return run(p, device_of, timeline)
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def run_many(p, devices_of, track_memory, total_s, peak):
     """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices)."""
     timeline = new_timeline(len(p.is_free), len(p.producer), len(p.memory))

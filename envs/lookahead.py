@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.jit import kernel
-from envs.kernels import Timeline, inputs_ready, peak_memory, run, run_op
+from envs.kernels import Timeline, copy, inputs_ready, peak_memory, run, run_op
 from graphs.op_graph import FloatArray, IntArray
 
 DEVICE_FEATURES = (
@@ -80,13 +80,15 @@ class Trial(NamedTuple):
     timeline: Timeline
 
 
-@kernel(allocates=False)
+@kernel
 def squash(x):
     """sign(x) log(1 + |x|)."""
+    if x == 0.0:
+        return 0.0
     return np.log1p(x) if x >= 0.0 else -np.log1p(-x)
 
 
-@kernel(allocates=False)
+@kernel
 def decide(w, p, episode, op, device):
     """Put the unit of `op` on a device, taking it from where it was."""
     unit = w.unit_of[op]
@@ -103,7 +105,7 @@ def decide(w, p, episode, op, device):
     episode.state[1] = device
 
 
-@kernel(allocates=False)
+@kernel
 def show(w, p, episode, op, device, shown_device):
     """Let a simulation see (or, with -1, not see) `op` and the parameters and inputs of its unit."""
     unit = w.unit_of[op]
@@ -113,7 +115,7 @@ def show(w, p, episode, op, device, shown_device):
             episode.shown[w.unit_item[k]] = shown_device
 
 
-@kernel(allocates=False)
+@kernel
 def visit(w, p, episode, op):
     """Add a decided op to what is simulated."""
     device = episode.device_of[op]
@@ -136,7 +138,7 @@ def construct(w, p, episode, device):
         state[0] += 1
     over = state[0] == len(walk)
     if over:
-        episode.shown[:] = episode.device_of
+        copy(episode.device_of, episode.shown)
     if over or not state[2]:
         episode.time_s[0] = run(p, episode.shown, episode.timeline)
     return over
@@ -155,7 +157,7 @@ def improve(w, p, episode, device):
     return episode.state[0] == len(episode.walk)
 
 
-@kernel(allocates=False)
+@kernel
 def show_unit(w, episode, op, device):
     """Let a simulation see the whole unit of `op` on a device."""
     unit = w.unit_of[op]
@@ -163,7 +165,7 @@ def show_unit(w, episode, op, device):
         episode.shown[w.unit_item[k]] = device
 
 
-@kernel(allocates=False)
+@kernel
 def neighbours(p, episode, op, trial):
     """Fill in where the placed neighbours' bytes are, and the transfers each device would wait for."""
     n_devices = len(p.memory)
@@ -197,7 +199,7 @@ def neighbours(p, episode, op, trial):
             trial.outputs_there[device] /= outputs
 
 
-@kernel(allocates=False)
+@kernel
 def try_incremental(p, episode, op, trial):
     """Fill in what each candidate would do, from the timeline of the walked prefix."""
     timeline = episode.timeline
@@ -243,7 +245,7 @@ def try_full(w, p, episode, op, trial, improving):
         show(w, p, episode, op, -1, -1)
 
 
-@kernel(allocates=False)
+@kernel
 def link_busy_until(p, timeline, device):
     """When the last outgoing link of a device is free."""
     until = 0.0
@@ -253,7 +255,7 @@ def link_busy_until(p, timeline, device):
     return until
 
 
-@kernel(allocates=False)
+@kernel
 def fill_features(w, p, episode, op, trial, features):
     """Fill `features` (n_devices or more, N_DEVICE_FEATURES) from a trial; see `DEVICE_FEATURES`."""
     n_devices = len(p.memory)
@@ -296,7 +298,7 @@ def fill_features(w, p, episode, op, trial, features):
         row[20] = episode.state[0] / len(episode.walk)
 
 
-@kernel(allocates=False)
+@kernel
 def fill_mask(w, p, episode, op, mask):
     """Mark the devices with room for the unit of `op`; returns whether there is one."""
     any_room = False

@@ -29,7 +29,7 @@ class Holdings(NamedTuple):
     device: NDArray[np.int32]
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def peak_memory(p, device_of, timeline, total_s, peak):
     """Fill `peak` (n_devices,) with the greatest number of bytes held at once on each device."""
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
@@ -53,7 +53,7 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     look_closely(h, events[:n_events], scale, flows, peak)
 
 
-@kernel(allocates=False)
+@kernel
 def find_holdings(p, device_of, timeline, last_use, h):
     """Fill in all holdings; returns their number."""
     n_devices = len(p.memory)
@@ -88,7 +88,7 @@ def find_holdings(p, device_of, timeline, last_use, h):
     return n
 
 
-@kernel(allocates=False)
+@kernel
 def add_flows(h, n, scale, flows):
     """Sum up, per device and bucket, what begins (0) and what ends (1)."""
     last = flows.shape[1] - 1
@@ -97,7 +97,7 @@ def add_flows(h, n, scale, flows):
         flows[h.device[i], min(int(h.until[i] * scale), last), 1] += h.size[i]
 
 
-@kernel(allocates=False)
+@kernel
 def bound(flows, held, in_doubt):
     """The most that is certainly held at some time; marks the buckets in which it may be exceeded.
 
@@ -114,7 +114,7 @@ def bound(flows, held, in_doubt):
     return peak
 
 
-@kernel(allocates=False)
+@kernel
 def find_events(h, n, scale, in_doubt, events):
     """Fill in the events of the buckets in doubt; returns their number.
 
@@ -131,20 +131,20 @@ def find_events(h, n, scale, in_doubt, events):
     return n_events
 
 
-@kernel(allocates=False)
+@kernel
 def instant(h, event):
     """When an event happens."""
     return h.until[event >> 1] if event & 1 else h.since[event >> 1]
 
 
-@kernel(allocates=False)
+@kernel
 def is_before(h, event, other):
     """Whether an event comes before another: by time, at one instant ends before beginnings."""
     at, other_at = instant(h, event), instant(h, other)
     return at < other_at or (at == other_at and event & 1 > other & 1)
 
 
-@kernel(allocates=False)
+@kernel
 def sift(h, events, event, at, n):
     """Put an event into the heap `events[:n]` of which the last comes first, at `at` or below."""
     while 2 * at + 1 < n:
@@ -158,7 +158,7 @@ def sift(h, events, event, at, n):
     events[at] = event
 
 
-@kernel(allocates=False)
+@kernel
 def sort_events(h, events, n):
     """Sort `events[:n]` (heap sort)."""
     for at in range(n // 2 - 1, -1, -1):
@@ -169,7 +169,7 @@ def sort_events(h, events, n):
         sift(h, events, event, 0, end)
 
 
-@kernel
+@kernel(allocates=True)
 def look_closely(h, events, scale, flows, peak):
     """Raise `peak` to what is held after each of the sorted events."""
     last = flows.shape[1] - 1

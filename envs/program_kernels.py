@@ -8,7 +8,7 @@ from envs.jit import kernel
 from envs.timeline import reserve, run_op
 
 
-@kernel(allocates=False)
+@kernel
 def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
     """When the inputs of `op` are on `device`; sends what is not there yet, for good only with `commit`."""
     n_devices = len(p.memory)
@@ -40,7 +40,7 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
     return ready
 
 
-@kernel(allocates=False, inline=True)
+@kernel(inline=True)
 def issue(p, device_of, timeline, op):
     """Run the next op in program order, if it is there and takes a device; returns its finish."""
     device = device_of[op]
@@ -51,7 +51,7 @@ def issue(p, device_of, timeline, op):
     return run_op(p, timeline, op, device, ready)
 
 
-@kernel(allocates=False)
+@kernel
 def run_program(p, device_of, timeline):
     """Devices run their ops in program order, links carry copies in the order of first need."""
     total = 0.0
@@ -60,7 +60,7 @@ def run_program(p, device_of, timeline):
     return total
 
 
-@kernel(allocates=False)
+@kernel
 def run_program_within(p, device_of, timeline, limit_s, rest_s):
     """`run_program` of a complete placement that ends, at infinity, once the step must exceed `limit_s`.
 

@@ -52,7 +52,7 @@ class Timeline(NamedTuple):
     link_free: FloatArray  # (n_devices ** 2,)
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def new_timeline(n_ops, n_tensors, n_devices):
     """An empty timeline, all slots unsent."""
     return Timeline(
@@ -65,7 +65,14 @@ def new_timeline(n_ops, n_tensors, n_devices):
     )
 
 
-@kernel(allocates=False)
+@kernel
+def copy(source, target):
+    """Copy one array over another; a slice assignment would allocate, for the case that they overlap."""
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+@kernel
 def clear(timeline):
     """Forget a simulation; `start` and `finish` are overwritten by the next one where they are read."""
     timeline.sent[:] = -1.0
@@ -74,7 +81,7 @@ def clear(timeline):
     timeline.link_free[:] = 0.0
 
 
-@kernel(allocates=False)
+@kernel
 def reserve(p, link_free, tensor, source, target, ready_s):
     """Occupy the link for one transfer; returns when the transfer ends."""
     link = p.link[source, target]
@@ -86,7 +93,7 @@ def reserve(p, link_free, tensor, source, target, ready_s):
     return end
 
 
-@kernel(allocates=False)
+@kernel
 def run_op(p, timeline, op, device, ready_s):
     """Run `op` on `device` as soon as both are ready; returns its finish."""
     start = max(ready_s, timeline.device_free[device])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.jit import kernel
-from envs.kernels import inputs_ready, new_timeline, run_op
+from envs.kernels import copy, inputs_ready, new_timeline, run_op
 
 
 @kernel
@@ -17,12 +17,23 @@ def assign(units, unit, device, device_of, room):
 
 
 @kernel
+def roomiest(room):
+    """The device with most room; ties to the lower index."""
+    found = 0
+    for device in range(1, len(room)):
+        if room[device] > room[found]:
+            found = device
+    return found
+
+
+@kernel
 def may_take(units, op, device, device_of, room):
     """Whether `op` may go to `device`: its unit is there, or open with room there or none anywhere."""
     if device_of[op] >= 0:
         return device_of[op] == device
     held = units.held[units.of_op[op]]
-    return room[device] >= held or (room.max() < held and room[device] == room.max())
+    most = room[roomiest(room)]
+    return room[device] >= held or (most < held and room[device] == most)
 
 
 @kernel
@@ -30,21 +41,22 @@ def place_leftovers(units, device_of, room):
     """Units without a running op (nothing reads them) go where there is most room."""
     for op in range(len(device_of)):
         if device_of[op] < 0:
-            assign(units, units.of_op[op], room.argmax(), device_of, room)
+            assign(units, units.of_op[op], roomiest(room), device_of, room)
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def schedule_in_order(p, units, order, room):
     """Earliest finish: each op of `order` goes where it finishes first; ties to the lower device index."""
     n_devices = len(p.memory)
     device_of = np.full(len(p.is_free), -1)
     timeline = new_timeline(len(p.is_free), len(p.producer), n_devices)
+    trial_link = np.empty_like(timeline.link_free)
     for op in order:
         chosen, earliest = -1, np.inf
         for device in range(n_devices):
             if not may_take(units, op, device, device_of, room):
                 continue
-            trial_link = timeline.link_free.copy()
+            copy(timeline.link_free, trial_link)
             ready = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
             finish = max(ready, timeline.device_free[device]) + p.op_seconds[op, device]
             if finish < earliest:
@@ -57,7 +69,7 @@ def schedule_in_order(p, units, order, room):
     return device_of
 
 
-@kernel
+@kernel(allocates=True)
 def count_waiting(p):
     """Inputs made by running ops that each op waits for, (n_ops,)."""
     waiting = np.zeros(len(p.is_free), np.int64)
@@ -69,10 +81,14 @@ def count_waiting(p):
 
 
 @kernel
-def fill_ready(p, device_of, timeline, op, ready_s):
-    """When the inputs of `op` could be on each device, as the links are now, into `ready_s` (n_devices,)."""
+def fill_ready(p, device_of, timeline, trial_link, op, ready_s):
+    """When the inputs of `op` could be on each device, as the links are now, into `ready_s` (n_devices,).
+
+    Args:
+        trial_link: scratch of the size of `timeline.link_free`.
+    """
     for device in range(len(p.memory)):
-        trial_link = timeline.link_free.copy()
+        copy(timeline.link_free, trial_link)
         ready_s[device] = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
 
 
@@ -90,12 +106,13 @@ def earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, read
     return where, chosen
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def schedule_earliest_start(p, units, room):
     """Of all ready ops and devices, always the pair that can start first."""
     n_ops, n_devices = p.op_seconds.shape
     device_of = np.full(n_ops, -1)
     timeline = new_timeline(n_ops, len(p.producer), n_devices)
+    trial_link = np.empty_like(timeline.link_free)
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
@@ -119,7 +136,7 @@ def schedule_earliest_start(p, units, room):
                 reader = p.consumer_item[j]
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
-                    fill_ready(p, device_of, timeline, reader, ready_s[reader])
+                    fill_ready(p, device_of, timeline, trial_link, reader, ready_s[reader])
                     ready_ops[n_ready] = reader
                     n_ready += 1
     place_leftovers(units, device_of, room)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.jit import kernel
-from envs.kernels import Timeline, peak_memory, run_within
+from envs.kernels import Timeline, copy, peak_memory, run_within
 from graphs.op_graph import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8
@@ -32,6 +32,12 @@ class Walker(NamedTuple):
     timeline: Timeline
     work_s: FloatArray  # (n_devices,) work of each device
     rest_s: FloatArray  # (n_devices,) scratch
+
+
+@kernel
+def draw(n, rng):
+    """One of 0 to n - 1. The generator's own `integers` makes an array of one, which costs a simulation."""
+    return int(rng.random() * n)
 
 
 @kernel
@@ -67,10 +73,10 @@ def draw_target(units, walker, unit, n_devices, rng):
     """Another device for a unit: often that of a neighbour, else any."""
     first, last = units.near_ptr[unit], units.near_ptr[unit + 1]
     if first < last and rng.random() < TO_NEIGHBOUR:
-        target = device_of_unit(units, walker, units.near_item[rng.integers(first, last)])
+        target = device_of_unit(units, walker, units.near_item[first + draw(last - first, rng)])
         if target != device_of_unit(units, walker, unit):
             return target
-    return (device_of_unit(units, walker, unit) + rng.integers(1, n_devices)) % n_devices
+    return (device_of_unit(units, walker, unit) + 1 + draw(n_devices - 1, rng)) % n_devices
 
 
 @kernel
@@ -88,9 +94,9 @@ def move_with_neighbours(units, walker, unit, target):
 def move_stretch(units, walker, unit, target, rng):
     """Move a stretch of a walk around a unit; its length is log-uniform up to half of the units."""
     n_units = len(units.held)
-    which = rng.integers(0, len(units.walks))
+    which = draw(len(units.walks), rng)
     length = int(np.exp(rng.random() * np.log(max(n_units / 2.0, 2.0))))
-    first = units.places[which, unit] - rng.integers(0, length + 1)
+    first = units.places[which, unit] - draw(length + 1, rng)
     n_moved = 0
     for at in range(max(first, 0), min(first + length + 1, n_units)):
         n_moved = move(units, walker, n_moved, units.walks[which, at], target)
@@ -100,7 +106,7 @@ def move_stretch(units, walker, unit, target, rng):
 @kernel
 def propose(units, walker, n_devices, rng):
     """Make a random move; returns the number of units moved."""
-    unit = rng.integers(0, len(units.held))
+    unit = draw(len(units.held), rng)
     kind = rng.random()
     if kind < STRETCH:
         target = draw_target(units, walker, unit, n_devices, rng)
@@ -110,7 +116,7 @@ def propose(units, walker, n_devices, rng):
             return move_with_neighbours(units, walker, unit, target)
         return move_stretch(units, walker, unit, target, rng)
     source = device_of_unit(units, walker, unit)
-    other = rng.integers(0, len(units.held))
+    other = draw(len(units.held), rng)
     n_moved = move(units, walker, 0, unit, device_of_unit(units, walker, other))
     return move(units, walker, n_moved, other, source) if n_moved else 0
 
@@ -131,7 +137,7 @@ def accept(p, walker, limit, scale_s, track_memory, peak):
 
     Memory only adds energy, so it is looked at only where the time alone is within the limit.
     """
-    walker.rest_s[:] = walker.work_s
+    copy(walker.work_s, walker.rest_s)
     safe_s = limit * scale_s * (1.0 + ROUNDING)
     total_s = run_within(p, walker.device_of, walker.timeline, safe_s, walker.rest_s)
     energy = total_s / scale_s
@@ -145,11 +151,11 @@ def accept(p, walker, limit, scale_s, track_memory, peak):
     best = walker.best_score
     if over < best[0] or (over == best[0] and total_s < best[1]):
         best[0], best[1] = over, total_s
-        walker.best[:] = walker.device_of
+        copy(walker.device_of, walker.best)
     return True
 
 
-@kernel
+@kernel(entry=True, allocates=True)
 def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
     peak = np.zeros(len(p.memory))

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-CALLEE = "from envs.jit import kernel\n\n\n@kernel(allocates=False)\ndef callee(x):\n    return x + {}\n"
+CALLEE = "from envs.jit import kernel\n\n\n@kernel\ndef callee(x):\n    return x + {}\n"
 CALLER = "from callee import callee\nfrom envs.jit import kernel\n\n\n" + (
-    "@kernel\ndef caller(x):\n    return callee(x)\n"
+    "@kernel(entry=True)\ndef caller(x):\n    return callee(x)\n"
 )
 
 

@@ -67,7 +67,7 @@ class TrainConfig:
     validation: float = _option(0.125, "share kept for choosing the best policy", least=0, most=0.5)
     eval_every: int = _option(30, "updates between two evaluations", least=1)
     checkpoint_every: int = _option(30, "updates between two checkpoints", least=1)
-    threads: int = _option(1, "threads of torch; 0 = its own choice", least=0, most=1024)
+    threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)
     device: str = _option("cpu", "torch device of the network")
 
     def __post_init__(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from agent.graph_batch import GraphBatch, GraphTensors
 from agent.network import PlacementNetwork
+from agent.parallel import in_threads
 from envs.problem import Problem
 
 MASKED_LOGIT = -1e9
@@ -20,11 +21,15 @@ class Policy(nn.Module):
 
     Each graph is encoded once per parameter version: without gradients on demand, into a table that all
     decisions of a rollout share; with gradients once per call of `scores_for_update`.
+
+    Args:
+        threads: how many share the work of an update.
     """
 
-    def __init__(self, network: PlacementNetwork) -> None:
+    def __init__(self, network: PlacementNetwork, threads: int = 1) -> None:
         super().__init__()
         self.network = network
+        self.threads = threads
         self.bank = ()
 
     @property
@@ -66,8 +71,36 @@ class Policy(nn.Module):
         return self._score(self._table[self._first_node[problem] + self._node(obs)], obs)
 
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """As `scores`, with gradients: the graphs that occur in `obs` are encoded afresh, each once."""
-        present, which = obs["problem"].flatten().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        """As `scores`, with gradients: the graphs that occur in `obs` are encoded afresh, each once.
+
+        Args:
+            obs: as for `scores`; its rows are shared out, graph by graph, among `threads` threads.
+        """
+        problem = obs["problem"].flatten()
+        present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        # By nothing but the graphs, so that the same unions come again.
+        sizes = self._first_node[present + 1] - self._first_node[present] + len(problem) // len(present)
+        shares = _shares(sizes.tolist(), self.threads)
+        if len(shares) == 1:
+            return self._encode_and_score(present, which, obs)
+        share_of = torch.empty_like(present)
+        for number, members in enumerate(shares):
+            share_of[members] = number
+        rows = [torch.nonzero(share_of[which] == number).squeeze(1) for number in range(len(shares))]
+
+        def job(mine: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+            part = {name: column[mine] for name, column in obs.items()}
+            there, at = problem[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            return lambda: self._encode_and_score(there, at, part)
+
+        parts = in_threads([job(mine) for mine in rows], self._weights)
+        back = torch.argsort(torch.cat(rows))
+        logits, values = (torch.cat(column)[back] for column in zip(*parts, strict=True))
+        return logits, values
+
+    def _encode_and_score(
+        self, present: Tensor, which: Tensor, obs: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         batch = self._batch(tuple(present.tolist()))
         return self._score(self.network.contexts(batch)[batch.start[which] + self._node(obs)], obs)
 
@@ -100,8 +133,20 @@ class Policy(nn.Module):
 
     def _batch(self, present: tuple[int, ...]) -> GraphBatch:
         """The union of some graphs; unions repeat within an update, single graphs over the whole training."""
-        if present not in self._batches:
+        batch = self._batches.get(present)
+        if batch is None:
             if len(self._batches) > len(self._bank) + 64:
-                self._batches = {key: batch for key, batch in self._batches.items() if len(key) == 1}
-            self._batches[present] = GraphBatch.of([self._bank[index] for index in present])
-        return self._batches[present]
+                self._batches = {key: kept for key, kept in self._batches.items() if len(key) == 1}
+            batch = self._batches[present] = GraphBatch.of([self._bank[index] for index in present])
+        return batch
+
+
+def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices in at most `count` shares of similar total size: the largest first, each to the least share."""
+    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    totals = [0] * len(shares)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        shares[least].append(index)
+        totals[least] += sizes[index]
+    return shares

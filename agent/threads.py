@@ -13,7 +13,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """Let torch use `count` threads within the block.
 
     Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
-    operations waits for the other processes.
+    operations waits for the other processes. Updates share their work out more coarsely (`agent.parallel`).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

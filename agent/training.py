@@ -22,6 +22,7 @@ from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from agent.split import Split
+from agent.threads import torch_threads
 from envs.batched_env import BatchedPlacementEnv
 from envs.presets import get_cluster
 from envs.problem import NoRoomError, Problem
@@ -59,9 +60,8 @@ def train(config: TrainConfig, context: Context) -> Result:
         ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from.
     """
     check_inputs(config, context.graphs)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return _Training(config, context).run()
+    with torch_threads(1):
+        return _Training(config, context).run()
 
 
 def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
@@ -249,8 +249,10 @@ class _Training:
     def _first_policy(self) -> Policy:
         config = self.config
         if config.init:
-            return load_policy(config.init)
-        return Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
+            network = load_policy(config.init).network
+        else:
+            network = PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds))
+        return Policy(network, config.threads)
 
     def _learning_rate(self) -> float:
         return _between(self.config.learning_rate, self.config.final_learning_rate, self._progress())

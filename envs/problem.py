@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -95,6 +95,13 @@ class Problem:
         kept = np.where(saved, graph.tensor_bytes, 0.0)
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
         return np.bincount(graph.group_of, per_op).astype(np.float64)
+
+    def with_memory(self, share: float) -> Problem:
+        """The same graph where every device has `share` of its memory, which is more than 0."""
+        devices = tuple(
+            replace(device, memory_bytes=share * device.memory_bytes) for device in self.cluster.devices
+        )
+        return Problem(self.graph, replace(self.cluster, devices=devices))
 
     def check_room(self) -> None:
         """Make sure that each unit has room on some device, and all of them together in the cluster.

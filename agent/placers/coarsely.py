@@ -15,8 +15,8 @@ from envs.simulator import simulate_problem
 def place_coarsely(placer: Placer, coarse: CoarseProblem, budget: Budget, rng: np.random.Generator) -> Found:
     """What a placer finds for the coarse graph, as a placement of the graph itself.
 
-    The step time, and whether the placement fits, are those of the graph itself. Evaluations are counted as they
-    are made, of the coarse graph.
+    The step time, and whether the placement fits, are those of the graph itself; evaluations are of the
+    coarse one.
     """
     found = placer.place(coarse, budget, rng)
     began = time.perf_counter()

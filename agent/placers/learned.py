@@ -20,26 +20,38 @@ WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
 
 
+MEMORY_SHARES = (1.0, 0.9, 0.8, 0.65, 0.5)
+"""How much of each device's memory a walk may fill, one after the other until its placement fits: what
+travels to a device takes room too, which a walk does not foresee."""
+
+
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """One walk: at each op the device that the policy scores highest."""
-    _walk(search, rng, policy, order, 0)
+    """One walk: at each op the device that the policy scores highest; with less memory until it fits."""
+    for share in MEMORY_SHARES:
+        if search.left and not search.fits:
+            _walk(search, rng, policy, order, share, 0)
 
 
 def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
-    _walk(search, rng, policy, order, 0)
-    if samples := min(search.left, WALKS):
-        _walk(search, rng, policy, order, samples)
+    for share in MEMORY_SHARES:
+        if search.left and not search.fits:
+            _walk(search, rng, policy, order, share, 0)
+            if samples := min(search.left, WALKS):
+                _walk(search, rng, policy, order, share, samples)
 
 
-def _walk(search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int) -> None:
+def _walk(
+    search: Search, rng: np.random.Generator, policy: Policy, order: str, share: float, samples: int
+) -> None:
     """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations."""
     from agent.decoding import decode
 
+    problem = search.problem if share == 1.0 else search.problem.with_memory(share)
     try:
-        walks = decode(policy, search.problem, order=order, n_samples=samples, rng=rng)
+        walks = decode(policy, problem, order=order, n_samples=samples, rng=rng)
     except NoRoomError:
-        walks = np.full((1, search.problem.graph.n_ops), -1)
+        walks = np.full((1, problem.graph.n_ops), -1)
     search.score(np.stack([complete(search.problem, device_of) for device_of in walks]))
 
 

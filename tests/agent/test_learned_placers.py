@@ -8,8 +8,9 @@ import torch
 from placement_cases import GB, make_cluster, training_graph
 
 import evaluate
+from agent import decoding
 from agent.network import PlacementNetwork
-from agent.placers import Budget
+from agent.placers import PLACERS, Budget
 from agent.placers.learned import LEARNED, learned_placer
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, save_policy
@@ -59,6 +60,23 @@ def test_samples_are_never_worse_than_the_greedy_walk():
 def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
     found = place(name, problem=Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB)))
     assert not found.feasible
+
+
+def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    walked_with = []
+
+    def decode(policy, problem, **_):
+        walked_with.append(float(problem.cluster.memory_bytes[0] / (3 * GB)))
+        return np.zeros_like(spread)[None] if walked_with[-1] > 0.85 else spread[None]
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    found = place("policy", problem=problem)
+    assert found.feasible
+    assert walked_with == pytest.approx([1.0, 0.9, 0.8])
+    assert found.evaluations == 3
+    assert not place("policy", problem=problem, evaluations=2).feasible
 
 
 @pytest.fixture

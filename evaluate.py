@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     placers.add_argument("--placers", nargs="+", metavar="NAME", help="default: all; none with --placements")
     placers.add_argument("--policy", metavar="DIR", help="a run's folder, or pretrained (default)")
     placers.add_argument("--orders", nargs="+", metavar="NAME", help="what policies walk in; default: topo")
+    placers.add_argument(
+        "--coarsen", type=int, metavar="N", help="place larger graphs as N groups of ops; default: op by op"
+    )
     placers.add_argument("--placements", nargs="+", metavar="FILE", help="placement files to score")
     placers.add_argument("--seeds", type=int, metavar="N", help="of placers that draw at random; default: 3")
     placers.add_argument("--budget", type=int, metavar="N", help="evaluations per trial; default: 10000")

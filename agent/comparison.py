@@ -46,6 +46,8 @@ class Study:
         policy_hash: tells that policy from others.
         seen: names of those graphs that the policy was trained on.
         given: placements to score beside: (graph, cluster, name) -> device of each op.
+        coarsen: groups that graphs of more decision units are placed by; None = always op by op. Step times
+            are those of the graphs themselves in any case.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or taken twice, or nothing is to be done.
@@ -61,6 +63,7 @@ class Study:
     policy_hash: str = ""
     seen: frozenset[str] = frozenset()
     given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
+    coarsen: int | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -101,6 +104,7 @@ class Study:
             "seeds": self.seeds,
             "budget": asdict(self.budget),
             "policy": self.policy_hash,
+            "coarsen": self.coarsen,
             "placements": sorted(
                 [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]
                 for names, device_of in self.given.items()
@@ -139,6 +143,8 @@ def _check(study: Study) -> None:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if study.seeds < 1:
         raise EvaluationError(f"{study.seeds} seeds; give at least 1")
+    if study.coarsen is not None and study.coarsen < 1:
+        raise EvaluationError(f"graphs of {study.coarsen} groups; give at least 1 to --coarsen")
     if not study.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 

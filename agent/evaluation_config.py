@@ -36,6 +36,7 @@ class EvaluationConfig:
         seconds: wall time per trial.
         placements: files of placements to score.
         include_seen: whether to keep graphs that the policy was trained on.
+        coarsen: groups that graphs of more decision units are placed by; by default none is.
     """
 
     policy: str = "pretrained"
@@ -50,6 +51,7 @@ class EvaluationConfig:
     seconds: float | None = None
     placements: tuple[str, ...] = ()
     include_seen: bool = False
+    coarsen: int | None = None
 
     def study(self) -> tuple[Study, list[str]]:
         """Read everything the configuration names.
@@ -79,6 +81,7 @@ class EvaluationConfig:
             policy_hash=policy_hash,
             seen=seen,
             given=given,
+            coarsen=self.coarsen,
         )
         study.check_room()
         return study, [] if self.include_seen else [graph.name for graph in graphs if graph.name in seen]

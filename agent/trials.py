@@ -15,13 +15,19 @@ import numpy as np
 from agent.bounds import lower_bound_s
 from agent.comparison import Study, Task
 from agent.placers import PLACERS, Budget, Found, Placer, Search
+from agent.placers.coarsely import place_coarsely
 from agent.placers.learned import LEARNED, learned_placer
 from agent.results import Trial
+from envs.coarse import coarse_problem
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.op_graph import IntArray, build_graph
 
 if TYPE_CHECKING:
     from agent.policy import Policy
+
+_SMALL_GRAPH = build_graph(
+    "warm-up", "", [{"name": "a", "flops": 1e9}, {"name": "b", "flops": 1e9}], [(0, 1e6, [1])]
+)
 
 Outcome = tuple[Task, tuple[Trial, IntArray]]
 RunAll = Callable[[Iterable[Task]], Iterator[Outcome]]
@@ -47,9 +53,11 @@ class Worker:
         placer = self._placer(task)
         self._warm_up(task, placer)
         name = f"{problem.graph.name}/{task.placer}/{task.order}"
-        found = placer.place(
-            problem, self.study.budget, np.random.default_rng([task.seed, crc32(name.encode())])
-        )
+        rng = np.random.default_rng([task.seed, crc32(name.encode())])
+        if self._coarse is None or self._is_given(task):
+            found = placer.place(problem, self.study.budget, rng)
+        else:
+            found = place_coarsely(placer, self._coarse, self.study.budget, rng)
         return self._trial(task, problem, found), found.placement.device_of
 
     def _load(self, task: Task) -> Problem:
@@ -57,19 +65,25 @@ class Worker:
             self._at = (task.graph, task.cluster)
             self._problem = Problem(self.study.graphs[task.graph], self.study.clusters[task.cluster])
             self._bound_s = lower_bound_s(self._problem)
+            n_groups = self.study.coarsen
+            self._coarse = None if n_groups is None else coarse_problem(self._problem, n_groups)
         return self._problem
 
     def _placer(self, task: Task) -> Placer:
-        graph, cluster, name, order, _ = self.study.key(task)
-        device_of = self.study.given.get((graph, cluster, name))
-        if device_of is not None:
+        _, _, name, order, _ = key = self.study.key(task)
+        if self._is_given(task):
+            device_of = self.study.given[key[:3]]
             return Placer(name, lambda search, rng: _score_given(search, device_of), uses_rng=False)
         return learned_placer(name, self._policy, order) if name in LEARNED else PLACERS[name]
 
+    def _is_given(self, task: Task) -> bool:
+        """Whether a task scores a placement given for just its graph and cluster."""
+        return self.study.key(task)[:3] in self.study.given
+
     def _warm_up(self, task: Task, placer: Placer) -> None:
         """Compile what the placer needs, so that its wall time is its own."""
-        if task.placer not in self._warm and (task.placer in PLACERS or task.placer in LEARNED):
-            placer.place(self._problem, Budget(4), np.random.default_rng(0))
+        if task.placer not in self._warm and not self._is_given(task):
+            placer.place(Problem(_SMALL_GRAPH, self._problem.cluster), Budget(4), np.random.default_rng(0))
         self._warm.add(task.placer)
 
     def _trial(self, task: Task, problem: Problem, found: Found) -> Trial:

@@ -1,7 +1,10 @@
 """From ops to at most so many groups, as a smaller op graph; and from its placements back to the ops.
 
-A group is decided at once. Its running ops are a stretch of one topological order, which stays with the
-layers of the model, so no cycle can come up: what leads from one stretch to another leads to a later one.
+A group is decided at once. Its running ops are a stretch of one topological order, so no cycle can come up:
+what leads from one stretch to another leads to a later one. The order is the program's, but that within
+windows of it ops which the step waits for stand apart from those which have time; it is cut between the
+layers and time steps of the model where that can be.
+
 Inputs, parameters and optimizer updates join the group of the op that decides for them, as everywhere; they
 are ops of their own in the coarse graph, because they run before and after all else. So is any further op
 that is colocated with a group but stands in another stretch.
@@ -14,13 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.even_cuts import even_cuts
 from graphs.op_graph import Csr, FloatArray, GraphError, IntArray, OpGraph
 from graphs.orders import nominal_op_s
-from graphs.program_blocks import Blocks, layer_order, topological_order
+from graphs.program_blocks import Blocks
+from graphs.slack_order import nominal_seconds, slack_order, topological_order
 
 GROUPS = 512
-GROWTH, HALVINGS = 1.1, 4
-"""How the least limit of a group's weight is found: upwards by a factor, then back by halves of the step."""
+GROUPS_A_WINDOW = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +59,8 @@ def coarsen(graph: OpGraph, n_groups: int = GROUPS) -> Coarsening:
 
     Groups are as even as can be, in time and in ops: a group weighs no more than a limit, the lightest with
     which there are few enough, and an op heavier than that is a group by itself. Within that, cuts are made
-    between layers, else between time steps, else between modules. Colocation is kept. A graph that has few
-    enough decision units is left as it is.
+    where the ops' slack changes, else between layers, time steps or modules, in this order. Colocation is
+    kept. A graph that has few enough decision units is left as it is.
 
     Raises:
         GraphError: less than one group is asked for.
@@ -68,66 +72,33 @@ def coarsen(graph: OpGraph, n_groups: int = GROUPS) -> Coarsening:
     order = np.flatnonzero(~graph.is_free)
     if not len(order):
         order = np.arange(graph.n_ops)
-    blocks = Blocks(graph)
-    order = layer_order(graph, order, blocks)
-    group = _groups(graph, order, blocks, n_groups)
+    order, group = _groups(graph, order, n_groups)
     part = _in_program_order(graph, _parts(graph, order, group))
     return Coarsening(graph, _coarse_graph(graph, part, group), part)
 
 
-def _groups(graph: OpGraph, order: IntArray, blocks: Blocks, n_groups: int) -> IntArray:
-    """Group of each op, int (n_ops,): that of the op which decides for its unit."""
-    unit = graph.group_of[order]
-    leads = order[_decides(graph, order, unit)]
-    seconds = nominal_op_s(graph)
-    weight = seconds / max(seconds.sum(), np.finfo(float).tiny) + 1.0 / graph.n_ops
-    of_unit: FloatArray = np.bincount(graph.group_of, weight).astype(np.float64)[graph.group_of[leads]]
-    starts = _even_cuts(of_unit, blocks.between(leads), n_groups)
+def _groups(graph: OpGraph, program: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
+    """A topological order of some ops, and the group of each op, int (n_ops,): that of its unit's first."""
+    blocks, seconds = Blocks(graph), nominal_seconds(graph)
+    weight: FloatArray = seconds / max(seconds.sum(), np.finfo(float).tiny) + 1.0 / graph.n_ops
+    n_windows = -(-n_groups // GROUPS_A_WINDOW)
+    window = even_cuts(weight[program], blocks.between(program), n_windows)
+    order, key = slack_order(graph, program, window)
+    leading = _leading(graph, order)
+    leads, key = order[leading], key[leading]
+    # Cuts are best where the slack changes: -1 is less than what lies between any blocks.
+    between = np.where(key[1:] != key[:-1], -1, blocks.between(leads))
+    of_unit = np.bincount(graph.group_of, weight).astype(np.float64)
     group_of_unit = np.empty(len(graph.groups), dtype=np.int64)
-    group_of_unit[graph.group_of[leads]] = np.repeat(np.arange(len(starts)), np.diff([*starts, len(leads)]))
-    return group_of_unit[graph.group_of]
+    group_of_unit[graph.group_of[leads]] = even_cuts(of_unit[graph.group_of[leads]], between, n_groups)
+    return order, group_of_unit[graph.group_of]
 
 
-def _decides(graph: OpGraph, order: IntArray, unit: IntArray) -> IntArray:
+def _leading(graph: OpGraph, order: IntArray) -> IntArray:
     """Where in an order the op stands that decides for each unit: its first compute op, else its first."""
     compute_first = np.lexsort((np.arange(len(order)), ~graph.is_compute[order]))
-    _, at = np.unique(unit[compute_first], return_index=True)
+    _, at = np.unique(graph.group_of[order][compute_first], return_index=True)
     return np.sort(compute_first[at])
-
-
-def _even_cuts(weight: FloatArray, between: IntArray, n_groups: int) -> IntArray:
-    """Starts of at most `n_groups` stretches, the heaviest as light as can be."""
-    ends = np.cumsum(weight)
-    limit = float(ends[-1]) / n_groups
-    while len(cuts := _cuts(ends, between, limit)) > n_groups:
-        limit *= GROWTH
-    step = limit * (1.0 - 1.0 / GROWTH)
-    for _ in range(HALVINGS):
-        step /= 2.0
-        lighter = _cuts(ends, between, limit - step)
-        if len(lighter) <= n_groups:
-            cuts, limit = lighter, limit - step
-    return cuts
-
-
-def _cuts(ends: FloatArray, between: IntArray, limit: float) -> IntArray:
-    """Starts of stretches up to a limit of weight, each cut at the best place in its second half.
-
-    Args:
-        ends: weight of all up to and with each item, (n,).
-        between: what lies between each item and the next, int (n - 1,); cuts are best where it is least.
-    """
-    starts, start, before = [], 0, 0.0
-    while start < len(ends):
-        starts.append(start)
-        stop = max(int(np.searchsorted(ends, before + limit, side="right")), start + 1)
-        if stop < len(ends):
-            half = max(int(np.searchsorted(ends, before + limit / 2.0)), start)
-            # The last of the best: `between[i]` is what a cut before item i + 1 cuts.
-            candidates = between[half:stop][::-1]
-            stop -= int(candidates.argmin()) if len(candidates) else 0
-        start, before = stop, float(ends[stop - 1])
-    return np.array(starts, dtype=np.int64)
 
 
 def _parts(graph: OpGraph, order: IntArray, group: IntArray) -> IntArray:

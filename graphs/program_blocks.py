@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 
 import numpy as np
 
-from graphs.op_graph import Csr, IntArray, OpGraph
+from graphs.op_graph import IntArray, OpGraph
 
 LAYER, STEP, MODULE, INSIDE = range(4)
 """What lies between two ops, the best place to cut first."""
@@ -52,62 +51,6 @@ def layer_of(path: str, has_modules: bool) -> str:
         if part.isdecimal():
             return ".".join(parts[:depth])
     return path if has_modules or len(parts) == 1 else ".".join(parts[:-1])
-
-
-def layer_order(graph: OpGraph, ops: IntArray, blocks: Blocks) -> IntArray:
-    """A topological order that stays with a layer as long as it can, else goes on where the program is first.
-
-    Stretches of the program within one time step of a layer stay whole.
-
-    Args:
-        ops: those to order, ascending.
-
-    Returns:
-        The ops, reordered.
-    """
-    starts = np.flatnonzero(np.concatenate([[True], blocks.between(ops) <= STEP]))
-    stretch = np.full(graph.n_ops, -1, dtype=np.int64)
-    stretch[ops] = np.repeat(np.arange(len(starts)), np.diff([*starts, len(ops)]))
-    pairs = stretch[graph.edges]
-    pairs = pairs[(pairs >= 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
-    order = _stay(len(starts), pairs, blocks.layer[ops[starts]].tolist())
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return ops[np.argsort(rank[stretch[ops]], kind="stable")]
-
-
-def topological_order(n: int, pairs: IntArray) -> list[int]:
-    """The topological order of `n` items that always takes the least item it can.
-
-    Args:
-        pairs: (before, after), int (n_pairs, 2); they form no cycle.
-    """
-    return _stay(n, pairs, [0] * n)
-
-
-def _stay(n: int, pairs: IntArray, layer: list[int]) -> list[int]:
-    """A topological order that takes the least item of the present layer, else the least of all."""
-    after = Csr.from_pairs(pairs[:, 0], pairs[:, 1], n)
-    ptr, items = after.ptr.tolist(), after.items.tolist()
-    waits_for = np.bincount(pairs[:, 1], minlength=n).tolist()
-    ready = [item for item in range(n) if waits_for[item] == 0]
-    in_layer: dict[int, list[int]] = {}
-    for item in ready:
-        in_layer.setdefault(layer[item], []).append(item)
-    taken, order = [False] * n, list[int]()
-    while len(order) < n:
-        here = in_layer.get(layer[order[-1]]) if order else None
-        item = heapq.heappop(here or ready)
-        if taken[item]:
-            continue
-        taken[item] = True
-        order.append(item)
-        for reader in items[ptr[item] : ptr[item + 1]]:
-            waits_for[reader] -= 1
-            if waits_for[reader] == 0:
-                heapq.heappush(ready, reader)
-                heapq.heappush(in_layer.setdefault(layer[reader], []), reader)
-    return order
 
 
 def _paths_around(paths: Iterable[str]) -> set[str]:

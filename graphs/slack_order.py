@@ -1,0 +1,92 @@
+"""A topological order in which ops that have time stand apart from those that the step waits for."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from graphs.levels import b_level, t_level
+from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+from graphs.orders import nominal_op_s
+
+NOMINAL_LAUNCH_S = 6e-6
+FINEST_SLACK = 0.01
+"""Share of the critical path below which slack makes no difference."""
+
+
+def slack_order(graph: OpGraph, ops: IntArray, window: IntArray) -> tuple[IntArray, IntArray]:
+    """Order ops window by window, and within one stay with ops of one slack class as long as that can be.
+
+    In the backward pass this parts the gradients of activations, which the next layer waits for, from those
+    of weights, which only the update at the end does; in a recurrent network the state from the losses.
+
+    Args:
+        ops: those to order, in program order.
+        window: of each of them, ascending from 0, int (n,).
+
+    Returns:
+        The ops in their new order, topological as well; and for each a number that changes from one to the
+        next where its window or its slack class does.
+    """
+    key = window * 64 + slack_class(graph)[ops]
+    item = np.full(graph.n_ops, -1, dtype=np.int64)
+    item[ops] = np.arange(len(ops))
+    pairs = item[graph.edges]
+    order = _stay(len(ops), pairs[(pairs >= 0).all(axis=1)], key.tolist())
+    return ops[order], key[order]
+
+
+def slack_class(graph: OpGraph) -> IntArray:
+    """How long each op can wait, int (n_ops,), at nominal costs and without transfers.
+
+    0 for less than `FINEST_SLACK` of the critical path, 1 for less than 3 times it, 2 for less than 7, to 6.
+    """
+    seconds, instant = nominal_seconds(graph), np.zeros(graph.n_tensors)
+    through = t_level(graph, seconds, instant) + b_level(graph, seconds, instant)
+    longest = max(float(through.max()), np.finfo(float).tiny)
+    slack = np.maximum(longest - through, 0.0) / longest
+    return np.log2(slack / FINEST_SLACK + 1.0).astype(np.int64)
+
+
+def nominal_seconds(graph: OpGraph) -> FloatArray:
+    """`nominal_op_s` and a launch for every op but parameters and inputs, (n_ops,)."""
+    seconds: FloatArray = nominal_op_s(graph) + NOMINAL_LAUNCH_S * ~graph.is_free
+    return seconds
+
+
+def topological_order(n: int, pairs: IntArray) -> IntArray:
+    """The topological order of `n` items that always takes the least item it can.
+
+    Args:
+        pairs: (before, after), int (n_pairs, 2); they form no cycle.
+    """
+    return _stay(n, pairs, [0] * n)
+
+
+def _stay(n: int, pairs: IntArray, key: list[int]) -> IntArray:
+    """A topological order that takes the least item of the present key, else the least of all.
+
+    Where items are numbered topologically and keys are grouped in windows, it ends a window before it begins
+    the next: what a window's items wait for is in it or before.
+    """
+    after = Csr.from_pairs(pairs[:, 0], pairs[:, 1], n)
+    ptr, items = after.ptr.tolist(), after.items.tolist()
+    waits_for = np.bincount(pairs[:, 1], minlength=n).tolist()
+    ready = [item for item in range(n) if waits_for[item] == 0]
+    of_key: dict[int, list[int]] = {}
+    for item in ready:
+        of_key.setdefault(key[item], []).append(item)
+    taken, order = [False] * n, list[int]()
+    while len(order) < n:
+        item = heapq.heappop((of_key.get(key[order[-1]]) if order else None) or ready)
+        if taken[item]:
+            continue
+        taken[item] = True
+        order.append(item)
+        for reader in items[ptr[item] : ptr[item + 1]]:
+            waits_for[reader] -= 1
+            if waits_for[reader] == 0:
+                heapq.heappush(ready, reader)
+                heapq.heappush(of_key.setdefault(key[reader], []), reader)
+    return np.array(order, dtype=np.int64)

@@ -5,26 +5,31 @@ from __future__ import annotations
 from envs.fifo_kernels import run_fifo
 from envs.jit import kernel
 from envs.memory_kernels import peak_memory
-from envs.program_kernels import inputs_ready, run_program, run_program_within
+from envs.program_kernels import inputs_ready, run_program
+from envs.resume_kernels import Pair, new_pair, run_moved, stand, tried
 from envs.timeline import FIFO, PROGRAM, ProblemArrays, Timeline, clear, copy, new_timeline, run_op
 
 __all__ = [
     "FIFO",
     "PROGRAM",
+    "Pair",
     "ProblemArrays",
     "Timeline",
     "copy",
     "inputs_ready",
+    "new_pair",
     "new_timeline",
     "peak_memory",
     "run",
     "run_many",
+    "run_moved",
     "run_op",
-    "run_within",
+    "stand",
+    "tried",
 ]
 
 
-@kernel(entry=True)
+@kernel
 def run(p, device_of, timeline):
     """Simulate a complete or partial placement under the cluster's schedule; returns the step time."""
     clear(timeline)
@@ -34,22 +39,12 @@ def run(p, device_of, timeline):
 
 
 @kernel(entry=True)
-def run_within(p, device_of, timeline, limit_s, rest_s):
-    """`run` a complete placement; infinity, seen early if possible, where the step must exceed `limit_s`.
+def run_many(p, devices_of, timeline, track_memory, total_s, peak):
+    """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices).
 
     Args:
-        rest_s: seconds of work of each device, (n_devices,); used up.
+        timeline: that of the last row afterwards.
     """
-    if p.rules[0] == PROGRAM:
-        clear(timeline)
-        return run_program_within(p, device_of, timeline, limit_s, rest_s)
-    return run(p, device_of, timeline)
-
-
-@kernel(entry=True, allocates=True)
-def run_many(p, devices_of, track_memory, total_s, peak):
-    """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices)."""
-    timeline = new_timeline(len(p.is_free), len(p.producer), len(p.memory))
     for row in range(len(devices_of)):
         total_s[row] = run(p, devices_of[row], timeline)
         if track_memory:

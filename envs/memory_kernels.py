@@ -29,7 +29,7 @@ class Holdings(NamedTuple):
     device: NDArray[np.int32]
 
 
-@kernel(entry=True, allocates=True)
+@kernel(allocates=True)
 def peak_memory(p, device_of, timeline, total_s, peak):
     """Fill `peak` (n_devices,) with the greatest number of bytes held at once on each device."""
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1

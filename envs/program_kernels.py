@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from envs.jit import kernel
 from envs.timeline import reserve, run_op
+
+
+@kernel
+def send(p, timeline, link_free, tensor, source, device, commit):
+    """When a tensor that is not on `device` yet will be there; sends it for good only with `commit`."""
+    base = tensor * len(p.memory)
+    end = timeline.sent[base + source] if p.rules[1] else -1.0
+    if end < 0.0:
+        end = reserve(p, link_free, tensor, source, device, timeline.finish[p.producer[tensor]])
+    at = end + p.latency[source, device]
+    if commit:
+        timeline.sent[base + device] = end
+        timeline.arrival[base + device] = at
+        if p.rules[1]:
+            timeline.sent[base + source] = end
+    return at
 
 
 @kernel
@@ -22,19 +36,9 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
         if source == device:
             at = timeline.finish[producer]
         else:
-            slot = tensor * n_devices + device
-            at = timeline.arrival[slot]
+            at = timeline.arrival[tensor * n_devices + device]
             if at < 0.0:
-                shared = tensor * n_devices + source
-                end = timeline.sent[shared] if p.rules[1] else -1.0
-                if end < 0.0:
-                    end = reserve(p, link_free, tensor, source, device, timeline.finish[producer])
-                at = end + p.latency[source, device]
-                if commit:
-                    timeline.sent[slot] = end
-                    timeline.arrival[slot] = at
-                    if p.rules[1]:
-                        timeline.sent[shared] = end
+                at = send(p, timeline, link_free, tensor, source, device, commit)
         if at > ready:
             ready = at
     return ready
@@ -57,22 +61,4 @@ def run_program(p, device_of, timeline):
     total = 0.0
     for op in range(len(device_of)):
         total = max(total, issue(p, device_of, timeline, op))
-    return total
-
-
-@kernel
-def run_program_within(p, device_of, timeline, limit_s, rest_s):
-    """`run_program` of a complete placement that ends, at infinity, once the step must exceed `limit_s`.
-
-    After an op its device still has the rest of its work to do; `rest_s` (n_devices,), at first all of each
-    device's work, is used up.
-    """
-    total = 0.0
-    for op in range(len(device_of)):
-        finish = issue(p, device_of, timeline, op)
-        device = device_of[op]
-        rest_s[device] -= p.op_seconds[op, device]
-        if finish + rest_s[device] > limit_s:
-            return np.inf
-        total = max(total, finish)
     return total

@@ -63,21 +63,20 @@ def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
         device_of: device index of each op, int64 (n_ops,).
     """
     arrays = problem.arrays
-    timeline = kernels.new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
-    total_s = kernels.run(arrays, device_of, timeline)
-    peak = np.zeros(problem.n_devices)
-    kernels.peak_memory(arrays, device_of, timeline, total_s, peak)
+    timeline = _new_timeline(problem)
+    total_s, peak = np.zeros(1), np.zeros((1, problem.n_devices))
+    kernels.run_many(arrays, device_of[None], timeline, True, total_s, peak)
     present = device_of >= 0
     seconds = problem.op_seconds[np.flatnonzero(present), device_of[present]]
     busy = np.bincount(device_of[present], weights=seconds, minlength=problem.n_devices).astype(np.float64)
     return StepTime(
-        total_s=total_s,
+        total_s=float(total_s[0]),
         start_s=timeline.start,
         finish_s=timeline.finish,
         busy_s=busy,
         transfer_bytes=_transfer_bytes(problem, device_of, timeline.sent),
-        peak_bytes=peak,
-        fits=bool((peak <= arrays.memory).all()),
+        peak_bytes=peak[0],
+        fits=bool((peak[0] <= arrays.memory).all()),
     )
 
 
@@ -101,7 +100,8 @@ def simulate_many(
     arrays = problem.arrays
 
     def run_rows(low: int, high: int) -> None:
-        kernels.run_many(arrays, devices_of[low:high], memory, total_s[low:high], peak[low:high])
+        rows, timeline = slice(low, high), _new_timeline(problem)
+        kernels.run_many(arrays, devices_of[rows], timeline, memory, total_s[rows], peak[rows])
 
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(run_rows, cuts[:-1], cuts[1:]))
@@ -110,8 +110,11 @@ def simulate_many(
 
 def step_time_s(problem: Problem, device_of: IntArray) -> float:
     """Step time alone, in seconds; unchecked and without memory, for search loops."""
-    timeline = kernels.new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
-    return float(kernels.run(problem.arrays, device_of, timeline))
+    total_s = np.zeros(1)
+    kernels.run_many(
+        problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0))
+    )
+    return float(total_s[0])
 
 
 def best_fitting(total_s: FloatArray, peak_bytes: FloatArray, memory_bytes: FloatArray) -> int:
@@ -122,6 +125,12 @@ def best_fitting(total_s: FloatArray, peak_bytes: FloatArray, memory_bytes: Floa
     """
     overflow = np.maximum(peak_bytes - memory_bytes, 0).sum(axis=1)
     return int(np.lexsort((total_s, overflow))[0])
+
+
+def _new_timeline(problem: Problem) -> kernels.Timeline:
+    graph = problem.graph
+    timeline: kernels.Timeline = kernels.new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
+    return timeline
 
 
 def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:

@@ -9,7 +9,7 @@ from agent.placers.list_scheduling import heft, m_etf
 from agent.placers.single import single
 from agent.placers.units import units_of
 from agent.placers.walk_kernels import OVERFLOW_COST, Walker, anneal
-from envs.kernels import new_timeline
+from envs.kernels import new_pair
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 1e-5
 """In units of a step on the fastest single device."""
@@ -65,7 +65,7 @@ def _walker(search: Search) -> Walker:
         best_score=np.array([over_bytes, total_s]),
         moved=np.empty(n_units, dtype=np.int64),
         back=np.empty(n_units, dtype=np.int64),
-        timeline=new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
+        pair=new_pair(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
         work_s=np.bincount(best, seconds, minlength=problem.n_devices).astype(np.float64),
-        rest_s=np.empty(problem.n_devices),
+        peak=np.empty(problem.n_devices),
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.jit import kernel
-from envs.kernels import Timeline, copy, peak_memory, run_within
+from envs.kernels import Pair, copy, peak_memory, run_moved, stand, tried
 from graphs.op_graph import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8
@@ -29,9 +29,9 @@ class Walker(NamedTuple):
     best_score: FloatArray  # (2,) bytes over memory, step seconds
     moved: IntArray  # (n_units,) units of the present move
     back: IntArray  # (n_units,) their devices before it
-    timeline: Timeline
+    pair: Pair
     work_s: FloatArray  # (n_devices,) work of each device
-    rest_s: FloatArray  # (n_devices,) scratch
+    peak: FloatArray  # (n_devices,) scratch
 
 
 @kernel
@@ -122,31 +122,40 @@ def propose(units, walker, n_devices, rng):
 
 
 @kernel
-def overflow_bytes(p, walker, total_s, peak):
+def first_moved(units, walker, n_moved):
+    """The first op in program order of the units that were moved."""
+    first = len(walker.device_of)
+    for i in range(n_moved):
+        first = min(first, units.member_item[units.member_ptr[walker.moved[i]]])
+    return first
+
+
+@kernel(inline=True)
+def overflow_bytes(p, walker, total_s):
     """Bytes over the memory of all devices together."""
-    peak_memory(p, walker.device_of, walker.timeline, total_s, peak)
+    peak_memory(p, walker.device_of, tried(walker.pair), total_s, walker.peak)
     over = 0.0
-    for device in range(len(peak)):
-        over += max(peak[device] - p.memory[device], 0.0)
+    for device in range(len(walker.peak)):
+        over += max(walker.peak[device] - p.memory[device], 0.0)
     return over
 
 
-@kernel
-def accept(p, walker, limit, scale_s, track_memory, peak):
-    """Whether the energy of the present placement is within `limit`; if so it is taken over.
+@kernel(inline=True)
+def accept(p, walker, first, limit, scale_s, track_memory):
+    """Whether the energy of a placement moved from op `first` on is within `limit`; if so it is taken over.
 
     Memory only adds energy, so it is looked at only where the time alone is within the limit.
     """
-    copy(walker.work_s, walker.rest_s)
     safe_s = limit * scale_s * (1.0 + ROUNDING)
-    total_s = run_within(p, walker.device_of, walker.timeline, safe_s, walker.rest_s)
+    total_s = run_moved(p, walker.device_of, walker.pair, first, safe_s, walker.work_s)
     energy = total_s / scale_s
     if energy > limit:
         return False
-    over = overflow_bytes(p, walker, total_s, peak) if track_memory else 0.0
+    over = overflow_bytes(p, walker, total_s) if track_memory else 0.0
     energy += OVERFLOW_COST * over / p.memory.sum()
     if energy > limit:
         return False
+    stand(walker.pair)
     walker.energy[0] = energy
     best = walker.best_score
     if over < best[0] or (over == best[0] and total_s < best[1]):
@@ -155,14 +164,17 @@ def accept(p, walker, limit, scale_s, track_memory, peak):
     return True
 
 
-@kernel(entry=True, allocates=True)
+@kernel(entry=True)
 def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
-    peak = np.zeros(len(p.memory))
+    run_moved(p, walker.device_of, walker.pair, 0, np.inf, walker.work_s)
+    stand(walker.pair)
     for _ in range(n):
         n_moved = propose(units, walker, len(p.memory), rng)
         limit = walker.energy[0] - temperature * np.log(1.0 - rng.random())
-        if n_moved == 0 or accept(p, walker, limit, scale_s, track_memory, peak):
+        if n_moved == 0:
+            continue
+        if accept(p, walker, first_moved(units, walker, n_moved), limit, scale_s, track_memory):
             continue
         for i in range(n_moved - 1, -1, -1):
             put(units, walker, walker.moved[i], walker.back[i])

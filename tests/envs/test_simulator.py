@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster import Cluster, Device
-from envs.kernels import new_timeline, run_within
+from envs.kernels import new_pair, new_timeline, run_many, run_moved, stand
 from envs.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator import best_fitting, simulate, simulate_many, simulate_problem, step_time_s
@@ -59,17 +59,36 @@ def test_partial_placements_equal_the_plain_reference(case: Case, seed: int) -> 
 
 
 @settings(max_examples=150, deadline=None)
-@given(problems(), st.floats(0.3, 1.5))
-def test_a_limit_ends_only_what_exceeds_it(case: Case, share: float) -> None:
-    graph, cluster, device_of = case
-    problem = Problem(graph, cluster)
-    total_s = step_time_s(problem, device_of)
-    seconds = problem.op_seconds[np.arange(graph.n_ops), device_of]
-    work_s = np.bincount(device_of, seconds, minlength=cluster.n_devices)
-    timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
-    limit_s = share * total_s
-    within_s = run_within(problem.arrays, device_of, timeline, limit_s * (1 + 1e-9), work_s)
-    assert within_s == total_s or (within_s == np.inf and total_s > limit_s)
+@given(problems(max_ops=100), st.integers(0, 2**32 - 1))
+def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
+    graph, cluster, standing = case
+    problem, rng = Problem(graph, cluster), np.random.default_rng(seed)
+    pair = new_pair(graph.n_ops, graph.n_tensors, cluster.n_devices)
+    run_moved(problem.arrays, standing, pair, 0, np.inf, work_of(problem, standing))
+    stand(pair)
+    for _ in range(12):
+        moves = np.isin(graph.group_of, rng.integers(len(graph.groups), size=int(rng.integers(1, 4))))
+        device_of = np.where(moves, rng.integers(cluster.n_devices), standing)
+        first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
+        timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+        total_s = np.zeros(1)
+        run_many(problem.arrays, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
+        limit_s = total_s[0] * float(rng.choice([rng.uniform(0.3, 1.5), np.inf])) if total_s[0] else np.inf
+        moved_s = run_moved(problem.arrays, device_of, pair, first, limit_s * (1 + 1e-9), work_s)
+        assert moved_s == total_s[0] or (moved_s == np.inf and total_s[0] > limit_s)
+        if moved_s == np.inf:
+            continue
+        for of_both, expected in zip(pair.timeline, timeline, strict=True):
+            np.testing.assert_array_equal(of_both[1 - pair.standing[0]], expected)
+        if rng.random() < 0.5:
+            stand(pair)
+            standing = device_of
+
+
+def work_of(problem: Problem, device_of: np.ndarray) -> np.ndarray:
+    """Seconds of work of each device."""
+    seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
+    return np.bincount(device_of, seconds, minlength=problem.n_devices).astype(np.float64)
 
 
 @settings(max_examples=150, deadline=None)

@@ -241,34 +241,30 @@ def trial_at(trial, p):
 
 
 @kernel(entry=True)
-def observe_episode(bank, episodes, trial, improving, obs, e):
-    """Fill in row `e` of the observation; returns whether a device has room for the op at hand."""
-    i = episodes.problem[e]
-    p, w = problem_at(bank, i), walk_at(bank, i)
-    episode = episode_at(episodes, p, e)
-    obs.problem[e, 0] = i
-    obs.op[e, 0] = episode.walk[episode.state[0]]
-    return observe(w, p, episode, trial_at(trial, p), improving, obs.devices[e], obs.mask[e])
+def step_episodes(bank, episodes, trial, improving, first, actions, obs, reward, over, outcome, peak):
+    """Take one decision in each of some episodes, from `first` on; those over keep their last observation.
 
+    One entry for a batch's first observation too, as each entry is compiled with all that it calls.
 
-@kernel(entry=True)
-def step_episodes(bank, episodes, trial, improving, actions, obs, reward, over, outcome, peak):
-    """Take one decision in every episode; those that are over keep their last observation.
+    Args:
+        actions: device per episode, (n,); -1 only observes.
 
     Fills `reward` (n,), `over` (n,), `outcome` (n,) where over, and `peak` (n, max_devices) bytes.
     """
-    for e in range(len(actions)):
-        i = episodes.problem[e]
+    for e in range(first, first + len(actions)):
+        i, action = episodes.problem[e], actions[e - first]
         p, w = problem_at(bank, i), walk_at(bank, i)
         episode = episode_at(episodes, p, e)
         before = episode.time_s[0]
         outcome[e] = FITS
-        if improving:
-            over[e] = improve(w, p, episode, actions[e])
+        if action < 0:
+            over[e] = False
+        elif improving:
+            over[e] = improve(w, p, episode, action)
         else:
-            over[e] = construct(w, p, episode, actions[e])
+            over[e] = construct(w, p, episode, action)
         reward[e] = -(episode.time_s[0] - before) / w.scales[1]
-        if not over[e] and not observe_episode(bank, episodes, trial, improving, obs, e):
+        if not over[e] and not observe_episode(w, p, episode, trial, improving, obs, i, e):
             over[e] = True
             outcome[e] = INFEASIBLE
             reward[e] -= INFEASIBLE_PENALTY
@@ -277,3 +273,11 @@ def step_episodes(bank, episodes, trial, improving, actions, obs, reward, over, 
             if beyond > 0.0:
                 outcome[e] = OVERFLOWS
                 reward[e] -= OVERFLOW_PENALTY + beyond
+
+
+@kernel(inline=True)
+def observe_episode(w, p, episode, trial, improving, obs, i, e):
+    """Fill in row `e` of the observation; returns whether a device has room for the op at hand."""
+    obs.problem[e, 0] = i
+    obs.op[e, 0] = episode.walk[episode.state[0]]
+    return observe(w, p, episode, trial_at(trial, p), improving, obs.devices[e], obs.mask[e])

@@ -15,7 +15,6 @@ from envs.bank import (
     build_bank,
     new_episodes,
     new_trial,
-    observe_episode,
     step_episodes,
 )
 from envs.kernels import PROGRAM, run_many
@@ -26,6 +25,8 @@ from graphs.op_graph import IntArray
 from graphs.orders import get_order
 
 MDPS = ("construct", "improve")
+
+ONLY_OBSERVE = np.array([-1])
 
 
 class WalkError(ValueError):
@@ -153,18 +154,7 @@ class EpisodeBatch:
         Returns:
             Rewards (n,) and whether each episode is over (n,); begin those anew before the next step.
         """
-        step_episodes(
-            self._bank,
-            self._episodes,
-            self._trial,
-            self.improving,
-            np.ascontiguousarray(actions, dtype=np.int64),
-            self.observation,
-            self._reward,
-            self._over,
-            self._outcome,
-            self._peak,
-        )
+        self._advance(0, np.ascontiguousarray(actions, dtype=np.int64))
         self._decisions += 1
         self._returns += self._reward
         if self.improving:
@@ -202,10 +192,23 @@ class EpisodeBatch:
         )
 
     def _observe(self, episode: int) -> None:
-        room = observe_episode(
-            self._bank, self._episodes, self._trial, self.improving, self.observation, episode
+        self._advance(episode, ONLY_OBSERVE)
+        assert not self._over[episode], "check_room lets no episode begin without room"
+
+    def _advance(self, first: int, actions: IntArray) -> None:
+        step_episodes(
+            self._bank,
+            self._episodes,
+            self._trial,
+            self.improving,
+            first,
+            actions,
+            self.observation,
+            self._reward,
+            self._over,
+            self._outcome,
+            self._peak,
         )
-        assert room, "check_room lets no episode begin without room"
 
     def _walk(self, problem: int, order: int, rng: np.random.Generator) -> IntArray:
         """Ops in visiting order; in `improve` one visit per unit, several passes."""

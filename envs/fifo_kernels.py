@@ -145,13 +145,13 @@ def pop(q, device):
     first, last = q.first[device], q.size[device] - 1
     popped = q.heap_op[first]
     q.size[device] = last
-    ready, op = q.heap_s[first + last], q.heap_op[first + last]
+    ready, op = q.heap_s[first + last], np.int64(q.heap_op[first + last])
     at, child = 0, 1
     while child < last:
         if child + 1 < last and is_before(
             q,
             q.heap_s[first + child + 1],
-            q.heap_op[first + child + 1],
+            np.int64(q.heap_op[first + child + 1]),
             q.heap_s[first + child],
             q.heap_op[first + child],
         ):

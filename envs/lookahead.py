@@ -106,7 +106,7 @@ def decide(w, p, episode, op, device):
 
 
 @kernel
-def show(w, p, episode, op, device, shown_device):
+def show(w, p, episode, op, shown_device):
     """Let a simulation see (or, with -1, not see) `op` and the parameters and inputs of its unit."""
     unit = w.unit_of[op]
     episode.shown[op] = shown_device
@@ -125,7 +125,7 @@ def visit(w, p, episode, op):
         ready = inputs_ready(p, episode.device_of, timeline, timeline.link_free, op, device, True)
         episode.time_s[0] = max(episode.time_s[0], run_op(p, timeline, op, device, ready))
     else:
-        show(w, p, episode, op, device, device)
+        show(w, p, episode, op, device)
 
 
 @kernel(inline=True)
@@ -226,7 +226,7 @@ def try_full(w, p, episode, op, trial, improving):
         if improving:
             show_unit(w, episode, op, device)
         else:
-            show(w, p, episode, op, device, device)
+            show(w, p, episode, op, device)
         trial.total_s[device] = run(p, episode.shown, timeline)
         trial.start_s[device] = timeline.start[op]
         trial.finish_s[device] = timeline.finish[op]
@@ -242,7 +242,7 @@ def try_full(w, p, episode, op, trial, improving):
     if improving:
         show_unit(w, episode, op, now)
     else:
-        show(w, p, episode, op, -1, -1)
+        show(w, p, episode, op, np.int64(-1))
 
 
 @kernel

@@ -166,7 +166,7 @@ def sort_events(h, events, n):
     for end in range(n - 1, 0, -1):
         event = events[end]
         events[end] = events[0]
-        sift(h, events, event, 0, end)
+        sift(h, events, event, np.int64(0), end)
 
 
 @kernel(allocates=True)

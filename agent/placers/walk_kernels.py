@@ -83,7 +83,7 @@ def draw_target(units, walker, unit, n_devices, rng):
 def move_with_neighbours(units, walker, unit, target):
     """Move a unit and its neighbours on the same device."""
     source = device_of_unit(units, walker, unit)
-    n_moved = move(units, walker, 0, unit, target)
+    n_moved = move(units, walker, np.int64(0), unit, target)
     for k in range(units.near_ptr[unit], units.near_ptr[unit + 1]):
         if device_of_unit(units, walker, units.near_item[k]) == source:
             n_moved = move(units, walker, n_moved, units.near_item[k], target)
@@ -111,13 +111,13 @@ def propose(units, walker, n_devices, rng):
     if kind < STRETCH:
         target = draw_target(units, walker, unit, n_devices, rng)
         if kind < ONE:
-            return move(units, walker, 0, unit, target)
+            return move(units, walker, np.int64(0), unit, target)
         if kind < WITH_NEIGHBOURS:
             return move_with_neighbours(units, walker, unit, target)
         return move_stretch(units, walker, unit, target, rng)
     source = device_of_unit(units, walker, unit)
     other = draw(len(units.held), rng)
-    n_moved = move(units, walker, 0, unit, device_of_unit(units, walker, other))
+    n_moved = move(units, walker, np.int64(0), unit, device_of_unit(units, walker, other))
     return move(units, walker, n_moved, other, source) if n_moved else 0
 
 
@@ -167,7 +167,7 @@ def accept(p, walker, first, limit, scale_s, track_memory):
 @kernel(entry=True)
 def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
-    run_moved(p, walker.device_of, walker.pair, 0, np.inf, walker.work_s)
+    run_moved(p, walker.device_of, walker.pair, np.int64(0), np.inf, walker.work_s)
     stand(walker.pair)
     for _ in range(n):
         n_moved = propose(units, walker, len(p.memory), rng)

@@ -17,12 +17,15 @@ class CoarseProblem(Problem):
     """The coarse graph of a problem on its cluster; a coarse op takes as long as its ops one after the other.
 
     Attributes:
-        fine: the problem itself.
-        coarsening: of its graph; `expand` takes a placement back.
+        coarsening: of the graph; `expand` takes a placement back.
     """
 
-    fine: Problem
     coarsening: Coarsening
+
+    @cached_property
+    def fine(self) -> Problem:
+        """The problem itself."""
+        return Problem(self.coarsening.fine, self.cluster)
 
     @cached_property
     def op_seconds(self) -> FloatArray:
@@ -47,4 +50,4 @@ def coarse_problem(problem: Problem, n_groups: int = GROUPS) -> CoarseProblem:
         GraphError: less than one group is asked for.
     """
     coarsening = coarsen(problem.graph, n_groups)
-    return CoarseProblem(coarsening.coarse, problem.cluster, problem, coarsening)
+    return CoarseProblem(coarsening.coarse, problem.cluster, coarsening)

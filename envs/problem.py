@@ -101,7 +101,7 @@ class Problem:
         devices = tuple(
             replace(device, memory_bytes=share * device.memory_bytes) for device in self.cluster.devices
         )
-        return Problem(self.graph, replace(self.cluster, devices=devices))
+        return replace(self, cluster=replace(self.cluster, devices=devices))
 
     def check_room(self) -> None:
         """Make sure that each unit has room on some device, and all of them together in the cluster.

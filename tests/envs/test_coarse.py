@@ -13,6 +13,7 @@ from envs.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.simulator import simulate_problem
 from graphs import OpGraph
+from tests.benchmarks.cases import layered_graph, v100s
 from tests.envs.random_problems import problems
 
 
@@ -43,3 +44,12 @@ def test_on_one_device_the_coarse_step_is_the_step(
         step_s = simulate_problem(problem, expanded).total_s
         # Ops of no time that come last wait for the device's rest only where they are ops of their own.
         assert simulate_problem(coarse, placed).total_s == pytest.approx(step_s, abs=cluster.op_gap_s + 1e-9)
+
+
+def test_less_memory_leaves_the_times_of_coarse_ops() -> None:
+    problem = Problem(layered_graph(50), v100s(2, "program"))
+    coarse = coarse_problem(problem, 10)
+    assert not problem.with_memory(1e-9).always_fits
+    assert not coarse.with_memory(1e-9).always_fits
+    assert (coarse.with_memory(0.5).op_seconds == coarse.op_seconds).all()
+    assert (coarse.with_memory(0.5).cluster.memory_bytes == 0.5 * problem.cluster.memory_bytes).all()

@@ -8,10 +8,12 @@ import numpy as np
 
 from agent.placers.base import Search, placer
 from agent.placers.units import units_by_layer
+from envs.simulator import simulate_problem
 from graphs.op_graph import FloatArray, IntArray
 
-SHARES = tuple(share / 10 for share in range(10, 0, -1))
-"""Shares of the memory that a planner counts on, tried in turn: it knows what is held, not the peak."""
+CORRECTIONS = 4
+SHARES = tuple(share / 10 for share in range(9, 0, -1))
+"""Shares of the memory that a planner counts on, tried in turn where corrections do not lead to a fit."""
 
 
 @placer("memory-fill")
@@ -58,12 +60,24 @@ def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray
 
 
 def first_fit(search: Search, plan: Callable[[FloatArray], IntArray]) -> None:
-    """Score the plans for ever smaller shares of the memory until one fits.
+    """Score plans for ever less memory until one fits.
+
+    A planner knows what is held, not the peak: copies that arrive take room as well. So at first each device
+    that overflows is corrected by as much; if that leads nowhere, all devices get ever smaller shares.
 
     Args:
         plan: bytes it may count on per device (n_devices,) -> device of each unit, int (n_units,).
     """
+    memory_bytes = search.problem.cluster.memory_bytes
+    limit_bytes = memory_bytes
+    for _ in range(1 + CORRECTIONS):
+        units = plan(limit_bytes.copy())
+        search.score_units(units[None])
+        if search.fits or not search.left:
+            return
+        peak_bytes = simulate_problem(search.problem, units[search.problem.graph.group_of]).peak_bytes
+        limit_bytes = np.maximum(limit_bytes - np.maximum(peak_bytes - memory_bytes, 0.0), 0.0)
     for share in SHARES:
-        search.score_units(plan(share * search.problem.cluster.memory_bytes)[None])
+        search.score_units(plan(share * memory_bytes)[None])
         if search.fits or not search.left:
             return

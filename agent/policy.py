@@ -30,6 +30,7 @@ class Policy(nn.Module):
         super().__init__()
         self.network = network
         self.threads = threads
+        self._weights = list(network.parameters())
         self.bank = ()
 
     @property
@@ -47,13 +48,13 @@ class Policy(nn.Module):
         n_nodes = int(self._first_node[-1])
         self._table = torch.empty(n_nodes, 2 * self.network.shape.hidden, device=self.device)
         self._encoded = torch.zeros(len(self._bank), dtype=torch.bool)
-        self._weights, self._version = list(self.network.parameters()), -1
+        self._version = -1
         self._batches: dict[tuple[int, ...], GraphBatch] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.parameters()).device
+        return self._weights[0].device
 
     def set_problems(self, problems: Sequence[Problem]) -> None:
         """Fill the bank: observations then name `problems[i]` by `i`."""

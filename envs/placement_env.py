@@ -96,7 +96,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         Raises:
             ValueError: a device without room or that the cluster lacks.
         """
-        if not self.action_masks()[int(action)]:
+        if int(action) not in np.flatnonzero(self.action_masks()):
             raise ValueError(
                 f"device {action} has no room for the op at hand; use one that action_masks() marks"
             )

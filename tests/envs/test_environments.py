@@ -180,8 +180,9 @@ def test_a_device_without_room_is_masked_and_refused() -> None:
     assert env.action_masks().tolist() == [True, True]
     env.step(np.int64(1))
     assert env.action_masks().tolist() == [True, False]
-    with pytest.raises(ValueError, match="no room"):
-        env.step(np.int64(1))
+    for device in (1, 2, -1, -2):
+        with pytest.raises(ValueError, match="no room"):
+            env.step(np.int64(device))
 
 
 def test_no_room_left_ends_the_episode_as_infeasible() -> None:

@@ -119,15 +119,20 @@ class LanguageModel(nn.Module):
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, config.vocabulary, bias=False)
 
-    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
-        """Loss of words and targets, int (batch, time)."""
+    def logits(self, words: Tensor) -> Tensor:
+        """Logits (batch, time, vocabulary) of the word after each of words, int (batch, time)."""
         x = self.embedding(words)
         speed = ROTARY_BASE ** (-torch.arange(self.turned, device=x.device) / self.turned)
         angle = torch.outer(torch.arange(words.shape[1], device=x.device), speed).repeat(1, 2)
         cos, sin = angle.cos(), angle.sin()
         for block in self.blocks:
             x = block(x, cos, sin)
-        return word_loss(self.head(self.norm(x)), targets)
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        """Loss of words and targets, int (batch, time)."""
+        return word_loss(self.logits(words), targets)
 
 
 @family("llama")

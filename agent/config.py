@@ -65,8 +65,8 @@ class TrainConfig:
     max_grad_norm: float = _option(0.5, "gradients are clipped to this norm", above=0)
     holdout: float = _option(0.25, "share of each family's graphs never trained on", least=0, most=0.5)
     validation: float = _option(0.125, "share kept for choosing the best policy", least=0, most=0.5)
-    eval_every: int = _option(30, "updates between two evaluations", least=1)
-    checkpoint_every: int = _option(30, "updates between two checkpoints", least=1)
+    eval_every: int = _option(20, "updates between two evaluations", least=1)
+    checkpoint_every: int = _option(20, "updates between two checkpoints", least=1)
     threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)
     device: str = _option("cpu", "torch device of the network")
 

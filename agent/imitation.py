@@ -3,7 +3,11 @@
 Search finds in a second what reinforcement learning finds in hours, but for one graph at a time. A policy
 that imitates what it found on many graphs starts from there, and carries over to graphs it never saw.
 
-Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the teacher.
+Much of what a search decides is chance: an op off the critical path may be anywhere. So a lesson says of
+every device how nearly right it is, by what the step time would become with this one op there.
+
+Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the teacher;
+the cost of each deviation, not one right answer, as in AggreVaTe (Ross and Bagnell 2014, arXiv 1406.5979).
 """
 
 from __future__ import annotations
@@ -23,20 +27,33 @@ from agent.placers import PLACERS, Budget
 from agent.policy import Policy
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
+from envs.simulator import simulate_many, step_time_s
 from graphs.op_graph import IntArray
 
 WALKS_AT_ONCE = 8
 """Lessons in one gradient step: few enough graphs to encode, enough decisions to average."""
 ALIKE = 1e-6
 """Devices whose features differ by less are the same to the policy, so either is a right answer."""
+TOLERANCE = 5e-4
+"""Regret, in units of reward, at which a device is right by a factor e less than without any."""
+MOVES_AT_ONCE = 1024
+"""Placements simulated in one go when the regrets of a demonstration are found."""
 
 
 @dataclass(frozen=True, eq=False)
 class Demonstration:
-    """A placement to imitate: the index of its problem, and the device of each op, int (n_ops,)."""
+    """A placement to imitate.
+
+    Attributes:
+        problem: index of its problem.
+        device_of: device of each op, int (n_ops,).
+        regret: of each decision unit and device, how much longer the step is with this unit there and all
+            else as it is, in units of reward; at least 0; float32 (n_units, n_devices).
+    """
 
     problem: int
     device_of: IntArray
+    regret: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +64,8 @@ class Lesson:
         problem, op: int64 (n,).
         devices: lookahead features, float32 (n, max_devices * n_device_features).
         mask: devices with room, int8 (n, max_devices).
-        right: devices that the policy cannot tell from the one chosen, and that one; bool (n, max_devices).
+        right: how nearly right each device is, 1 for the one chosen and those that the policy cannot tell
+            from it, 0 for those without room; float32 (n, max_devices).
         value: reward still to come, float32 (n,).
     """
 
@@ -55,7 +73,7 @@ class Lesson:
     op: NDArray[np.int64]
     devices: NDArray[np.float32]
     mask: NDArray[np.int8]
-    right: NDArray[np.bool_]
+    right: NDArray[np.float32]
     value: NDArray[np.float32]
 
 
@@ -84,7 +102,10 @@ def demonstrate(
             return None
         rng = np.random.default_rng([seed, problem, repeat])
         found = PLACERS["annealing"].place(problems[problem], Budget(evaluations), rng)
-        return Demonstration(problem, found.placement.device_of) if found.feasible else None
+        if not found.feasible:
+            return None
+        device_of = found.placement.device_of
+        return Demonstration(problem, device_of, regrets(problems[problem], device_of))
 
     found = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -92,6 +113,25 @@ def demonstrate(
             announce(activity, done / len(jobs))
             found.append(result)
     return [demonstration for demonstration in found if demonstration is not None]
+
+
+def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
+    """What moving each decision unit alone to each device would cost, as `Demonstration.regret` has it.
+
+    Args:
+        device_of: device of each op, int (n_ops,).
+    """
+    graph, n_devices = problem.graph, problem.n_devices
+    n_units = len(graph.groups)
+    total_s = np.empty((n_units, n_devices))
+    at_once = max(MOVES_AT_ONCE // n_devices, 1)
+    for first in range(0, n_units, at_once):
+        units = np.arange(first, min(first + at_once, n_units))
+        moved = np.where(graph.group_of == units[:, None], np.arange(n_devices)[:, None, None], device_of)
+        rows = np.ascontiguousarray(moved.transpose(1, 0, 2).reshape(-1, graph.n_ops))
+        total_s[units] = simulate_many(problem, rows, memory=False)[0].reshape(len(units), n_devices)
+    stay_s = step_time_s(problem, device_of)
+    return np.asarray(np.maximum(total_s - stay_s, 0.0) / problem.scale_s, dtype=np.float32)
 
 
 class Teacher:
@@ -124,8 +164,8 @@ class Teacher:
         """One pass over all lessons, in a sequence that depends on the `number` of the pass alone.
 
         Returns:
-            `imitation/loss`, `imitation/agreement` (share of decisions where the policy's first choice is
-            right), `imitation/value_loss` and the number of decisions, `imitation/decisions`.
+            `imitation/loss`, `imitation/agreement` (how nearly right the policy's first choices are),
+            `imitation/value_loss` and the number of decisions, `imitation/decisions`.
         """
         sequence = np.random.default_rng([self._seed, number]).permutation(len(self.lessons))
         totals = np.zeros(4)
@@ -160,12 +200,15 @@ def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Gener
     ops, all_features, masks, devices, reward = (np.array(column) for column in zip(*rows, strict=True))
     chosen = all_features[np.arange(len(ops)), devices]
     alike = np.abs(all_features - chosen[:, None]).max(axis=2) < ALIKE
+    right = np.zeros(masks.shape, dtype=np.float32)
+    units = batch.problems[demonstration.problem].graph.group_of[ops]
+    right[:, : demonstration.regret.shape[1]] = np.exp(-demonstration.regret[units] / TOLERANCE)
     return Lesson(
         problem=np.full(len(ops), demonstration.problem),
         op=ops,
         devices=all_features.reshape(len(ops), -1),
         mask=masks,
-        right=alike & (masks > 0),
+        right=np.where(masks > 0, np.maximum(right, alike), 0.0).astype(np.float32),
         value=reward[::-1].cumsum()[::-1].astype(np.float32),
     )
 
@@ -179,7 +222,7 @@ def _learn(
     logits, values = policy.scores_for_update(obs)
     log_probs = logits.log_softmax(1)
     right: Tensor = obs["right"]
-    loss = -log_probs.masked_fill(~right, -torch.inf).logsumexp(1).mean()
+    loss = -(log_probs + right.log()).logsumexp(1).mean()
     value_loss = F.mse_loss(values, obs["value"])
     optimizer.zero_grad()
     (loss + 0.5 * value_loss).backward()  # type: ignore[no-untyped-call]

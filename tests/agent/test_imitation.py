@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from placement_cases import random_problem
 
 from agent.decoding import decode
-from agent.imitation import Demonstration, Teacher, demonstrate, walk
+from agent.imitation import TOLERANCE, Demonstration, Teacher, demonstrate, regrets, walk
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape
@@ -32,7 +33,8 @@ def problems() -> list[Problem]:
 
 def spread(problem: Problem) -> Demonstration:
     """Each chain on a device of its own: the best there is."""
-    return Demonstration(0, np.arange(problem.graph.n_ops) % 4)
+    device_of = np.arange(problem.graph.n_ops) % 4
+    return Demonstration(0, device_of, regrets(problem, device_of))
 
 
 def test_demonstrations_are_good_deterministic_and_announced(problems: list[Problem]) -> None:
@@ -63,15 +65,41 @@ def test_a_lesson_holds_the_walk(problems: list[Problem]) -> None:
     step_time_s = simulate_problem(problem, spread(problem).device_of).total_s
     assert lesson.value[0] == pytest.approx(-step_time_s / problem.scale_s)
     # The first op may go anywhere, the second anywhere else; a chain goes on where it began.
-    assert lesson.right[0].all()
-    assert lesson.right[1].tolist() == [False, True, True, True]
-    assert lesson.right[5].tolist() == [False, True, False, False]
+    np.testing.assert_allclose(lesson.right[0], 1)
+    np.testing.assert_allclose(lesson.right[1], [0, 1, 1, 1], atol=1e-9)
+    np.testing.assert_allclose(lesson.right[5], [0, 1, 0, 0], atol=1e-9)
+
+
+def test_regrets_are_what_single_moves_cost() -> None:
+    problem = random_problem(3, n_ops=30)
+    rng = np.random.default_rng(0)
+    device_of = rng.integers(problem.n_devices, size=len(problem.graph.groups))[problem.graph.group_of]
+    found = regrets(problem, device_of)
+    stay_s = simulate_problem(problem, device_of).total_s
+    assert found.shape == (len(problem.graph.groups), problem.n_devices)
+    for unit in range(len(problem.graph.groups)):
+        for device in range(problem.n_devices):
+            moved = np.where(problem.graph.group_of == unit, device, device_of)
+            cost = (simulate_problem(problem, moved).total_s - stay_s) / problem.scale_s
+            assert found[unit, device] == pytest.approx(max(cost, 0.0), abs=1e-6)
+
+
+def test_a_device_that_costs_nothing_is_as_right_as_the_one_chosen() -> None:
+    ops = [{"name": "long", "flops": 1e15}, *({"name": f"short{i}", "flops": 1e12} for i in range(2))]
+    problem = Problem(build_graph("slack", "", ops, []), get_cluster("4xh100"))
+    device_of = np.array([0, 1, 2])
+    demonstration = Demonstration(0, device_of, regrets(problem, device_of))
+    lesson = walk(EpisodeBatch([problem], 1), demonstration, np.random.default_rng(0))
+    assert lesson is not None
+    late = np.exp(-demonstration.regret[1, 0] / TOLERANCE)
+    np.testing.assert_allclose(lesson.right[1], [late, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(lesson.right[2], [late, 1, 1, 1], rtol=1e-6)
 
 
 def test_a_demonstration_without_room_is_no_lesson() -> None:
     ops = [{"name": str(op), "flops": 1e9, "resident_bytes": 30e9} for op in range(4)]
     problem = Problem(build_graph("big", "", ops, []), get_cluster("8xa100"))
-    together = Demonstration(0, np.zeros(4, dtype=np.int64))
+    together = Demonstration(0, np.zeros(4, dtype=np.int64), np.zeros((4, 8), dtype=np.float32))
     assert walk(EpisodeBatch([problem], 1), together, np.random.default_rng(0)) is None
 
 

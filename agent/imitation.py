@@ -1,4 +1,4 @@
-"""Learning from search: annealed placements, walked op by op, as lessons for a policy.
+"""Learning from search: placements that local search found, walked op by op, as lessons for a policy.
 
 Search finds in a second what reinforcement learning finds in hours, but for one graph at a time. A policy
 that imitates what it found on many graphs starts from there, and carries over to graphs it never saw.
@@ -6,7 +6,7 @@ that imitates what it found on many graphs starts from there, and carries over t
 Much of what a search decides is chance: an op off the critical path may be anywhere. So a lesson says of
 every device how nearly right it is, by what the step time would become with this one op there.
 
-Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the teacher;
+Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with local search as the teacher;
 the cost of each deviation, not one right answer, as in AggreVaTe (Ross and Bagnell 2014, arXiv 1406.5979).
 """
 
@@ -86,10 +86,11 @@ def demonstrate(
     announce: Callable[[str, float], None],
     should_stop: Callable[[], bool],
 ) -> list[Demonstration]:
-    """Anneal every problem `repeats` times, on all cores; what does not fit in memory is left out.
+    """Search every problem `repeats` times, on all cores; what does not fit in memory is left out.
 
     Args:
-        evaluations: of each annealing.
+        evaluations: of each local search, which starts from the best list schedule: nearer to what a walk can
+            foresee than what annealing finds, and faster.
         announce: told what goes on, and which share of it is done.
         should_stop: looked at between problems; what is done by then is returned.
     """
@@ -101,7 +102,7 @@ def demonstrate(
         if should_stop():
             return None
         rng = np.random.default_rng([seed, problem, repeat])
-        found = PLACERS["annealing"].place(problems[problem], Budget(evaluations), rng)
+        found = PLACERS["local-search"].place(problems[problem], Budget(evaluations), rng)
         if not found.feasible:
             return None
         device_of = found.placement.device_of

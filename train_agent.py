@@ -116,8 +116,8 @@ def _train(config: TrainConfig, context: LocalContext) -> int:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
     print(
-        f"{context.folder}: {result.best_score:.3f} of one device's step time on validation graphs, reached "
-        f"after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes\n"
+        f"{context.folder}: {result.best_score:.3f} of one device's step time on graphs not held out, "
+        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes\n"
         f"curves: tensorboard --logdir {context.folder}"
     )
     return 0

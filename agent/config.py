@@ -44,7 +44,8 @@ class TrainConfig:
     demonstrations: int = _option(4, "searched placements of each graph to imitate first", least=0)
     search: int = _option(50_000, "evaluations of the local search that finds one", least=1)
     imitation_epochs: int = _option(25, "passes over the demonstrations", least=0)
-    imitation_rate: float = _option(2e-3, "learning rate of imitation; falls to `learning_rate`", above=0)
+    practice: int = _option(60, "rounds of correcting the policy's own placements after that", least=0)
+    imitation_rate: float = _option(2e-3, "learning rate of both; falls to `learning_rate`", above=0)
     timesteps: int = _option(1_000_000, "decisions to train for by reinforcement", least=0)
     minutes: float = _option(0.0, "stop after this long even if decisions are left; 0 = no limit", least=0)
     seed: int = _option(0, "seed of everything random", least=0, most=2**31 - 1)
@@ -64,8 +65,10 @@ class TrainConfig:
     value_weight: float = _option(0.5, "weight of the value loss", least=0)
     max_grad_norm: float = _option(0.5, "gradients are clipped to this norm", above=0)
     holdout: float = _option(0.25, "share of each family's graphs never trained on", least=0, most=0.5)
-    validation: float = _option(0.125, "share kept for choosing the best policy", least=0, most=0.5)
-    eval_every: int = _option(20, "updates between two evaluations", least=1)
+    validation: float = _option(
+        0.125, "share never trained on that helps to choose the best policy", least=0, most=0.5
+    )
+    eval_every: int = _option(30, "updates between two evaluations", least=1)
     checkpoint_every: int = _option(20, "updates between two checkpoints", least=1)
     threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)
     device: str = _option("cpu", "torch device of the network")

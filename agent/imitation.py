@@ -1,4 +1,4 @@
-"""Learning from search: placements that local search found, walked op by op, as lessons for a policy.
+"""Lessons for a policy: searched placements and its own, walked op by op, with the cost of each choice.
 
 Search finds in a second what reinforcement learning finds in hours, but for one graph at a time. A policy
 that imitates what it found on many graphs starts from there, and carries over to graphs it never saw.
@@ -6,8 +6,12 @@ that imitates what it found on many graphs starts from there, and carries over t
 Much of what a search decides is chance: an op off the critical path may be anywhere. So a lesson says of
 every device how nearly right it is, by what the step time would become with this one op there.
 
+The same lesson can be had of any placement. `practise` takes those of the policy itself, whose walks pass
+through the situations that it gets itself into.
+
 Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with local search as the teacher;
-the cost of each deviation, not one right answer, as in AggreVaTe (Ross and Bagnell 2014, arXiv 1406.5979).
+the cost of each choice instead of one right answer, and in the learner's own situations, as in AggreVaTe
+(Ross and Bagnell 2014, arXiv 1406.5979), the cost to go being that of a single deviation from the placement.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from agent.decoding import decode_many
 from agent.placers import PLACERS, Budget
 from agent.policy import Policy
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
-from envs.simulator import simulate_many, step_time_s
+from envs.simulator import simulate_many, simulate_problem
 from graphs.op_graph import IntArray
 
 WALKS_AT_ONCE = 8
@@ -35,7 +40,7 @@ WALKS_AT_ONCE = 8
 ALIKE = 1e-6
 """Devices whose features differ by less are the same to the policy, so either is a right answer."""
 TOLERANCE = 5e-4
-"""Regret, in units of reward, at which a device is right by a factor e less than without any."""
+"""Regret, in units of reward, that makes a device right by a factor e less."""
 MOVES_AT_ONCE = 1024
 """Placements simulated in one go when the regrets of a demonstration are found."""
 
@@ -47,8 +52,8 @@ class Demonstration:
     Attributes:
         problem: index of its problem.
         device_of: device of each op, int (n_ops,).
-        regret: of each decision unit and device, how much longer the step is with this unit there and all
-            else as it is, in units of reward; at least 0; float32 (n_units, n_devices).
+        regret: of each decision unit and device, how much longer the step is with this unit there than with
+            it on its best device, all else as it is; units of reward, float32 (n_units, n_devices).
     """
 
     problem: int
@@ -64,8 +69,8 @@ class Lesson:
         problem, op: int64 (n,).
         devices: lookahead features, float32 (n, max_devices * n_device_features).
         mask: devices with room, int8 (n, max_devices).
-        right: how nearly right each device is, 1 for the one chosen and those that the policy cannot tell
-            from it, 0 for those without room; float32 (n, max_devices).
+        right: how nearly right each device is, 1 for the best and those that the policy cannot tell from it,
+            0 for those without room; float32 (n, max_devices).
         value: reward still to come, float32 (n,).
     """
 
@@ -117,7 +122,7 @@ def demonstrate(
 
 
 def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
-    """What moving each decision unit alone to each device would cost, as `Demonstration.regret` has it.
+    """What moving each decision unit alone would cost or gain, as `Demonstration.regret` has it.
 
     Args:
         device_of: device of each op, int (n_ops,).
@@ -131,8 +136,25 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
         moved = np.where(graph.group_of == units[:, None], np.arange(n_devices)[:, None, None], device_of)
         rows = np.ascontiguousarray(moved.transpose(1, 0, 2).reshape(-1, graph.n_ops))
         total_s[units] = simulate_many(problem, rows, memory=False)[0].reshape(len(units), n_devices)
-    stay_s = step_time_s(problem, device_of)
-    return np.asarray(np.maximum(total_s - stay_s, 0.0) / problem.scale_s, dtype=np.float32)
+    regret = (total_s - total_s.min(axis=1, keepdims=True)) / problem.scale_s
+    return np.asarray(regret, dtype=np.float32)
+
+
+def practise(
+    policy: Policy, problems: Sequence[Problem], *, order: str, mdp: str, rng: np.random.Generator
+) -> list[Demonstration]:
+    """Let a policy place every problem once, drawing each device; what does not fit in memory is left out.
+
+    Args:
+        order, mdp: what it walks in.
+    """
+    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, mdp=mdp)
+    found = [(index, drawn[0]) for index, drawn in enumerate(placements)]
+    return [
+        Demonstration(index, device_of, regrets(problems[index], device_of))
+        for index, device_of in found
+        if simulate_problem(problems[index], device_of).fits
+    ]
 
 
 class Teacher:
@@ -141,7 +163,7 @@ class Teacher:
     Args:
         orders: what the walks are in; each walk draws one.
         mdp: as `EpisodeBatch`.
-        seed: of those draws, and of the sequence of the lessons.
+        seed: of those draws, and of the sequence of the lessons; numbers.
     """
 
     def __init__(
@@ -151,7 +173,7 @@ class Teacher:
         *,
         orders: Sequence[str],
         mdp: str,
-        seed: int,
+        seed: Sequence[int],
     ) -> None:
         self._seed = seed
         rng = np.random.default_rng(seed)
@@ -168,7 +190,7 @@ class Teacher:
             `imitation/loss`, `imitation/agreement` (how nearly right the policy's first choices are),
             `imitation/value_loss` and the number of decisions, `imitation/decisions`.
         """
-        sequence = np.random.default_rng([self._seed, number]).permutation(len(self.lessons))
+        sequence = np.random.default_rng([*self._seed, number]).permutation(len(self.lessons))
         totals = np.zeros(4)
         for first in range(0, len(sequence), WALKS_AT_ONCE):
             chosen = [self.lessons[at] for at in sequence[first : first + WALKS_AT_ONCE]]
@@ -187,7 +209,7 @@ def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Gener
     """Walk one demonstration; None where the walk takes one of its devices to be full."""
     seen = batch.observation
     batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
-    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], int, float]] = []
+    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], float]] = []
     over = False
     while not over:
         op = int(seen.op[0, 0])
@@ -196,22 +218,35 @@ def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Gener
             return None
         features, mask = seen.devices[0].copy(), seen.mask[0].copy()
         rewards, ended = batch.step(np.array([device]))
-        rows.append((op, features, mask, device, float(rewards[0])))
+        rows.append((op, features, mask, float(rewards[0])))
         over = bool(ended[0])
-    ops, all_features, masks, devices, reward = (np.array(column) for column in zip(*rows, strict=True))
-    chosen = all_features[np.arange(len(ops)), devices]
-    alike = np.abs(all_features - chosen[:, None]).max(axis=2) < ALIKE
-    right = np.zeros(masks.shape, dtype=np.float32)
-    units = batch.problems[demonstration.problem].graph.group_of[ops]
-    right[:, : demonstration.regret.shape[1]] = np.exp(-demonstration.regret[units] / TOLERANCE)
+    ops, all_features, masks, reward = (np.array(column) for column in zip(*rows, strict=True))
+    regret = demonstration.regret[batch.problems[demonstration.problem].graph.group_of[ops]]
     return Lesson(
         problem=np.full(len(ops), demonstration.problem),
         op=ops,
         devices=all_features.reshape(len(ops), -1),
         mask=masks,
-        right=np.where(masks > 0, np.maximum(right, alike), 0.0).astype(np.float32),
+        right=_right(all_features, masks > 0, regret),
         value=reward[::-1].cumsum()[::-1].astype(np.float32),
     )
+
+
+def _right(
+    features: NDArray[np.float32], usable: NDArray[np.bool_], regret: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """`Lesson.right` of decisions.
+
+    Args:
+        features: (n, max_devices, n_device_features). usable: (n, max_devices). regret: (n, n_devices).
+    """
+    cost = np.full(usable.shape, np.inf)
+    cost[:, : regret.shape[1]] = regret
+    cost[~usable] = np.inf
+    right = np.exp((cost.min(axis=1, keepdims=True) - cost) / TOLERANCE)
+    alike = np.abs(features[:, :, None] - features[:, None]).max(axis=3) < ALIKE
+    shared = np.where(alike, right[:, None], 0.0).max(axis=2)
+    return np.asarray(np.where(usable, shared, 0.0), dtype=np.float32)
 
 
 def _learn(

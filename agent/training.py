@@ -17,7 +17,7 @@ from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
 from agent.encoders import ENCODERS
 from agent.evaluating import Yardstick, greedy_ratios
-from agent.imitation import Teacher, demonstrate
+from agent.imitation import Demonstration, Teacher, demonstrate, practise
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
@@ -29,6 +29,9 @@ from envs.problem import NoRoomError, Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import get_order
 
+PRACTICE_PASSES = 2
+"""Times that a round of practice goes through its lessons; to make them takes longer than to learn them."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -37,7 +40,8 @@ class Result:
     Attributes:
         timesteps, iterations: decisions and updates made.
         wall_s: seconds, those before interruptions included.
-        best_score: least geometric mean of step time over that of one device, by which the policy was chosen.
+        best_score: least geometric mean of the greedy step time over that of one device, on the graphs for
+            training and validation; by it the policy was chosen.
         best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
     """
@@ -51,7 +55,7 @@ class Result:
 
 
 def train(config: TrainConfig, context: Context) -> Result:
-    """Train a policy; keep the one that does best on validation graphs (without any, on what it trains on).
+    """Train a policy; keep the one that does best on the graphs for training and validation.
 
     Goes on from the context's newest checkpoint where there is one. Writes the policy into the context's
     folder whenever a better one is found.
@@ -130,9 +134,9 @@ class _Training:
         self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
 
     def run(self) -> Result:
-        """Imitate, then reinforce, until decisions, time or the context's patience are used up."""
-        if self.iteration < self._lessons():
-            self.teacher = self._make_teacher()
+        """Imitate, practise, reinforce, until decisions, time or the context's patience are used up."""
+        if self.iteration < self._imitations():
+            self.teacher = self._teacher_of(self._search(), self.config.order, (self.context.seed,))
         while not self.is_over and not self.context.should_stop():
             self._iterate()
             if self.is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
@@ -149,62 +153,81 @@ class _Training:
 
     def _iterate(self) -> None:
         """One pass over the demonstrations or one rollout with its update; an evaluation where one is due."""
-        learn = self._imitate if self.iteration < self._lessons() else self._reinforce
+        if self.iteration < self._imitations():
+            learn = self._imitate
+        elif self.iteration < self._lessons():
+            learn = self._practise
+        else:
+            learn = self._reinforce
+        began, before = time.monotonic(), self.imitated + self.timesteps
         with coarse_products():
             metrics = learn()
+        speed = (self.imitated + self.timesteps - before) / (time.monotonic() - began)
+        metrics |= {"decisions_per_s": speed}
         self.iteration += 1
         self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
-        last_lesson = self.iteration == self._lessons()
-        if self.is_over or last_lesson or self._is_due(self.config.eval_every):
+        ends_a_stage = self.iteration in (self._imitations(), self._lessons())
+        if self.is_over or ends_a_stage or self._is_due(self.config.eval_every):
             metrics |= self._evaluate()
         metrics |= {"iteration": self.iteration, "progress": self._progress(), "wall_s": self._wall_s()}
         self.context.report(self.imitated + self.timesteps, metrics)
 
-    def _lessons(self) -> int:
-        """Iterations of imitation; they come first."""
+    def _imitations(self) -> int:
+        """Iterations that imitate what search found; they come first."""
         return self.config.imitation_epochs if self.config.demonstrations else 0
 
+    def _lessons(self) -> int:
+        """Iterations before reinforcement."""
+        return self._imitations() + self.config.practice
+
     def _imitate(self) -> dict[str, float]:
-        began = time.monotonic()
         assert self.teacher is not None
+        return self._learn_from(self.teacher, passes=1)
+
+    def _practise(self) -> dict[str, float]:
+        """Correct what the policy does by itself; the lessons are new in every round."""
+        self.teacher = None
+        rng = np.random.default_rng([self.context.seed, self.iteration])
+        order = self.config.order[int(rng.integers(len(self.config.order)))]
+        problems = self.yardsticks["train"].problems
+        placed = practise(self.policy, problems, order=order, mdp=self.config.mdp, rng=rng)
+        teacher = self._teacher_of(placed, (order,), (self.context.seed, self.iteration))
+        return self._learn_from(teacher, passes=PRACTICE_PASSES)
+
+    def _learn_from(self, teacher: Teacher, passes: int) -> dict[str, float]:
         rate = _between(
             self.config.imitation_rate, self.config.learning_rate, self.iteration / self._lessons()
         )
-        for group in self.ppo.policy.optimizer.param_groups:
-            group["lr"] = rate
         optimizer, most = self.ppo.policy.optimizer, self.config.max_grad_norm
-        metrics = self.teacher.epoch(self.iteration, self.policy, optimizer, max_grad_norm=most)
-        decisions = metrics.pop("imitation/decisions")
-        self.imitated += int(decisions)
-        speed = decisions / (time.monotonic() - began)
-        return metrics | {"decisions_per_s": speed, "learning_rate": rate}
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for number in range(passes):
+            metrics = teacher.epoch(self.iteration + number, self.policy, optimizer, max_grad_norm=most)
+            self.imitated += int(metrics.pop("imitation/decisions"))
+        return metrics | {"learning_rate": rate}
 
-    def _make_teacher(self) -> Teacher:
-        problems = self.yardsticks["train"].problems
-        demonstrations = demonstrate(
-            problems,
+    def _search(self) -> list[Demonstration]:
+        return demonstrate(
+            self.yardsticks["train"].problems,
             repeats=self.config.demonstrations,
             evaluations=self.config.search,
             seed=self.context.seed,
             announce=self.context.announce,
             should_stop=self.context.should_stop,
         )
-        return Teacher(
-            problems,
-            demonstrations,
-            orders=self.config.order,
-            mdp=self.config.mdp,
-            seed=self.context.seed,
-        )
+
+    def _teacher_of(
+        self, demonstrations: Sequence[Demonstration], orders: Sequence[str], seed: Sequence[int]
+    ) -> Teacher:
+        problems = self.yardsticks["train"].problems
+        return Teacher(problems, demonstrations, orders=orders, mdp=self.config.mdp, seed=seed)
 
     def _reinforce(self) -> dict[str, float]:
-        began = time.monotonic()
         self.ppo.ent_coef = _between(self.config.entropy, self.config.final_entropy, self._progress())
         decisions = self.config.n_envs * self.config.n_steps
         self.ppo.learn(decisions, callback=self.log, log_interval=None, reset_num_timesteps=False)
         self.timesteps = self.ppo.num_timesteps
         return {
-            "decisions_per_s": decisions / (time.monotonic() - began),
             "learning_rate": self._learning_rate(),
             "entropy_weight": self.ppo.ent_coef,
             **ppo.update_metrics(self.ppo),
@@ -223,28 +246,28 @@ class _Training:
         }
 
     def _evaluate(self) -> dict[str, float]:
-        """Walk the validation and held-out graphs greedily; keep the policy if validation says so."""
+        """Walk all graphs greedily; keep the policy if it is the best on those that are not held out.
+
+        A greedy step time is noisy: on the few graphs for validation alone, chance would choose the policy.
+        """
+        ratios = {use: self._greedy_ratios(yardstick) for use, yardstick in self.yardsticks.items()}
         metrics: dict[str, float] = {}
         for use in ("validation", "heldout"):
-            yardstick = self.yardsticks[use]
-            ratios = [
-                (index, float(np.mean(by_order)))
-                for index, by_order in enumerate(
-                    zip(
-                        *(
-                            greedy_ratios(self.policy, yardstick.problems, order, self.config.mdp)
-                            for order in self.config.order
-                        ),
-                        strict=True,
-                    )
-                )
-            ]
-            metrics |= yardstick.metrics(use, ratios)
-        if metrics["ratio/validation"] < self.best_score:
-            self.best_score = metrics["ratio/validation"]
+            metrics |= self.yardsticks[use].metrics(use, enumerate(ratios[use]))
+        score = float(np.exp(np.mean(np.log(ratios["train"] + ratios["validation"]))))
+        if score < self.best_score:
+            self.best_score = score
             self.best_timesteps = self.imitated + self.timesteps
             save_policy(self.context.folder, self.policy.network, self.card)
-        return metrics
+        return metrics | {"score": score}
+
+    def _greedy_ratios(self, yardstick: Yardstick) -> list[float]:
+        """Mean over the orders, per problem."""
+        by_order = [
+            greedy_ratios(self.policy, yardstick.problems, order, self.config.mdp)
+            for order in self.config.order
+        ]
+        return [float(np.mean(ratios)) for ratios in zip(*by_order, strict=True)]
 
     def _first_policy(self) -> Policy:
         config = self.config

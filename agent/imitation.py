@@ -1,24 +1,8 @@
-"""Lessons for a policy: searched placements and its own, walked op by op, with the cost of each choice.
-
-Search finds in a second what reinforcement learning finds in hours, but for one graph at a time. A policy
-that imitates what it found on many graphs starts from there, and carries over to graphs it never saw.
-
-Much of what a search decides is chance: an op off the critical path may be anywhere. So a lesson says of
-every device how nearly right it is, by what the step time would become with this one op there.
-
-The same lesson can be had of any placement. `practise` takes those of the policy itself, whose walks pass
-through the situations that it gets itself into.
-
-Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with local search as the teacher;
-the cost of each choice instead of one right answer, and in the learner's own situations, as in AggreVaTe
-(Ross and Bagnell 2014, arXiv 1406.5979), the cost to go being that of a single deviation from the placement.
-"""
+"""Lessons: demonstrations walked op by op, and a policy that learns from the walks."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -27,13 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from agent.decoding import decode_many
-from agent.placers import PLACERS, Budget
+from agent.demonstrations import Demonstration
 from agent.policy import Policy
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
-from envs.simulator import simulate_many, simulate_problem
-from graphs.op_graph import IntArray
 
 WALKS_AT_ONCE = 8
 """Lessons in one gradient step: few enough graphs to encode, enough decisions to average."""
@@ -41,24 +22,6 @@ ALIKE = 1e-6
 """Devices whose features differ by less are the same to the policy, so either is a right answer."""
 TOLERANCE = 5e-4
 """Regret, in units of reward, that makes a device right by a factor e less."""
-MOVES_AT_ONCE = 1024
-"""Placements simulated in one go when the regrets of a demonstration are found."""
-
-
-@dataclass(frozen=True, eq=False)
-class Demonstration:
-    """A placement to imitate.
-
-    Attributes:
-        problem: index of its problem.
-        device_of: device of each op, int (n_ops,).
-        regret: of each decision unit and device, how much longer the step is with this unit there than with
-            it on its best device, all else as it is; units of reward, float32 (n_units, n_devices).
-    """
-
-    problem: int
-    device_of: IntArray
-    regret: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,81 +43,6 @@ class Lesson:
     mask: NDArray[np.int8]
     right: NDArray[np.float32]
     value: NDArray[np.float32]
-
-
-def demonstrate(
-    problems: Sequence[Problem],
-    *,
-    repeats: int,
-    evaluations: int,
-    seed: int,
-    announce: Callable[[str, float], None],
-    should_stop: Callable[[], bool],
-) -> list[Demonstration]:
-    """Search every problem `repeats` times, on all cores; what does not fit in memory is left out.
-
-    Args:
-        evaluations: of each local search, which starts from the best list schedule: nearer to what a walk can
-            foresee than what annealing finds, and faster.
-        announce: told what goes on, and which share of it is done.
-        should_stop: looked at between problems; what is done by then is returned.
-    """
-    jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
-    activity = f"searching {len(jobs)} placements to imitate"
-
-    def search(job: tuple[int, int]) -> Demonstration | None:
-        problem, repeat = job
-        if should_stop():
-            return None
-        rng = np.random.default_rng([seed, problem, repeat])
-        found = PLACERS["local-search"].place(problems[problem], Budget(evaluations), rng)
-        if not found.feasible:
-            return None
-        device_of = found.placement.device_of
-        return Demonstration(problem, device_of, regrets(problems[problem], device_of))
-
-    found = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, result in enumerate(pool.map(search, jobs)):
-            announce(activity, done / len(jobs))
-            found.append(result)
-    return [demonstration for demonstration in found if demonstration is not None]
-
-
-def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
-    """What moving each decision unit alone would cost or gain, as `Demonstration.regret` has it.
-
-    Args:
-        device_of: device of each op, int (n_ops,).
-    """
-    graph, n_devices = problem.graph, problem.n_devices
-    n_units = len(graph.groups)
-    total_s = np.empty((n_units, n_devices))
-    at_once = max(MOVES_AT_ONCE // n_devices, 1)
-    for first in range(0, n_units, at_once):
-        units = np.arange(first, min(first + at_once, n_units))
-        moved = np.where(graph.group_of == units[:, None], np.arange(n_devices)[:, None, None], device_of)
-        rows = np.ascontiguousarray(moved.transpose(1, 0, 2).reshape(-1, graph.n_ops))
-        total_s[units] = simulate_many(problem, rows, memory=False)[0].reshape(len(units), n_devices)
-    regret = (total_s - total_s.min(axis=1, keepdims=True)) / problem.scale_s
-    return np.asarray(regret, dtype=np.float32)
-
-
-def practise(
-    policy: Policy, problems: Sequence[Problem], *, order: str, mdp: str, rng: np.random.Generator
-) -> list[Demonstration]:
-    """Let a policy place every problem once, drawing each device; what does not fit in memory is left out.
-
-    Args:
-        order, mdp: what it walks in.
-    """
-    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, mdp=mdp)
-    found = [(index, drawn[0]) for index, drawn in enumerate(placements)]
-    return [
-        Demonstration(index, device_of, regrets(problems[index], device_of))
-        for index, device_of in found
-        if simulate_problem(problems[index], device_of).fits
-    ]
 
 
 class Teacher:

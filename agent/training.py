@@ -17,10 +17,10 @@ from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
 from agent.encoders import ENCODERS
 from agent.evaluating import Yardstick, greedy_ratios
-from agent.imitation import Demonstration, Teacher, demonstrate, practise
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.school import School
 from agent.split import Split
 from agent.threads import torch_threads
 from envs.batched_env import BatchedPlacementEnv
@@ -28,9 +28,6 @@ from envs.presets import get_cluster
 from envs.problem import NoRoomError, Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import get_order
-
-PRACTICE_PASSES = 2
-"""Times that a round of practice goes through its lessons; to make them takes longer than to learn them."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,6 @@ class _Training:
         self.config, self.context = config, context
         self.began = time.monotonic()
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
-        self.teacher: Teacher | None = None
         self.best_score, self.best_timesteps = float("inf"), 0
         graphs = context.graphs
         problems = problems_of(graphs.train, config.cluster)
@@ -128,15 +124,16 @@ class _Training:
             self.policy.network.shape, describe_seen((*graphs.train, *graphs.validation)), config.to_json()
         )
         self.log = EpisodeLog()
+        self.school = School(config, context, problems, self.policy, self.ppo.policy.optimizer)
         saved = context.checkpoints.latest()
         if saved is not None:
             self._restore(saved)
-        self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
+        self.is_over = self._is_over()
 
     def run(self) -> Result:
         """Imitate, practise, reinforce, until decisions, time or the context's patience are used up."""
-        if self.iteration < self._imitations():
-            self.teacher = self._teacher_of(self._search(), self.config.order, (self.context.seed,))
+        if not self.is_over:
+            self.school.prepare(self.iteration)
         while not self.is_over and not self.context.should_stop():
             self._iterate()
             if self.is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
@@ -152,75 +149,30 @@ class _Training:
         )
 
     def _iterate(self) -> None:
-        """One pass over the demonstrations or one rollout with its update; an evaluation where one is due."""
-        if self.iteration < self._imitations():
-            learn = self._imitate
-        elif self.iteration < self._lessons():
-            learn = self._practise
-        else:
-            learn = self._reinforce
+        """One iteration at school, or one rollout with its update; an evaluation where one is due."""
+        learn = self._reinforce if self.school.is_out(self.iteration) else self._study
         began, before = time.monotonic(), self.imitated + self.timesteps
         with coarse_products():
             metrics = learn()
         speed = (self.imitated + self.timesteps - before) / (time.monotonic() - began)
         metrics |= {"decisions_per_s": speed}
         self.iteration += 1
-        self.is_over = self.iteration >= self._lessons() and self._progress() >= 1.0
-        ends_a_stage = self.iteration in (self._imitations(), self._lessons())
-        if self.is_over or ends_a_stage or self._is_due(self.config.eval_every):
+        self.is_over = self._is_over()
+        if self.is_over or self.iteration in self.school.stage_ends or self._is_due(self.config.eval_every):
             metrics |= self._evaluate()
         metrics |= {"iteration": self.iteration, "progress": self._progress(), "wall_s": self._wall_s()}
         self.context.report(self.imitated + self.timesteps, metrics)
 
-    def _imitations(self) -> int:
-        """Iterations that imitate what search found; they come first."""
-        return self.config.imitation_epochs if self.config.demonstrations else 0
+    def _is_over(self) -> bool:
+        """Whether the time is up, or all stages and decisions are behind us."""
+        if self.config.minutes and self._wall_s() >= 60 * self.config.minutes:
+            return True
+        return self.school.is_out(self.iteration) and self.timesteps >= self.config.timesteps
 
-    def _lessons(self) -> int:
-        """Iterations before reinforcement."""
-        return self._imitations() + self.config.practice
-
-    def _imitate(self) -> dict[str, float]:
-        assert self.teacher is not None
-        return self._learn_from(self.teacher, passes=1)
-
-    def _practise(self) -> dict[str, float]:
-        """Correct what the policy does by itself; the lessons are new in every round."""
-        self.teacher = None
-        rng = np.random.default_rng([self.context.seed, self.iteration])
-        order = self.config.order[int(rng.integers(len(self.config.order)))]
-        problems = self.yardsticks["train"].problems
-        placed = practise(self.policy, problems, order=order, mdp=self.config.mdp, rng=rng)
-        teacher = self._teacher_of(placed, (order,), (self.context.seed, self.iteration))
-        return self._learn_from(teacher, passes=PRACTICE_PASSES)
-
-    def _learn_from(self, teacher: Teacher, passes: int) -> dict[str, float]:
-        rate = _between(
-            self.config.imitation_rate, self.config.learning_rate, self.iteration / self._lessons()
-        )
-        optimizer, most = self.ppo.policy.optimizer, self.config.max_grad_norm
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        for number in range(passes):
-            metrics = teacher.epoch(self.iteration + number, self.policy, optimizer, max_grad_norm=most)
-            self.imitated += int(metrics.pop("imitation/decisions"))
-        return metrics | {"learning_rate": rate}
-
-    def _search(self) -> list[Demonstration]:
-        return demonstrate(
-            self.yardsticks["train"].problems,
-            repeats=self.config.demonstrations,
-            evaluations=self.config.search,
-            seed=self.context.seed,
-            announce=self.context.announce,
-            should_stop=self.context.should_stop,
-        )
-
-    def _teacher_of(
-        self, demonstrations: Sequence[Demonstration], orders: Sequence[str], seed: Sequence[int]
-    ) -> Teacher:
-        problems = self.yardsticks["train"].problems
-        return Teacher(problems, demonstrations, orders=orders, mdp=self.config.mdp, seed=seed)
+    def _study(self) -> dict[str, float]:
+        metrics = self.school.learn(self.iteration)
+        self.imitated += int(metrics.pop("imitation/decisions"))
+        return metrics
 
     def _reinforce(self) -> dict[str, float]:
         self.ppo.ent_coef = _between(self.config.entropy, self.config.final_entropy, self._progress())

@@ -8,7 +8,8 @@ import torch
 from placement_cases import random_problem
 
 from agent.decoding import decode
-from agent.imitation import TOLERANCE, Demonstration, Teacher, demonstrate, practise, regrets, walk
+from agent.demonstrations import Demonstration, demonstrate, practise, regrets
+from agent.imitation import TOLERANCE, Teacher, walk
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape

@@ -128,6 +128,14 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     load_policy(tmp_path)
 
 
+def test_time_that_is_up_ends_school_too(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path / "run")
+    result = train(replace(SMALL, practice=10**6, minutes=0.03), context)
+    assert result.finished
+    assert result.timesteps == 0
+    assert (tmp_path / "run" / "policy.safetensors").exists()
+
+
 def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
     first = MemoryContext(tmp_path / "first")
     trained = train(replace(SMALL, timesteps=8000, learning_rate=5e-3), first)

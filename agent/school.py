@@ -1,0 +1,90 @@
+"""What a policy learns before reinforcement: to imitate what search found, then to correct itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from agent.config import TrainConfig
+from agent.contexts import Context
+from agent.demonstrations import Demonstration, demonstrate, practise
+from agent.imitation import Teacher
+from agent.policy import Policy
+from envs.problem import Problem
+
+PRACTICE_PASSES = 2
+"""Times that a round of practice goes through its lessons; to make them takes longer than to learn them."""
+
+
+class School:
+    """The stages before reinforcement, an iteration at a time; what one does depends on its number alone.
+
+    Attributes:
+        stage_ends: iterations after which imitation and practice are over.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        context: Context,
+        problems: Sequence[Problem],
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self._config, self._context, self._problems = config, context, problems
+        self._policy, self._optimizer = policy, optimizer
+        imitation = config.imitation_epochs if config.demonstrations else 0
+        self.stage_ends = (imitation, imitation + config.practice)
+        self._teacher: Teacher | None = None
+
+    def is_out(self, iteration: int) -> bool:
+        """Whether all stages are over."""
+        return iteration >= self.stage_ends[-1]
+
+    def prepare(self, iteration: int) -> None:
+        """Search what is to be imitated, where that is still to come."""
+        if iteration < self.stage_ends[0]:
+            seed = self._context.seed
+            found = demonstrate(
+                self._problems,
+                repeats=self._config.demonstrations,
+                evaluations=self._config.search,
+                seed=seed,
+                announce=self._context.announce,
+                should_stop=self._context.should_stop,
+            )
+            self._teacher = self._teacher_of(found, self._config.order, (seed,))
+
+    def learn(self, iteration: int) -> dict[str, float]:
+        """One pass over the demonstrations, or one round of practice; metrics as `Teacher.epoch`."""
+        rate, last = self._config.imitation_rate, self._config.learning_rate
+        rate += (last - rate) * iteration / self.stage_ends[-1]
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        learn = self._imitate if iteration < self.stage_ends[0] else self._practise
+        return learn(iteration) | {"learning_rate": rate}
+
+    def _imitate(self, iteration: int) -> dict[str, float]:
+        assert self._teacher is not None
+        return self._epoch(self._teacher, iteration)
+
+    def _practise(self, iteration: int) -> dict[str, float]:
+        self._teacher = None
+        seed, config = (self._context.seed, iteration), self._config
+        rng = np.random.default_rng(seed)
+        order = config.order[int(rng.integers(len(config.order)))]
+        placed = practise(self._policy, self._problems, order=order, mdp=config.mdp, rng=rng)
+        teacher = self._teacher_of(placed, (order,), seed)
+        rounds = [self._epoch(teacher, number) for number in range(PRACTICE_PASSES)]
+        decisions = sum(metrics["imitation/decisions"] for metrics in rounds)
+        return rounds[-1] | {"imitation/decisions": decisions}
+
+    def _epoch(self, teacher: Teacher, number: int) -> dict[str, float]:
+        return teacher.epoch(number, self._policy, self._optimizer, max_grad_norm=self._config.max_grad_norm)
+
+    def _teacher_of(
+        self, demonstrations: Sequence[Demonstration], orders: Sequence[str], seed: Sequence[int]
+    ) -> Teacher:
+        return Teacher(self._problems, demonstrations, orders=orders, mdp=self._config.mdp, seed=seed)

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from agent.decoding import decode_many
 from agent.placers import PLACERS, Budget
 from agent.policy import Policy
+from envs.deviations import deviations
 from envs.problem import Problem
-from envs.simulator import simulate_many, simulate_problem
+from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
 
-MOVES_AT_ONCE = 1024
-"""Placements simulated in one go when the regrets of a demonstration are found."""
+FAR = 0.02
+"""Regret, in units of reward, beyond which no difference is made any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +94,11 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
 
     Args:
         device_of: device of each op, int (n_ops,).
+
+    Returns:
+        Infinity for what is out of the question: longer than the placement by more than `FAR`.
     """
-    graph, n_devices = problem.graph, problem.n_devices
-    n_units = len(graph.groups)
-    total_s = np.empty((n_units, n_devices))
-    at_once = max(MOVES_AT_ONCE // n_devices, 1)
-    for first in range(0, n_units, at_once):
-        units = np.arange(first, min(first + at_once, n_units))
-        moved = np.where(graph.group_of == units[:, None], np.arange(n_devices)[:, None, None], device_of)
-        rows = np.ascontiguousarray(moved.transpose(1, 0, 2).reshape(-1, graph.n_ops))
-        total_s[units] = simulate_many(problem, rows, memory=False)[0].reshape(len(units), n_devices)
+    total_s = deviations(problem, device_of, FAR * problem.scale_s)
     regret = (total_s - total_s.min(axis=1, keepdims=True)) / problem.scale_s
     return np.asarray(regret, dtype=np.float32)
 
@@ -116,9 +112,13 @@ def practise(
         order, mdp: what it walks in.
     """
     placements = decode_many(policy, problems, order, n_samples=1, rng=rng, mdp=mdp)
-    found = [(index, drawn[0]) for index, drawn in enumerate(placements)]
-    return [
-        Demonstration(index, device_of, regrets(problems[index], device_of))
-        for index, device_of in found
-        if simulate_problem(problems[index], device_of).fits
-    ]
+
+    def judge(index: int) -> Demonstration | None:
+        problem, device_of = problems[index], placements[index][0]
+        if not simulate_problem(problem, device_of).fits:
+            return None
+        return Demonstration(index, device_of, regrets(problem, device_of))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        judged = pool.map(judge, range(len(problems)))
+        return [demonstration for demonstration in judged if demonstration is not None]

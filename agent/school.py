@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -59,12 +59,19 @@ class School:
 
     def learn(self, iteration: int) -> dict[str, float]:
         """One pass over the demonstrations, or one round of practice; metrics as `Teacher.epoch`."""
-        rate, last = self._config.imitation_rate, self._config.learning_rate
-        rate += (last - rate) * iteration / self.stage_ends[-1]
+        learn, rate = self._stage(iteration)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        learn = self._imitate if iteration < self.stage_ends[0] else self._practise
         return learn(iteration) | {"learning_rate": rate}
+
+    def _stage(self, iteration: int) -> tuple[Callable[[int], dict[str, float]], float]:
+        """What is done in an iteration, and the learning rate."""
+        config, (imitation, end) = self._config, self.stage_ends
+        if iteration < imitation:
+            share = iteration / imitation
+            return self._imitate, between(config.imitation_rate, config.learning_rate, share)
+        share = (iteration - imitation) / (end - imitation)
+        return self._practise, between(config.practice_rate, config.final_learning_rate, share)
 
     def _imitate(self, iteration: int) -> dict[str, float]:
         assert self._teacher is not None
@@ -88,3 +95,8 @@ class School:
         self, demonstrations: Sequence[Demonstration], orders: Sequence[str], seed: Sequence[int]
     ) -> Teacher:
         return Teacher(self._problems, demonstrations, orders=orders, mdp=self._config.mdp, seed=seed)
+
+
+def between(first: float, last: float, progress: float) -> float:
+    """Linear interpolation of a schedule at a progress of 0 to 1."""
+    return first + (last - first) * progress

@@ -20,7 +20,7 @@ from agent.evaluating import Yardstick, greedy_ratios
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
-from agent.school import School
+from agent.school import School, between
 from agent.split import Split
 from agent.threads import torch_threads
 from envs.batched_env import BatchedPlacementEnv
@@ -175,7 +175,7 @@ class _Training:
         return metrics
 
     def _reinforce(self) -> dict[str, float]:
-        self.ppo.ent_coef = _between(self.config.entropy, self.config.final_entropy, self._progress())
+        self.ppo.ent_coef = between(self.config.entropy, self.config.final_entropy, self._progress())
         decisions = self.config.n_envs * self.config.n_steps
         self.ppo.learn(decisions, callback=self.log, log_interval=None, reset_num_timesteps=False)
         self.timesteps = self.ppo.num_timesteps
@@ -230,7 +230,7 @@ class _Training:
         return Policy(network, config.threads)
 
     def _learning_rate(self) -> float:
-        return _between(self.config.learning_rate, self.config.final_learning_rate, self._progress())
+        return between(self.config.learning_rate, self.config.final_learning_rate, self._progress())
 
     def _progress(self) -> float:
         """Share of the training that is done: of the decisions or of the time, whichever is further."""
@@ -293,7 +293,3 @@ def _lack_of_room(problem: Problem) -> NoRoomError | None:
     except NoRoomError as error:
         return error
     return None
-
-
-def _between(first: float, last: float, progress: float) -> float:
-    return first + (last - first) * progress

@@ -82,7 +82,9 @@ def test_regrets_are_what_single_moves_cost() -> None:
             np.where(problem.graph.group_of == unit, device, device_of) for device in range(problem.n_devices)
         )
         cost = np.array([simulate_problem(problem, moved).total_s for moved in moves]) / problem.scale_s
-        np.testing.assert_allclose(found[unit], cost - cost.min(), atol=1e-6)
+        near = np.isfinite(found[unit])
+        np.testing.assert_allclose(found[unit][near], (cost - cost.min())[near], atol=1e-6)
+        assert (cost[~near] > cost.min() + 0.02).all()
 
 
 def test_a_device_that_costs_nothing_is_as_right_as_the_one_chosen() -> None:

@@ -42,11 +42,13 @@ class TrainConfig:
     )
     init: str = _option("", "policy to start from: a run's directory, or `pretrained`")
     demonstrations: int = _option(4, "searched placements of each graph to imitate first", least=0)
-    search: int = _option(50_000, "evaluations of the local search that finds one", least=1)
+    search: int = _option(50_000, "evaluations of the annealing that finds one", least=1)
     imitation_epochs: int = _option(25, "passes over the demonstrations", least=0)
-    practice: int = _option(60, "rounds of correcting the policy's own placements after that", least=0)
-    imitation_rate: float = _option(2e-3, "learning rate of imitation; falls to `learning_rate`", above=0)
-    practice_rate: float = _option(1e-3, "of practice; falls to `final_learning_rate`", above=0)
+    practice: int = _option(40, "rounds of correcting the policy's own placements after that", least=0)
+    imitation_rate: float = _option(
+        2e-3, "learning rate of imitation; falls to `final_learning_rate`", above=0
+    )
+    practice_rate: float = _option(1e-3, "of practice; falls likewise", above=0)
     timesteps: int = _option(1_000_000, "decisions to train for by reinforcement", least=0)
     minutes: float = _option(0.0, "stop after this long even if decisions are left; 0 = no limit", least=0)
     seed: int = _option(0, "seed of everything random", least=0, most=2**31 - 1)

@@ -7,7 +7,7 @@ Much of what a search decides is chance: an op off the critical path may be anyw
 of every device how much longer the step becomes with this one op there. That can be said of any placement:
 `practise` says it of the policy's own, whose walks pass through the situations that it gets itself into.
 
-Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with local search as the teacher;
+Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the teacher;
 the cost of each choice instead of one right answer, and in the learner's own situations, as in AggreVaTe
 (Ross and Bagnell 2014, arXiv 1406.5979), the cost to go being that of a single deviation from the placement.
 """
@@ -62,8 +62,7 @@ def demonstrate(
     """Search every problem `repeats` times, on all cores; what does not fit in memory is left out.
 
     Args:
-        evaluations: of each local search, which starts from the best list schedule: nearer to what a walk can
-            foresee than what annealing finds, and faster.
+        evaluations: of each annealing.
         announce: told what goes on, and which share of it is done.
         should_stop: looked at between problems; what is done by then is returned.
     """
@@ -75,7 +74,7 @@ def demonstrate(
         if should_stop():
             return None
         rng = np.random.default_rng([seed, problem, repeat])
-        found = PLACERS["local-search"].place(problems[problem], Budget(evaluations), rng)
+        found = PLACERS["annealing"].place(problems[problem], Budget(evaluations), rng)
         if not found.feasible:
             return None
         device_of = found.placement.device_of

@@ -69,7 +69,7 @@ class School:
         config, (imitation, end) = self._config, self.stage_ends
         if iteration < imitation:
             share = iteration / imitation
-            return self._imitate, between(config.imitation_rate, config.learning_rate, share)
+            return self._imitate, between(config.imitation_rate, config.final_learning_rate, share)
         share = (iteration - imitation) / (end - imitation)
         return self._practise, between(config.practice_rate, config.final_learning_rate, share)
 

@@ -34,7 +34,7 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 # Every graph of the benchmark set that these trainings leave aside, of families they know and of others.
 TRAINED := cifar10 ptb resnet gpt vit moe
 NEVER_SEEN := nmt inception bert
-COMPARE = $(BIN)/python evaluate.py --families $(TRAINED) $(NEVER_SEEN)
+COMPARE = $(BIN)/python evaluate.py --jobs 2 --families $(TRAINED) $(NEVER_SEEN)
 readme: setup ## train and compare as the README's table does: three seeds side by side, half an hour
 	for seed in 0 1 2; do test -e runs/readme$$seed/result.json || \
 	  $(BIN)/python train_agent.py --config agent/default.json --minutes 16 --threads 1 --seed $$seed --name readme$$seed & done; wait

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from agent.decoding import decode_many
+from agent.placers.learned import MEMORY_SHARES
 from agent.policy import Policy
 from agent.reference import list_schedule_s
 from envs.problem import Problem
@@ -42,9 +43,21 @@ class Yardstick:
 
 
 def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: str) -> list[float]:
-    """Step time of the policy's greedy placement over that of the fastest single device, per problem."""
-    placements = decode_many(policy, problems, order, mdp=mdp) if problems else []
-    return [_ratio(problem, device_of[0]) for problem, device_of in zip(problems, placements, strict=True)]
+    """Step time of the policy's greedy placement over that of the fastest single device, per problem.
+
+    As the placer does, it walks again with less memory where a placement does not fit.
+    """
+    ratios = [INFEASIBLE_RATIO] * len(problems)
+    waiting = list(range(len(problems)))
+    for share in MEMORY_SHARES:
+        tight = {index: problems[index].with_memory(share) for index in waiting}
+        waiting = [index for index in waiting if tight[index].has_room]
+        walked = [tight[index] for index in waiting]
+        placements = decode_many(policy, walked, order, mdp=mdp) if walked else []
+        for index, device_of in zip(waiting, placements, strict=True):
+            ratios[index] = _ratio(problems[index], device_of[0])
+        waiting = [index for index in waiting if ratios[index] == INFEASIBLE_RATIO]
+    return ratios
 
 
 def _ratio(problem: Problem, device_of: IntArray) -> float:

@@ -25,7 +25,7 @@ from agent.split import Split
 from agent.threads import torch_threads
 from envs.batched_env import BatchedPlacementEnv
 from envs.presets import get_cluster
-from envs.problem import NoRoomError, Problem
+from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import get_order
 
@@ -267,7 +267,7 @@ class _Training:
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
     """Every graph on every cluster that has room for it."""
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
-    return [problem for problem in problems if _lack_of_room(problem) is None]
+    return [problem for problem in problems if problem.has_room]
 
 
 def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
@@ -284,12 +284,4 @@ def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
     if not problems_of(graphs.train, clusters):
         Problem(graphs.train[0], get_cluster(clusters[0])).check_room()
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
-    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if _lack_of_room(p) is not None]
-
-
-def _lack_of_room(problem: Problem) -> NoRoomError | None:
-    try:
-        problem.check_room()
-    except NoRoomError as error:
-        return error
-    return None
+    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.has_room]

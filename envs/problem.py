@@ -103,6 +103,15 @@ class Problem:
         )
         return replace(self, cluster=replace(self.cluster, devices=devices))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `check_room` passes."""
+        try:
+            self.check_room()
+        except NoRoomError:
+            return False
+        return True
+
     def check_room(self) -> None:
         """Make sure that each unit has room on some device, and all of them together in the cluster.
 

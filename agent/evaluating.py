@@ -15,8 +15,9 @@ from envs.problem import Problem
 from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
 
-INFEASIBLE_RATIO = 10.0
-"""What a placement that does not fit counts as: worse than any sensible one, not beyond comparison."""
+INFEASIBLE_RATIO = 2.0
+"""What a placement that does not fit counts as: much worse than any sensible one, but not so much that a single
+graph decides over all others."""
 
 
 class Yardstick:

@@ -16,7 +16,7 @@ from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
 
 INFEASIBLE_RATIO = 2.0
-"""What a placement that does not fit counts as: much worse than any sensible one, but not so much that a single
+"""What a placement that does not fit counts as: much worse than any sensible one, but not so much that one
 graph decides over all others."""
 
 

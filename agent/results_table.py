@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
+
 from agent.placers.learned import LEARNED
 from agent.results import Journal, Trial
 from agent.summary import geometric_mean
@@ -74,8 +76,8 @@ class Table:
 def make_table(evaluations: Sequence[Evaluation], trained: Sequence[str]) -> Table:
     """Gather trials; placers that use their whole budget have a row per budget.
 
-    There is a column per family, of graphs that no policy of these evaluations was trained on, then one for
-    all families in `trained` together and one for all others.
+    The best placer comes first. There is a column per family, of graphs that no policy of these evaluations
+    was trained on, then one for all families in `trained` together and one for all others.
     """
     rows: dict[str, dict[str, Samples]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     graphs: dict[str, set[str]] = defaultdict(set)
@@ -87,7 +89,8 @@ def make_table(evaluations: Sequence[Evaluation], trained: Sequence[str]) -> Tab
                 graphs[column].add(trial.graph)
     ends = [name for name in (TRAINED, NEVER_SEEN) if name in graphs]
     columns = [name for name in graphs if name not in ends] + ends
-    return Table({name: len(graphs[name]) for name in columns}, rows)
+    best_first = sorted(rows, key=lambda name: [_centre(rows[name][column]) or np.inf for column in ends])
+    return Table({name: len(graphs[name]) for name in columns}, {name: rows[name] for name in best_first})
 
 
 def to_markdown(table: Table) -> str:

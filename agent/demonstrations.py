@@ -42,7 +42,8 @@ class Demonstration:
         problem: index of its problem.
         device_of: device of each op, int (n_ops,).
         regret: of each decision unit and device, how much longer the step is with this unit there than with
-            it on its best device, all else as it is; units of reward, float32 (n_units, n_devices).
+            it on its best device, all else as it is; units of reward, float32 (n_units, n_devices); infinity
+            where it is much longer.
     """
 
     problem: int

@@ -13,7 +13,6 @@ from agent.policy import Policy
 from agent.reference import list_schedule_s
 from envs.problem import Problem
 from envs.simulator import simulate_problem
-from graphs.op_graph import IntArray
 
 INFEASIBLE_RATIO = 2.0
 """What a placement that does not fit counts as: much worse than any sensible one, but not so much that one
@@ -48,19 +47,14 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: 
 
     As the placer does, it walks again with less memory where a placement does not fit.
     """
-    ratios = [INFEASIBLE_RATIO] * len(problems)
-    waiting = list(range(len(problems)))
+    ratios: dict[int, float] = {}
     for share in MEMORY_SHARES:
+        waiting = [index for index in range(len(problems)) if index not in ratios]
         tight = {index: problems[index].with_memory(share) for index in waiting}
-        waiting = [index for index in waiting if tight[index].has_room]
-        walked = [tight[index] for index in waiting]
-        placements = decode_many(policy, walked, order, mdp=mdp) if walked else []
-        for index, device_of in zip(waiting, placements, strict=True):
-            ratios[index] = _ratio(problems[index], device_of[0])
-        waiting = [index for index in waiting if ratios[index] == INFEASIBLE_RATIO]
-    return ratios
-
-
-def _ratio(problem: Problem, device_of: IntArray) -> float:
-    step = simulate_problem(problem, device_of)
-    return step.total_s / problem.scale_s if step.fits else INFEASIBLE_RATIO
+        walked = {index: problem for index, problem in tight.items() if problem.has_room}
+        placements = decode_many(policy, list(walked.values()), order, mdp=mdp) if walked else []
+        for index, device_of in zip(walked, placements, strict=True):
+            step = simulate_problem(problems[index], device_of[0])
+            if step.fits:
+                ratios[index] = step.total_s / problems[index].scale_s
+    return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]

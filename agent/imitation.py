@@ -51,7 +51,7 @@ class Teacher:
     Args:
         orders: what the walks are in; each walk draws one.
         mdp: as `EpisodeBatch`.
-        seed: of those draws, and of the sequence of the lessons; numbers.
+        seed: whole numbers, of those draws and of the sequence of the lessons.
     """
 
     def __init__(

@@ -27,18 +27,23 @@ travels to a device takes room too, which a walk does not foresee."""
 
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """One walk: at each op the device that the policy scores highest; with less memory until it fits."""
-    for share in MEMORY_SHARES:
-        if search.left and not search.fits:
-            _walk(search, rng, policy, order, share, 0)
+    _walk_until_it_fits(search, rng, policy, order, 0)
 
 
 def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
+    _walk_until_it_fits(search, rng, policy, order, WALKS)
+
+
+def _walk_until_it_fits(
+    search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int
+) -> None:
+    """A greedy walk, then drawn ones within the budget; all of it with less memory until one fits."""
     for share in MEMORY_SHARES:
         if search.left and not search.fits:
             _walk(search, rng, policy, order, share, 0)
-            if samples := min(search.left, WALKS):
-                _walk(search, rng, policy, order, share, samples)
+            if drawn := min(search.left, samples):
+                _walk(search, rng, policy, order, share, drawn)
 
 
 def _walk(

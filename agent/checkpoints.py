@@ -29,6 +29,11 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin with the prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
 class CheckpointFolder:
     """The checkpoints of one run; the newest two are kept."""
 

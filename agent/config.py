@@ -71,6 +71,12 @@ class TrainConfig:
     validation: float = _option(
         0.125, "share never trained on that helps to choose the best policy", least=0, most=0.5
     )
+    averaging: float = _option(
+        0.97,
+        "share of the averaged weights that an update keeps; the averaged policy is evaluated",
+        least=0,
+        most=0.9999,
+    )
     eval_every: int = _option(30, "updates between two evaluations", least=1)
     checkpoint_every: int = _option(20, "updates between two checkpoints", least=1)
     threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)

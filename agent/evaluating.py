@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from agent.decoding import decode_many
-from agent.placers.learned import MEMORY_SHARES
+from agent.placers.memory_limits import TRIALS, next_limit
 from agent.policy import Policy
 from agent.reference import list_schedule_s
 from envs.problem import Problem
@@ -48,13 +48,18 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: 
     As the placer does, it walks again with less memory where a placement does not fit.
     """
     ratios: dict[int, float] = {}
-    for share in MEMORY_SHARES:
-        waiting = [index for index in range(len(problems)) if index not in ratios]
-        tight = {index: problems[index].with_memory(share) for index in waiting}
-        walked = {index: problem for index, problem in tight.items() if problem.has_room}
-        placements = decode_many(policy, list(walked.values()), order, mdp=mdp) if walked else []
-        for index, device_of in zip(walked, placements, strict=True):
-            step = simulate_problem(problems[index], device_of[0])
+    waiting = dict(enumerate(problems))
+    for trial in range(1, TRIALS + 1):
+        placements = decode_many(policy, list(waiting.values()), order, mdp=mdp) if waiting else []
+        for (index, tight), device_of in zip(list(waiting.items()), placements, strict=True):
+            problem = problems[index]
+            step = simulate_problem(problem, device_of[0])
+            limit_bytes, memory_bytes = tight.cluster.memory_bytes, problem.cluster.memory_bytes
+            del waiting[index]
             if step.fits:
-                ratios[index] = step.total_s / problems[index].scale_s
+                ratios[index] = step.total_s / problem.scale_s
+            elif trial < TRIALS:
+                tighter = problem.with_memory(next_limit(trial, limit_bytes, step.peak_bytes, memory_bytes))
+                if tighter.has_room:
+                    waiting[index] = tighter
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import Logger
 
 from agent.actor_critic import WalkActorCritic
-from agent.checkpoints import Checkpoint
+from agent.checkpoints import Checkpoint, under
 from agent.config import TrainConfig
 from agent.policy import Policy
 from agent.rollouts import PerGraphRolloutBuffer
@@ -100,9 +100,9 @@ def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
 def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
     """Put a fresh PPO where another was captured; it goes on as that one would have."""
     tensors, state = checkpoint.tensors, checkpoint.state
-    ppo.policy.load_state_dict(_under("policy/", tensors))
+    ppo.policy.load_state_dict(under("policy/", tensors))
     slots: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in _under("optimizer/", tensors).items():
+    for name, tensor in under("optimizer/", tensors).items():
         index, slot = name.split("/")
         slots.setdefault(int(index), {})[slot] = tensor
     groups = ppo.policy.optimizer.state_dict()["param_groups"]
@@ -127,7 +127,3 @@ def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
     """
     ppo._last_obs = env.reset()
     ppo._last_episode_starts = np.ones(env.num_envs, dtype=bool)
-
-
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

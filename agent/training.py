@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 
 from agent import ppo
 from agent.arithmetic import coarse_products
+from agent.averaging import averaged
 from agent.callbacks import EpisodeLog
-from agent.checkpoints import Checkpoint
+from agent.checkpoints import Checkpoint, under
 from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
 from agent.encoders import ENCODERS
@@ -28,6 +30,9 @@ from envs.presets import get_cluster
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.orders import get_order
+
+AVERAGE = "average"
+"""Under this name the averaged weights are in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class _Training:
         )
         self.policy: Policy = self.ppo.policy.placer
         self.policy.set_problems(problems)
+        self.average = averaged(self.policy.network, config.averaging)
         self.card = PolicyCard(
             self.policy.network.shape, describe_seen((*graphs.train, *graphs.validation)), config.to_json()
         )
@@ -156,6 +162,7 @@ class _Training:
             metrics = learn()
         speed = (self.imitated + self.timesteps - before) / (time.monotonic() - began)
         metrics |= {"decisions_per_s": speed}
+        self.average.update_parameters(self.policy.network)
         self.iteration += 1
         self.is_over = self._is_over()
         if self.is_over or self.iteration in self.school.stage_ends or self._is_due(self.config.eval_every):
@@ -198,7 +205,7 @@ class _Training:
         }
 
     def _evaluate(self) -> dict[str, float]:
-        """Walk all graphs greedily; keep the policy if it is the best on those that are not held out.
+        """Let the averaged policy walk all graphs; keep it if it is the best on those that are not held out.
 
         A greedy step time is noisy: on the few graphs for validation alone, chance would choose the policy.
         """
@@ -210,14 +217,14 @@ class _Training:
         if score < self.best_score:
             self.best_score = score
             self.best_timesteps = self.imitated + self.timesteps
-            save_policy(self.context.folder, self.policy.network, self.card)
+            save_policy(self.context.folder, self._averaged_network, self.card)
         return metrics | {"score": score}
 
     def _greedy_ratios(self, yardstick: Yardstick) -> list[float]:
         """Mean over the orders, per problem."""
+        policy = Policy(self._averaged_network)
         by_order = [
-            greedy_ratios(self.policy, yardstick.problems, order, self.config.mdp)
-            for order in self.config.order
+            greedy_ratios(policy, yardstick.problems, order, self.config.mdp) for order in self.config.order
         ]
         return [float(np.mean(ratios)) for ratios in zip(*by_order, strict=True)]
 
@@ -228,6 +235,10 @@ class _Training:
         else:
             network = PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds))
         return Policy(network, config.threads)
+
+    @property
+    def _averaged_network(self) -> PlacementNetwork:
+        return cast("PlacementNetwork", self.average.module)
 
     def _learning_rate(self) -> float:
         return between(self.config.learning_rate, self.config.final_learning_rate, self._progress())
@@ -247,16 +258,18 @@ class _Training:
 
     def _checkpoint(self) -> Checkpoint:
         saved = ppo.capture(self.ppo, self.env)
+        average = {f"{AVERAGE}/{name}": tensor for name, tensor in self.average.state_dict().items()}
         own = {
             "iteration": self.iteration,
             "imitated": self.imitated,
             "wall_s": self._wall_s(),
             "best": [self.best_score, self.best_timesteps],
         }
-        return Checkpoint(saved.tensors, {"training": own, "ppo": saved.state})
+        return Checkpoint({**saved.tensors, **average}, {"training": own, "ppo": saved.state})
 
     def _restore(self, saved: Checkpoint) -> None:
         ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
+        self.average.load_state_dict(under(f"{AVERAGE}/", saved.tensors))
         own = saved.state["training"]
         self.iteration, self.imitated = own["iteration"], own["imitated"]
         self.timesteps = self.ppo.num_timesteps

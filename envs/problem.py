@@ -96,10 +96,12 @@ class Problem:
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
         return np.bincount(graph.group_of, per_op).astype(np.float64)
 
-    def with_memory(self, share: float) -> Problem:
-        """The same graph where every device has `share` of its memory, which is more than 0."""
+    def with_memory(self, memory_bytes: FloatArray) -> Problem:
+        """The same graph where the devices have this many bytes, (n_devices,); at least 1 each."""
+        limits = np.maximum(memory_bytes, 1.0).tolist()
         devices = tuple(
-            replace(device, memory_bytes=share * device.memory_bytes) for device in self.cluster.devices
+            replace(device, memory_bytes=limit)
+            for device, limit in zip(self.cluster.devices, limits, strict=True)
         )
         return replace(self, cluster=replace(self.cluster, devices=devices))
 

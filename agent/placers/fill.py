@@ -7,13 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.placers.base import Search, placer
+from agent.placers.memory_limits import TRIALS, next_limit
 from agent.placers.units import units_by_layer
 from envs.simulator import simulate_problem
 from graphs.op_graph import FloatArray, IntArray
-
-CORRECTIONS = 4
-SHARES = tuple(share / 10 for share in range(9, 0, -1))
-"""Shares of the memory that a planner counts on, tried in turn where corrections do not lead to a fit."""
 
 
 @placer("memory-fill")
@@ -62,22 +59,15 @@ def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray
 def first_fit(search: Search, plan: Callable[[FloatArray], IntArray]) -> None:
     """Score plans for ever less memory until one fits.
 
-    A planner knows what is held, not the peak: copies that arrive take room as well. So at first each device
-    that overflows is corrected by as much; if that leads nowhere, all devices get ever smaller shares.
-
     Args:
         plan: bytes it may count on per device (n_devices,) -> device of each unit, int (n_units,).
     """
     memory_bytes = search.problem.cluster.memory_bytes
     limit_bytes = memory_bytes
-    for _ in range(1 + CORRECTIONS):
+    for trial in range(1, TRIALS + 1):
         units = plan(limit_bytes.copy())
         search.score_units(units[None])
-        if search.fits or not search.left:
+        if search.fits or not search.left or trial == TRIALS:
             return
         peak_bytes = simulate_problem(search.problem, units[search.problem.graph.group_of]).peak_bytes
-        limit_bytes = np.maximum(limit_bytes - np.maximum(peak_bytes - memory_bytes, 0.0), 0.0)
-    for share in SHARES:
-        search.score_units(plan(share * memory_bytes)[None])
-        if search.fits or not search.left:
-            return
+        limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.base import Placer, Search
+from agent.placers.memory_limits import TRIALS, next_limit
 from envs.problem import NoRoomError, Problem
+from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
 
 if TYPE_CHECKING:
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
-
-
-MEMORY_SHARES = (1.0, 0.9, 0.8, 0.65, 0.5)
-"""How much of each device's memory a walk may fill, one after the other until its placement fits: what
-travels to a device takes room too, which a walk does not foresee."""
 
 
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
@@ -39,25 +36,37 @@ def _walk_until_it_fits(
     search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int
 ) -> None:
     """A greedy walk, then drawn ones within the budget; all of it with less memory until one fits."""
-    for share in MEMORY_SHARES:
-        if search.left and not search.fits:
-            _walk(search, rng, policy, order, share, 0)
-            if drawn := min(search.left, samples):
-                _walk(search, rng, policy, order, share, drawn)
+    problem = search.problem
+    memory_bytes = problem.cluster.memory_bytes
+    limit_bytes = memory_bytes
+    for trial in range(1, TRIALS + 1):
+        tight = problem if trial == 1 else problem.with_memory(limit_bytes)
+        greedy = _walk(search, rng, policy, order, tight, 0)[0]
+        if drawn := min(search.left, samples):
+            _walk(search, rng, policy, order, tight, drawn)
+        if search.fits or not search.left or trial == TRIALS:
+            return
+        peak_bytes = simulate_problem(problem, greedy).peak_bytes
+        limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
 
 
 def _walk(
-    search: Search, rng: np.random.Generator, policy: Policy, order: str, share: float, samples: int
-) -> None:
-    """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations."""
+    search: Search, rng: np.random.Generator, policy: Policy, order: str, problem: Problem, samples: int
+) -> IntArray:
+    """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations.
+
+    Args:
+        problem: the search's, or that one with less memory.
+    """
     from agent.decoding import decode
 
-    problem = search.problem if share == 1.0 else search.problem.with_memory(share)
     try:
         walks = decode(policy, problem, order=order, n_samples=samples, rng=rng)
     except NoRoomError:
         walks = np.full((1, problem.graph.n_ops), -1)
-    search.score(np.stack([complete(search.problem, device_of) for device_of in walks]))
+    placements = np.stack([complete(search.problem, device_of) for device_of in walks])
+    search.score(placements)
+    return placements
 
 
 def complete(problem: Problem, device_of: IntArray) -> IntArray:

@@ -16,6 +16,7 @@ from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, save_policy
 from envs.placement import check_placement
 from envs.problem import Problem
+from envs.simulator import simulate_problem
 from graphs.files import write_graphs
 from graphs.orders import ORDERS
 
@@ -65,18 +66,21 @@ def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
 def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    one_device = np.zeros_like(spread)
+    over_bytes = simulate_problem(problem, one_device).peak_bytes[0] - 3 * GB
     walked_with = []
 
     def decode(policy, problem, **_):
-        walked_with.append(float(problem.cluster.memory_bytes[0] / (3 * GB)))
-        return np.zeros_like(spread)[None] if walked_with[-1] > 0.85 else spread[None]
+        walked_with.append(problem.cluster.memory_bytes.tolist())
+        return (one_device if len(walked_with) == 1 else spread)[None]
 
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem)
     assert found.feasible
-    assert walked_with == pytest.approx([1.0, 0.9, 0.8])
-    assert found.evaluations == 3
-    assert not place("policy", problem=problem, evaluations=2).feasible
+    assert walked_with == [[3 * GB, 3 * GB], [3 * GB - over_bytes, 3 * GB]]
+    assert found.evaluations == 2
+    walked_with.clear()
+    assert not place("policy", problem=problem, evaluations=1).feasible
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ def test_on_one_device_the_coarse_step_is_the_step(
 def test_less_memory_leaves_the_times_of_coarse_ops() -> None:
     problem = Problem(layered_graph(50), v100s(2, "program"))
     coarse = coarse_problem(problem, 10)
-    assert not problem.with_memory(1e-9).always_fits
-    assert not coarse.with_memory(1e-9).always_fits
-    assert (coarse.with_memory(0.5).op_seconds == coarse.op_seconds).all()
-    assert (coarse.with_memory(0.5).cluster.memory_bytes == 0.5 * problem.cluster.memory_bytes).all()
+    half_bytes = 0.5 * problem.cluster.memory_bytes
+    assert not problem.with_memory(np.ones(2)).always_fits
+    assert not coarse.with_memory(np.ones(2)).always_fits
+    assert (coarse.with_memory(half_bytes).op_seconds == coarse.op_seconds).all()
+    assert (coarse.with_memory(half_bytes).cluster.memory_bytes == half_bytes).all()

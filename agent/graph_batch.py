@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -50,6 +51,23 @@ class GraphTensors:
         )
         return GraphTensors(*(torch.from_numpy(array).to(device) for array in arrays))
 
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """Whether a path leads from the column's node to the row's, bool (n_nodes, n_nodes).
+
+        The diagonal is False. Contraction may close cycles; nodes on one are ancestors of each other.
+        """
+        above = np.zeros((len(self.nodes), len(self.nodes)), dtype=bool)
+        producers, consumers = self.edges.cpu().numpy()
+        above[consumers, producers] = True
+        known = -1
+        while known != (known := int(above.sum())):
+            # Nodes are nearly in program order: one sweep finds most.
+            for at in np.argsort(consumers, kind="stable"):
+                above[consumers[at]] |= above[producers[at]]
+        np.fill_diagonal(above, val=False)
+        return torch.from_numpy(above).to(self.nodes.device)
+
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
@@ -59,6 +77,7 @@ class GraphBatch:
         nodes: features, float32 (n_nodes of all, n_node_features).
         graphs: features of each graph, float32 (n_graphs, n_graph_features).
         member: graph of each node, int64 (n_nodes of all,).
+        parts: the graphs themselves.
         start: first node of each graph, int64 (n_graphs,).
         sizes: nodes of each graph, float32 (n_graphs, 1).
         to_consumers, to_producers: the edges in each direction, with both orders cached.
@@ -67,6 +86,7 @@ class GraphBatch:
     nodes: Tensor
     graphs: Tensor
     member: Tensor
+    parts: tuple[GraphTensors, ...]
     start: Tensor
     sizes: Tensor
     to_consumers: EdgeIndex
@@ -86,6 +106,7 @@ class GraphBatch:
             nodes=torch.cat([part.nodes for part in parts]),
             graphs=torch.stack([part.graph for part in parts]),
             member=torch.repeat_interleave(torch.arange(len(parts), device=device), sizes),
+            parts=tuple(parts),
             start=start,
             sizes=sizes[:, None].float(),
             to_consumers=_edge_index(edges[:, by_consumer], n_nodes),

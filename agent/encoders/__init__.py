@@ -26,7 +26,10 @@ class Encoder(nn.Module):
         super().__init__()
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Embeddings, float32 (n_nodes of all graphs, hidden); permuting the nodes permutes them."""
+        """Embeddings, float32 (n_nodes of all graphs, hidden).
+
+        Permuting the nodes permutes them, but for an encoder that reads the program order.
+        """
         raise NotImplementedError
 
 
@@ -45,4 +48,4 @@ def encoder(name: str) -> Callable[[EncoderClass], EncoderClass]:
     return register
 
 
-from agent.encoders import none, sage  # noqa: E402, F401  (importing registers)
+from agent.encoders import gat, none, placeto, sage, transformer  # noqa: E402, F401  (importing registers)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agent.placers.base import Placer, Search
+from agent.placers.annealing import LAST_TEMPERATURE, walk
+from agent.placers.base import PLACERS, Placer, Search
 from agent.placers.memory_limits import TRIALS, next_limit
 from envs.problem import NoRoomError, Problem
 from envs.simulator import simulate_problem
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
+FIRST_TEMPERATURE = 1e-4
+"""Of `policy-refine`, in units of a step on the fastest single device."""
 
 
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
@@ -30,6 +33,18 @@ def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, o
 def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
     _walk_until_it_fits(search, rng, policy, order, WALKS)
+
+
+def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """Annealing from the best that the heuristics and `policy-sample` find; so never worse than any of them.
+
+    It begins cooler than annealing from nothing does, so as not to lose what it begins with.
+    """
+    for heuristic in PLACERS.values():
+        if not heuristic.uses_rng and search.left:
+            heuristic.strategy(search, rng)
+    policy_sample(search, rng, policy=policy, order=order)
+    walk(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)
 
 
 def _walk_until_it_fits(
@@ -94,7 +109,7 @@ class LearnedStrategy(Protocol):
 
 
 LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(
-    {"policy": policy_greedy, "policy-sample": policy_sample}
+    {"policy": policy_greedy, "policy-sample": policy_sample, "policy-refine": policy_refine}
 )
 """Placers that need a policy, by name."""
 

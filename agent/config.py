@@ -33,6 +33,9 @@ class TrainConfig:
     families: tuple[str, ...] = _option((), "model families to train on")
     graphs: tuple[str, ...] = _option((), "files of graphs to train on (.json, .jsonl, either .gz)")
     cluster: tuple[str, ...] = _option(("4xv100",), "clusters to place on: presets or files", some=True)
+    variants: int = _option(
+        0, "varied clusters to train each graph on; 0 = on each of the named clusters as it is", least=0
+    )
     order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
     mdp: str = _option("construct", "place every op once, or improve a placement", choices=MDPS)
     encoder: str = _option("sage", "graph encoder")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,13 +21,11 @@ from agent.evaluating import Yardstick, greedy_ratios
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.problems import judged_problems, left_out, training_problems
 from agent.school import School, between
 from agent.split import Split
 from agent.threads import torch_threads
 from envs.batched_env import BatchedPlacementEnv
-from envs.presets import get_cluster
-from envs.problem import Problem
-from graphs.op_graph import OpGraph
 from graphs.orders import get_order
 
 AVERAGE = "average"
@@ -101,11 +98,11 @@ class _Training:
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
         self.best_score, self.best_timesteps = float("inf"), 0
         graphs = context.graphs
-        problems = problems_of(graphs.train, config.cluster)
+        problems = training_problems(graphs.train, config, context.seed)
         self.yardsticks = {
             "train": Yardstick(problems),
-            "validation": Yardstick(problems_of(graphs.validation, config.cluster) or problems),
-            "heldout": Yardstick(problems_of(graphs.held_out, config.cluster)),
+            "validation": Yardstick(judged_problems(graphs.validation, config) or problems),
+            "heldout": Yardstick(judged_problems(graphs.held_out, config)),
         }
         self.env = BatchedPlacementEnv(
             problems,
@@ -275,26 +272,3 @@ class _Training:
         self.timesteps = self.ppo.num_timesteps
         self.began = time.monotonic() - own["wall_s"]
         self.best_score, self.best_timesteps = own["best"]
-
-
-def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
-    """Every graph on every cluster that has room for it."""
-    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
-    return [problem for problem in problems if problem.has_room]
-
-
-def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
-    """Which graphs `problems_of` leaves out, as `graph on cluster`.
-
-    Raises:
-        NoRoomError: all that could be trained on.
-        ConfigError: a graph without compute ops.
-    """
-    everything = (*graphs.train, *graphs.validation, *graphs.held_out)
-    for graph in everything:
-        if not graph.is_compute.any():
-            raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
-    if not problems_of(graphs.train, clusters):
-        Problem(graphs.train[0], get_cluster(clusters[0])).check_room()
-    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
-    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.has_room]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from agent import training
 from agent.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from agent.config import ConfigError, TrainConfig
 from agent.policy_files import load_policy, read_card
+from agent.problems import judged_problems, problems_of, training_problems
 from agent.split import Split
 from agent.training import train
 from envs.cluster import ClusterError
@@ -193,5 +193,24 @@ def test_problems_without_the_memory_are_left_out() -> None:
     ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
     huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
     small = chains(2, 2, "small")
-    problems: list[Problem] = training.problems_of([huge, small], ["2xk80", "4xh100"])
+    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"])
     assert [problem.graph.name for problem in problems] == ["small", "small"]
+
+
+def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_they_are() -> None:
+    graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=4)
+    problems = training_problems(graphs, config, seed=0)
+    assert [problem.graph.name for problem in problems] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    speeds = [problem.cluster.devices[0].flops_per_s for problem in problems]
+    assert len(set(speeds)) == len(speeds)
+    again = training_problems(graphs, config, seed=0)
+    assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
+    assert {problem.n_devices for problem in problems} == {2, 3, 4}
+    judged = [(problem.graph.name, problem.cluster.name) for problem in judged_problems(graphs, config)]
+    assert judged == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
+
+
+def test_a_policy_learns_from_varied_clusters(tmp_path: Path) -> None:
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=3)
+    assert train(config, MemoryContext(tmp_path)).finished

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+from random_problems import random_graph
+
+from envs.presets import get_cluster
+from envs.variation import TIGHT_ROOM, vary
+
+
+@pytest.mark.parametrize("name", ["2xk80", "8xa100", "2x4xa100", "gpu+cpu"])
+def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
+    graph, given = random_graph(np.random.default_rng(0), 30), get_cluster(name)
+    for seed in range(50):
+        problem = vary(graph, given, np.random.default_rng(seed))
+        cluster = problem.cluster
+        assert problem.has_room
+        assert min(2, given.n_devices) <= cluster.n_devices <= given.n_devices
+        assert {device.name for device in cluster.devices} <= {device.name for device in given.devices}
+        assert (cluster.schedule, cluster.sharing) == (given.schedule, given.sharing)
+
+
+def test_a_slower_link_stays_slower():
+    given = get_cluster("2x4xa100")
+    graph = random_graph(np.random.default_rng(0), 30)
+    cluster = vary(graph, given, np.random.default_rng(3)).cluster
+    kept = [
+        given.devices.index(next(d for d in given.devices if d.name == device.name))
+        for device in cluster.devices
+    ]
+    off_diagonal = ~np.eye(len(kept), dtype=bool)
+    factors = (cluster.bytes_per_s / given.bytes_per_s[np.ix_(kept, kept)])[off_diagonal]
+    assert factors == pytest.approx(factors[0])
+
+
+def test_scarce_memory_is_scarce():
+    graph, given = random_graph(np.random.default_rng(0), 30), get_cluster("4xv100")
+    rooms = []
+    for seed in range(100):
+        problem = vary(graph, given, np.random.default_rng(seed))
+        if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
+            rooms.append(problem.cluster.memory_bytes.sum() / problem.unit_bytes.sum())
+    assert 10 <= len(rooms) <= 60
+    assert all(TIGHT_ROOM[0] <= room * (1 + 1e-9) and room <= TIGHT_ROOM[1] for room in rooms)

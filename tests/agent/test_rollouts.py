@@ -1,10 +1,18 @@
-"""Advantages are normalised within each graph."""
+"""Advantages are compared on the same op and normalised within each graph."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from agent.rollouts import LEAST_SHARE, normalise_within
+from agent.rollouts import LEAST_SHARE, less_others, normalise_within
+
+
+def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:
+    group = np.array([[7, 7, 3], [7, 0, 3]])
+    values = np.array([[1.0, 2.0, 5.0], [6.0, 9.0, 4.0]], dtype=np.float32)
+    compared = less_others(group, values)
+    assert compared.dtype == np.float32
+    assert compared.tolist() == [[1.0 - 4.0, 2.0 - 3.5, 1.0], [6.0 - 1.5, 9.0, -1.0]]
 
 
 def test_each_group_has_mean_zero_and_deviation_one() -> None:

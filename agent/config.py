@@ -47,7 +47,7 @@ class TrainConfig:
     demonstrations: int = _option(4, "searched placements of each graph to imitate first", least=0)
     search: int = _option(50_000, "evaluations of the annealing that finds one", least=1)
     imitation_epochs: int = _option(25, "passes over the demonstrations", least=0)
-    practice: int = _option(40, "rounds of correcting the policy's own placements after that", least=0)
+    practice: int = _option(20, "rounds of correcting the policy's own placements after that", least=0)
     imitation_rate: float = _option(
         2e-3, "learning rate of imitation; falls to `final_learning_rate`", above=0
     )
@@ -57,16 +57,16 @@ class TrainConfig:
     seed: int = _option(0, "seed of everything random", least=0, most=2**31 - 1)
     hidden: int = _option(64, "width of the embeddings and the head", least=1, most=4096)
     rounds: int = _option(4, "rounds of message passing", least=1, most=64)
-    learning_rate: float = _option(5e-4, "of Adam; falls linearly", above=0)
-    final_learning_rate: float = _option(1e-4, "where it falls to", least=0)
+    learning_rate: float = _option(3e-4, "of Adam; falls linearly", above=0)
+    final_learning_rate: float = _option(5e-5, "where it falls to", least=0)
     entropy: float = _option(0.002, "weight of the entropy bonus; falls linearly", least=0)
     final_entropy: float = _option(0.0002, "where it falls to", least=0)
     n_envs: int = _option(128, "episodes walked at once", least=1, most=65_536)
     repeats: int = _option(16, "episodes of one graph walked side by side; fewer graphs to encode", least=1)
-    n_steps: int = _option(384, "decisions of each episode between two updates", least=2)
+    n_steps: int = _option(768, "decisions of each episode between two updates", least=2)
     batch_size: int = _option(8192, "decisions of a minibatch", least=2)
     epochs: int = _option(3, "passes over the decisions of an update", least=1)
-    gae_lambda: float = _option(0.98, "of generalised advantage estimation", least=0, most=1)
+    gae_lambda: float = _option(1.0, "of generalised advantage estimation", least=0, most=1)
     clip: float = _option(0.2, "clip range of PPO", above=0)
     value_weight: float = _option(0.5, "weight of the value loss", least=0)
     max_grad_norm: float = _option(0.5, "gradients are clipped to this norm", above=0)
@@ -75,13 +75,13 @@ class TrainConfig:
         0.125, "share never trained on that helps to choose the best policy", least=0, most=0.5
     )
     averaging: float = _option(
-        0.97,
+        0.95,
         "share of the averaged weights that an update keeps; the averaged policy is evaluated",
         least=0,
         most=0.9999,
     )
-    eval_every: int = _option(30, "updates between two evaluations", least=1)
-    checkpoint_every: int = _option(20, "updates between two checkpoints", least=1)
+    eval_every: int = _option(15, "updates between two evaluations", least=1)
+    checkpoint_every: int = _option(10, "updates between two checkpoints", least=1)
     threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)
     device: str = _option("cpu", "torch device of the network")
 

@@ -73,7 +73,7 @@ def decode_many(
     return [np.stack(placements) for placements in found]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _walk(
     policy: Policy,
     batch: EpisodeBatch,
@@ -83,6 +83,7 @@ def _walk(
 ) -> list[tuple[int, IntArray]]:
     """Walk every problem that waits (the last first); (problem, placement) pairs as they end."""
     shortest, wanted = waiting[0], len(waiting)
+    policy.encode(torch.arange(len(policy.bank)))
     found: list[tuple[int, IntArray]] = []
     counts = np.ones(batch.n, dtype=bool)
     for episode in range(batch.n):
@@ -102,7 +103,7 @@ def _walk(
 def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | None) -> NDArray[Any]:
     seen = batch.observation
     obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
-    logits = policy.scores(obs)[0].cpu()
+    logits = policy.logits(obs).cpu()
     if generator is None:
         scores = logits.numpy()
         best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)

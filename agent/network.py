@@ -74,11 +74,22 @@ class PlacementNetwork(nn.Module):
         Returns:
             Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
         """
-        base = context + self.of_pool(_pool(devices, usable))
-        for_actor, for_critic = base.chunk(2, dim=1)
-        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
+        for_actor, for_critic = self._first_layers(context, devices, usable)
         values: Tensor = self.critic(for_critic).squeeze(1)
-        return logits, values
+        return self._score(for_actor, devices), values
+
+    def logits(self, context: Tensor, devices: Tensor, usable: Tensor) -> Tensor:
+        """The logits of `forward` alone."""
+        return self._score(self._first_layers(context, devices, usable)[0], devices)
+
+    def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""
+        for_actor, for_critic = (context + self.of_pool(_pool(devices, usable))).chunk(2, dim=1)
+        return for_actor, for_critic
+
+    def _score(self, for_actor: Tensor, devices: Tensor) -> Tensor:
+        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
+        return logits
 
 
 def _pool(devices: Tensor, usable: Tensor) -> Tensor:

@@ -67,9 +67,14 @@ class Policy(nn.Module):
             obs: `problem` and `op` int64 (n, 1), `devices` float32 (n, n_devices * n_device_features), `mask`
                 (n, n_devices): which devices exist and have room.
         """
-        problem = obs["problem"].flatten()
-        self._encode_missing(problem)
-        return self._score(self._table[self._first_node[problem] + self._node(obs)], obs)
+        self.encode(obs["problem"].flatten())
+        return self._score(self._known_contexts(obs), obs)
+
+    def logits(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """The logits of `scores` alone, for problems that were encoded since the weights changed."""
+        devices, usable = _devices(obs)
+        logits = self.network.logits(self._known_contexts(obs), devices, usable)
+        return logits.masked_fill(~usable, MASKED_LOGIT)
 
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """As `scores`, with gradients: the graphs that occur in `obs` are encoded afresh, each once.
@@ -112,14 +117,17 @@ class Policy(nn.Module):
         """Node of the op at hand within its graph, (n,)."""
         return self._node_of[self._first_op[obs["problem"].flatten()] + obs["op"].flatten()]
 
+    def _known_contexts(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self._table[self._first_node[obs["problem"].flatten()] + self._node(obs)]
+
     def _score(self, context: Tensor, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        usable = obs["mask"].bool()
-        devices = obs["devices"].reshape(*usable.shape, -1)
+        devices, usable = _devices(obs)
         logits, values = self.network(context, devices, usable)
         return logits.masked_fill(~usable, MASKED_LOGIT), values
 
     @torch.no_grad()
-    def _encode_missing(self, problem: Tensor) -> None:
+    def encode(self, problem: Tensor) -> None:
+        """Bring the embeddings of some problems up to date, by index, int (n,)."""
         version = sum(weight._version for weight in self._weights)
         if version != self._version:
             self._encoded[:] = False
@@ -140,6 +148,12 @@ class Policy(nn.Module):
                 self._batches = {key: kept for key, kept in self._batches.items() if len(key) == 1}
             batch = self._batches[present] = GraphBatch.of([self._bank[index] for index in present])
         return batch
+
+
+def _devices(obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Features of the devices (n, n_devices, n_device_features), and which are usable (n, n_devices)."""
+    usable = obs["mask"].bool()
+    return obs["devices"].reshape(*usable.shape, -1), usable
 
 
 def _shares(sizes: Sequence[int], count: int) -> list[list[int]]:

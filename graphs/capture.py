@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from graphs.folding import Folder, Update
 from graphs.op_graph import OpGraph
 from graphs.step import CaptureError, Step
-from graphs.tracing import trace
+from graphs.tracing import trace, uncollected
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture"]
 
@@ -57,10 +57,10 @@ def capture(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
     try:
-        with unset_fake_temporarily(), torch.device("cpu"):
+        with unset_fake_temporarily(), torch.device("cpu"), uncollected():
             step = Step(module, inputs, training=training)
             traced = trace(step)
+            update = OPTIMIZERS[optimizer] if optimizer and training else None
+            return Folder(traced, step.held, update).fold(name, family)
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}") from error
-    update = OPTIMIZERS[optimizer] if optimizer and training else None
-    return Folder(traced, step.held, update).fold(name, family)

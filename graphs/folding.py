@@ -44,8 +44,9 @@ def find_storages(trace: Trace) -> dict[fx.Node, Any]:
         if node.target is operator.getitem:
             found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
         elif _is_view(node):
-            base = tree_leaves(found[node.all_input_nodes[0]])[0]
-            found[node] = tree_map(lambda _, base=base: base, node_value(node))
+            base = storages_in(found[node.all_input_nodes[0]])[0]
+            value = node_value(node)
+            found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
         elif node in trace.sources:
             found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
         else:
@@ -57,7 +58,15 @@ def _allocate(node: fx.Node) -> Any:
     def storage(value: Any) -> Storage | None:
         return Storage(node, size_bytes(value)) if isinstance(value, Tensor) else None
 
-    return tree_map(storage, node_value(node))
+    value = node_value(node)
+    return storage(value) if isinstance(value, Tensor) else tree_map(storage, value)
+
+
+def storages_in(nested: Any) -> list[Storage]:
+    """The storages of one value of `find_storages`."""
+    if isinstance(nested, Storage):
+        return [nested]
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Storage)]
 
 
 def live_nodes(trace: Trace) -> set[fx.Node]:
@@ -201,8 +210,7 @@ class Folder:
 
     def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:
         """The distinct storages behind some nodes, in order."""
-        leaves = (leaf for node in nodes for leaf in tree_leaves(self.storages[node]))
-        return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Storage)))
+        return list(dict.fromkeys(leaf for node in nodes for leaf in storages_in(self.storages[node])))
 
     def _add_update(self, path: str, update: Update) -> None:
         tensor, gradients = self.held[path], self._storages_of(self.trace.gradients[path])

@@ -55,7 +55,7 @@ def trace(step: Step) -> Trace:
         CaptureError: neither way works; the message is the reason in one line.
     """
     # With mkldnn an LSTM layer is one op in inference.
-    with _quiet(), _uncollected(), torch.backends.mkldnn.flags(enabled=False):
+    with _quiet(), torch.backends.mkldnn.flags(enabled=False):
         try:
             return trace_joint(step)
         except CaptureError:
@@ -81,8 +81,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold back the garbage collector: a trace keeps nearly all it makes, and searching it adds a quarter."""
+def uncollected() -> Iterator[None]:
+    """Hold back the garbage collector: a capture keeps nearly all it makes; searching it adds a quarter."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -109,9 +109,15 @@ def trace_joint(step: Step) -> Trace:
     Source: `torch._functorch.aot_autograd.aot_export_joint_with_descriptors` of torch 2.13.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    exported = torch.export.export(step, step.tensors, strict=False)
-    with contextlib.ExitStack() as stack, fx.traceback.preserve_node_meta():
+    # Else torch writes each graph it makes as Python and compiles that; nobody runs it.
+    with (
+        _use_lazy_graph_module(True),
+        contextlib.ExitStack() as stack,
+        fx.traceback.preserve_node_meta(),
+    ):
+        exported = torch.export.export(step, step.tensors, strict=False)
         joint = aot_export_joint_with_descriptors(stack, exported.module(), step.tensors)
     return _read_joint(joint.graph_module.graph, step)
 

@@ -35,12 +35,13 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 TRAINED := cifar10 ptb resnet gpt vit moe
 NEVER_SEEN := nmt inception bert
 COMPARE = $(BIN)/python evaluate.py --jobs 2 --families $(TRAINED) $(NEVER_SEEN)
-readme: setup ## train and compare as the README's table does: three seeds side by side, half an hour
-	for seed in 0 1 2; do test -e runs/readme$$seed/result.json || \
-	  $(BIN)/python train_agent.py --config agent/default.json --minutes 15 --threads 1 --seed $$seed --name readme$$seed & done; wait
-	$(COMPARE) --policy runs/readme2 --placers $(PLACERS) local-search --budget 10000 --out runs/readme2/at-10000
-	$(COMPARE) --policy runs/readme2 --placers policy random annealing local-search --budget 1000 --out runs/readme2/at-1000
-	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample --out runs/readme$$seed/at-10000 || exit; done
+SEARCH := policy-refine annealing local-search
+readme: setup ## train and compare as the README's table does: three seeds, two at a time, an hour
+	printf '%s\n' 0 1 2 | xargs -P 2 -I@ sh -c 'test -e runs/readme@/result.json || exec $(BIN)/python train_agent.py --config agent/default.json --minutes 20 --threads 1 --seed @ --name readme@'
+	$(COMPARE) --policy runs/readme2 --placers $(PLACERS) policy-refine local-search --budget 10000 --out runs/readme2/at-10000
+	$(COMPARE) --policy runs/readme2 --placers random $(SEARCH) --budget 1000 --out runs/readme2/at-1000
+	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample policy-refine --out runs/readme$$seed/at-10000 || exit; done
+	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy-refine --budget 1000 --out runs/readme$$seed/at-1000 || exit; done
 	$(BIN)/python -m agent.results_table runs/readme?/at-1* --trained $(TRAINED) --figure tests/benchmarks/results/readme.svg
 
 test: setup ## run the tests

@@ -142,7 +142,7 @@ def to_svg(table: Table) -> str:
 
 def _row_name(trial: Trial, evaluation: Evaluation) -> str:
     name = f"{trial.placer} ({trial.order})" if trial.order not in ("", "topo") else trial.placer
-    spends = trial.placer in ("random", "annealing", "local-search")
+    spends = trial.placer in ("random", "annealing", "local-search", "policy-refine")
     return f"{name}, {evaluation.budget:,} evaluations" if spends and evaluation.budget else name
 
 

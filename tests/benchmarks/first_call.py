@@ -1,7 +1,11 @@
-"""Run as a program: print the seconds that the first calls of the compiled loops take in this process."""
+"""Run as a program: print the seconds that the first calls of some compiled loops take in this process.
+
+Arguments: any of `simulate`, `walk` and `search`.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
@@ -14,16 +18,30 @@ from envs.simulator import simulate_problem
 from tests.benchmarks.cases import layered_graph, v100s
 
 
+def simulate(problem: Problem) -> None:
+    """Time a placement."""
+    simulate_problem(problem, np.zeros(problem.graph.n_ops, dtype=np.int64))
+
+
+def walk(problem: Problem) -> None:
+    """Take a first decision."""
+    batch = EpisodeBatch([problem], 1)
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    batch.step(np.zeros(1, dtype=np.int64))
+
+
+def search(problem: Problem) -> None:
+    """Anneal."""
+    PLACERS["annealing"].place(problem, Budget(evaluations=1_000), np.random.default_rng(0))
+
+
 def main() -> None:
-    """Simulate, walk and search once, on problems so small that compiling or loading is all it takes."""
-    rng = np.random.default_rng(0)
+    """Do what the arguments say, on a problem so small that compiling or loading is all it takes."""
     problem = Problem(layered_graph(10), v100s(2, "program"))
     began = time.perf_counter()
-    simulate_problem(problem, np.zeros(problem.graph.n_ops, dtype=np.int64))
-    batch = EpisodeBatch([problem], 1)
-    batch.begin(0, 0, 0, rng)
-    batch.step(np.zeros(1, dtype=np.int64))
-    PLACERS["annealing"].place(problem, Budget(evaluations=1_000), rng)
+    for call in (simulate, walk, search):
+        if call.__name__ in sys.argv[1:]:
+            call(problem)
     print(time.perf_counter() - began)
 
 

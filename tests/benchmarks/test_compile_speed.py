@@ -8,16 +8,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import ROOT, Figure
 
 
-def test_first_call(stopwatch: Stopwatch, record: Callable[[Figure], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", ["simulate", "walk", "search", "simulate walk search"])
+def test_first_call(
+    stopwatch: Stopwatch, record: Callable[[Figure], None], tmp_path: Path, calls: str
+) -> None:
     taken_s: list[float] = []
 
     def run_process() -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.first_call"],
+            [sys.executable, "-m", "tests.benchmarks.first_call", *calls.split()],
             cwd=ROOT,
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
             capture_output=True,
@@ -29,8 +34,8 @@ def test_first_call(stopwatch: Stopwatch, record: Callable[[Figure], None], tmp_
     stopwatch(run_process, rounds=2)
     record(
         Figure(
-            "First calls in a process: simulate, walk and anneal",
-            "loading from the cache",
+            "First calls in a process",
+            f"{calls}, loading from the cache",
             taken_s[1],
             "s",
             taken_s[0],

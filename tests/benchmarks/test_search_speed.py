@@ -15,6 +15,7 @@ from agent.placers.base import Budget
 from agent.policy import Policy
 from agent.policy_files import current_shape
 from envs import kernels
+from envs.deviations import deviations
 from envs.problem import Problem
 from tests.benchmarks.cases import (
     captured,
@@ -59,55 +60,44 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
     )
 
 
-def test_one_op_moves(stopwatch: Stopwatch, record: Record) -> None:
-    """Moves of one op each, simulated to the end, from a random placement that stays where it is."""
-    n_ops = 10_000
+@pytest.mark.parametrize("n_ops", [300, 1_000, 10_000])
+def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
+    """Every move of one op to another device, simulated to the end, from a random placement."""
     problem, rng = Problem(layered_graph(n_ops), v100s(4, "program")), np.random.default_rng(0)
-    graph, standing = problem.graph, random_placements(problem, 1)[0]
-    ops = rng.permutation(graph.n_ops)[:200]
-    placements = np.tile(standing, (len(ops), 1))
-    placements[np.arange(len(ops)), ops] = (standing[ops] + rng.integers(1, 4, len(ops))) % 4
-    pair, work_s = kernels.new_pair(graph.n_ops, graph.n_tensors, 4), np.zeros(4)
-    kernels.run_moved(problem.arrays, standing, pair, 0, np.inf, work_s)
-    kernels.stand(pair)
-    timeline = kernels.new_timeline(graph.n_ops, graph.n_tensors, 4)
-    total_s, peak = np.zeros(1), np.zeros((1, 0))
+    standing = random_placements(problem, 1)[0]
+    moves = rng.permutation(4 * n_ops)[:500]
+    placements = np.tile(standing, (len(moves), 1))
+    placements[np.arange(len(moves)), moves // 4] = moves % 4
+    timeline = kernels.new_timeline(n_ops, problem.graph.n_tensors, 4)
+    total_s = np.zeros(len(moves))
 
-    def resume_each() -> list[float]:
-        return [
-            kernels.run_moved(problem.arrays, device_of, pair, op, np.inf, work_s)
-            for op, device_of in zip(ops, placements, strict=True)
-        ]
+    def simulate_each() -> None:
+        kernels.run_many(problem.arrays, placements, timeline, False, total_s, np.zeros((1, 0)))
 
-    def simulate_each() -> list[float]:
-        times = []
-        for row in range(len(ops)):
-            kernels.run_many(problem.arrays, placements[row : row + 1], timeline, False, total_s, peak)
-            times.append(float(total_s[0]))
-        return times
-
-    assert resume_each() == simulate_each()
+    simulate_each()
+    assert (deviations(problem, standing).ravel()[moves] == total_s).all()
     record(
         Figure(
-            "One-op moves of random placements, program, 4 devices, one core",
+            "One-op moves of a random placement, program, 4 devices, one core",
             f"{n_ops:,} ops, resumed before the move",
-            len(ops) / stopwatch(resume_each, rounds=20),
+            3 * n_ops / stopwatch(lambda: deviations(problem, standing), rounds=5),
             "evaluations/s",
-            len(ops) / seconds_of(simulate_each, rounds=20),
-            "full simulations of the same placements",
+            len(moves) / seconds_of(simulate_each, rounds=5),
+            "full simulations",
         )
     )
 
 
-def test_greedy_decode(stopwatch: Stopwatch, record: Record) -> None:
+@pytest.mark.parametrize(("n_samples", "kind"), [(0, "greedy"), (64, "64 samples")])
+def test_decode(stopwatch: Stopwatch, record: Record, n_samples: int, kind: str) -> None:
     problem = captured("ptb", 1_000)
     policy = Policy(PlacementNetwork(current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)))
     placer, budget = PLACERS["annealing"], Budget(evaluations=N_EVALUATIONS)
     record(
         Figure(
-            "Greedy decode, 4 devices",
-            f"{decisions(problem):,} decisions, encoding included",
-            stopwatch(lambda: decode(policy, problem), rounds=3) * 1e3,
+            "Decoding, 4 devices, one core",
+            f"{decisions(problem):,} decisions, {kind}, encoding included",
+            stopwatch(lambda: decode(policy, problem, n_samples=n_samples), rounds=3) * 1e3,
             "ms",
             seconds_of(lambda: placer.place(problem, budget, np.random.default_rng(0))) * 1e3,
             f"annealing with {N_EVALUATIONS:,} evaluations",

@@ -107,16 +107,42 @@ def test_against_the_reference(stopwatch: Stopwatch, record: Record, schedule: s
 @pytest.mark.parametrize("schedule", ["program", "fifo"])
 def test_many_placements(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
     problem = problem_of(1_000, 4, schedule)
-    placements = random_placements(problem, 256)
-    seconds = stopwatch(lambda: simulate_many(problem, placements))
-    one_by_one_s = seconds_of(lambda: [simulate_problem(problem, row) for row in placements])
+    placements = random_placements(problem, 2_048)
+    timeline = kernels.new_timeline(1_000, problem.graph.n_tensors, 4)
+    total_s, peak = np.zeros(len(placements)), np.zeros((len(placements), 4))
+
+    def on_one_core() -> None:
+        kernels.run_many(problem.arrays, placements, timeline, True, total_s, peak)
+
     record(
         Figure(
             "simulate_many, all cores",
             f"{schedule}, memory, 4 devices, 1,000 ops",
-            len(placements) / seconds,
+            len(placements) / stopwatch(lambda: simulate_many(problem, placements)),
             "placements/s",
-            len(placements) / one_by_one_s,
-            "one by one on one core",
+            len(placements) / seconds_of(on_one_core),
+            "the same loop on one core",
+        )
+    )
+
+
+@pytest.mark.parametrize("schedule", ["program", "fifo"])
+def test_large_graph(stopwatch: Stopwatch, record: Record, schedule: str) -> None:
+    problem = problem_of(100_000, 4, schedule)
+    placements = random_placements(problem, 1)
+    timeline = kernels.new_timeline(100_000, problem.graph.n_tensors, 4)
+    total_s, peak = np.zeros(1), np.zeros((1, 4))
+    seconds = stopwatch(
+        lambda: kernels.run_many(problem.arrays, placements, timeline, False, total_s, peak), rounds=20
+    )
+    record(
+        Figure(
+            "One simulation of 100,000 ops, 4 devices, one core",
+            schedule,
+            seconds * 1e3,
+            "ms",
+            12.0,
+            "what it may take",
+            touched_bytes(problem, memory=False) / memory_bytes_per_s() * 1e3,
         )
     )

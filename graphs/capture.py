@@ -57,9 +57,10 @@ def capture(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
     try:
-        with unset_fake_temporarily(), torch.device("cpu"), uncollected():
-            step = Step(module, inputs, training=training)
-            traced = trace(step)
+        with uncollected():
+            with unset_fake_temporarily(), torch.device("cpu"):
+                step = Step(module, inputs, training=training)
+                traced = trace(step)
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             return Folder(traced, step.held, update).fold(name, family)
     except CaptureError as error:

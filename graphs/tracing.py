@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
@@ -92,6 +93,17 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Let torch not note with every node which line of Python made it; nobody reads that."""
+    before = fx_config.do_not_emit_stack_traces
+    fx_config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        fx_config.do_not_emit_stack_traces = before
+
+
 def _reason(*errors: Exception) -> str:
     """One line: the op whose values are needed if that is the trouble, else what the first error says."""
     for error in errors:
@@ -111,9 +123,10 @@ def trace_joint(step: Step) -> Trace:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    # Else torch writes each graph it makes as Python and compiles that; nobody runs it.
+    # Else torch writes each graph that it makes as Python, and compiles that; nobody runs it.
     with (
         _use_lazy_graph_module(True),
+        _without_stack_traces(),
         contextlib.ExitStack() as stack,
         fx.traceback.preserve_node_meta(),
     ):

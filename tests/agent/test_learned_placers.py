@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from placement_cases import GB, make_cluster, training_graph
+from placement_cases import GB, make_cluster, random_problem, training_graph
 
 import evaluate
 from agent import decoding
@@ -13,10 +13,12 @@ from agent.network import PlacementNetwork
 from agent.placers import PLACERS, Budget
 from agent.placers.learned import LEARNED, learned_placer
 from agent.policy import Policy
-from agent.policy_files import PolicyCard, current_shape, describe_seen, save_policy
+from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from envs.placement import check_placement
+from envs.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator import simulate_problem
+from graphs.dataset import load_family
 from graphs.files import write_graphs
 from graphs.orders import ORDERS
 
@@ -116,3 +118,22 @@ def test_graphs_seen_in_training_are_marked(folder):
         (placer, seen) for placer in ("single", "policy") for seen in ("true", "false")
     }
     assert "seen by the policy in training" in (folder / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_refined_placements_are_never_worse_than_any_heuristic(seed):
+    problem = random_problem(seed)
+    refined = place("policy-refine", evaluations=300, problem=problem).step_time.total_s
+    for name, placer in PLACERS.items():
+        if not placer.uses_rng:
+            found = placer.place(problem, Budget(300), np.random.default_rng(0))
+            assert refined <= found.step_time.total_s, name
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
+    graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
+    problem = Problem(graph, get_cluster("4xv100"))
+    assert problem.unit_bytes.sum() > problem.cluster.memory_bytes.max()
+    placer = learned_placer(name, load_policy("pretrained"), "topo")
+    assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible

@@ -12,7 +12,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train readme test lint check bench data
+.PHONY: help setup train readme study test lint check bench data
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,9 @@ readme: setup ## train and compare as the README's table does: three seeds, two 
 	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample policy-refine --out runs/readme$$seed/at-10000 || exit; done
 	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy-refine --budget 1000 --out runs/readme$$seed/at-1000 || exit; done
 	$(BIN)/python -m agent.results_table runs/readme?/at-1* --trained $(TRAINED) --figure tests/benchmarks/results/readme.svg
+
+study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/study.py
+	$(BIN)/python -m agent.study
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest

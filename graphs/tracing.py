@@ -124,14 +124,10 @@ def trace_joint(step: Step) -> Trace:
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     # Else torch writes each graph that it makes as Python, and compiles that; nobody runs it.
-    with (
-        _use_lazy_graph_module(True),
-        _without_stack_traces(),
-        contextlib.ExitStack() as stack,
-        fx.traceback.preserve_node_meta(),
-    ):
-        exported = torch.export.export(step, step.tensors, strict=False)
-        joint = aot_export_joint_with_descriptors(stack, exported.module(), step.tensors)
+    with _use_lazy_graph_module(True), _without_stack_traces():
+        exported = torch.export.export(step, step.tensors, strict=False).module(check_guards=False)
+        with contextlib.ExitStack() as stack, fx.traceback.preserve_node_meta():
+            joint = aot_export_joint_with_descriptors(stack, exported, step.tensors)
     return _read_joint(joint.graph_module.graph, step)
 
 

@@ -56,32 +56,28 @@ def _walk_until_it_fits(
     limit_bytes = memory_bytes
     for trial in range(1, TRIALS + 1):
         tight = problem if trial == 1 else problem.with_memory(limit_bytes)
-        greedy = _walk(search, rng, policy, order, tight, 0)[0]
+        greedy = _walk(problem, rng, policy, order, tight, 0)
+        over_bytes = search.score(greedy)[:, 1]
         if drawn := min(search.left, samples):
-            _walk(search, rng, policy, order, tight, drawn)
-        if search.fits or not search.left or trial == TRIALS:
+            walks = _walk(problem, rng, policy, order, tight, drawn)
+            over_bytes = np.append(over_bytes, search.score(walks)[:, 1])
+        if (over_bytes == 0.0).any() or not search.left or trial == TRIALS:
             return
-        peak_bytes = simulate_problem(problem, greedy).peak_bytes
+        peak_bytes = simulate_problem(problem, greedy[0]).peak_bytes
         limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
 
 
 def _walk(
-    search: Search, rng: np.random.Generator, policy: Policy, order: str, problem: Problem, samples: int
+    problem: Problem, rng: np.random.Generator, policy: Policy, order: str, tight: Problem, samples: int
 ) -> IntArray:
-    """Score complete placements; the partial ones that a walk looks ahead to are time, not evaluations.
-
-    Args:
-        problem: the search's, or that one with less memory.
-    """
+    """Complete placements of a problem from walks over that problem with less memory, (n, n_ops)."""
     from agent.decoding import decode
 
     try:
-        walks = decode(policy, problem, order=order, n_samples=samples, rng=rng)
+        walks = decode(policy, tight, order=order, n_samples=samples, rng=rng)
     except NoRoomError:
         walks = np.full((1, problem.graph.n_ops), -1)
-    placements = np.stack([complete(search.problem, device_of) for device_of in walks])
-    search.score(placements)
-    return placements
+    return np.stack([complete(problem, device_of) for device_of in walks])
 
 
 def complete(problem: Problem, device_of: IntArray) -> IntArray:

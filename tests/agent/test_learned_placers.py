@@ -12,6 +12,7 @@ from agent import decoding
 from agent.network import PlacementNetwork
 from agent.placers import PLACERS, Budget
 from agent.placers.learned import LEARNED, learned_placer
+from agent.placers.memory_limits import MARGIN
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from envs.placement import check_placement
@@ -70,6 +71,7 @@ def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
     spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
     one_device = np.zeros_like(spread)
     over_bytes = simulate_problem(problem, one_device).peak_bytes[0] - 3 * GB
+    left_bytes = 3 * GB - over_bytes - MARGIN * 3 * GB
     walked_with = []
 
     def decode(policy, problem, **_):
@@ -79,7 +81,9 @@ def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem)
     assert found.feasible
-    assert walked_with == [[3 * GB, 3 * GB], [3 * GB - over_bytes, 3 * GB]]
+    assert walked_with[0] == [3 * GB, 3 * GB]
+    assert walked_with[1] == pytest.approx([left_bytes, 3 * GB])
+    assert len(walked_with) == 2
     assert found.evaluations == 2
     walked_with.clear()
     assert not place("policy", problem=problem, evaluations=1).feasible
@@ -137,3 +141,17 @@ def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
     assert problem.unit_bytes.sum() > problem.cluster.memory_bytes.max()
     placer = learned_placer(name, load_policy("pretrained"), "topo")
     assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible
+
+
+def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
+    problem = Problem(training_graph(4, 2), make_cluster(2, memory_bytes=3 * GB))
+    walked_with = []
+
+    def decode(policy, problem, **_):
+        walked_with.append(problem.cluster.memory_bytes.tolist())
+        return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "decode", decode)
+        assert place("policy-refine", evaluations=100, problem=problem).feasible
+    assert len(walked_with) > 2

@@ -144,7 +144,7 @@ def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
 
 
 def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
-    problem = Problem(training_graph(4, 2), make_cluster(2, memory_bytes=3 * GB))
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     walked_with = []
 
     def decode(policy, problem, **_):

@@ -155,7 +155,7 @@ def _cell(ratios: Ratios | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, evaluate, print the table; returns the exit code: 0 done, 1 a part of it failed."""
+    """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     parser = argparse.ArgumentParser(prog="agent.study", description=__doc__)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
@@ -176,7 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except subprocess.CalledProcessError as error:
         print(f"agent.study: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
         return 1
-    print(to_markdown(options.groups, options.seeds))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 1
+    try:
+        print(to_markdown(options.groups, options.seeds))
+    except ValueError as error:
+        print(f"agent.study: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

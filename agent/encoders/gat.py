@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv
 
-from agent.encoders import Encoder, encoder
+from agent.encoders import encoder
+from agent.encoders.sage import Sage
 from agent.graph_batch import GraphBatch
 
 HEADS = 4
@@ -34,22 +35,12 @@ class AttentionRound(nn.Module):
 
 
 @encoder("gat")
-class Gat(Encoder):
+class Gat(Sage):
     """Like `sage`, but what neighbours say is weighed by attention instead of averaged.
 
     Source: GATv2, Brody, Alon and Yahav 2022 (arXiv 2105.14491).
     """
 
-    def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
-        super().__init__(n_features, hidden, rounds)
-        heads = HEADS if hidden % HEADS == 0 else 1
-        self.lift = nn.Linear(n_features, hidden)
-        self.rounds = nn.ModuleList(AttentionRound(hidden, heads) for _ in range(rounds))
-        self.norm = nn.LayerNorm(hidden)
-
-    def forward(self, batch: GraphBatch) -> Tensor:
-        state = self.lift(batch.nodes)
-        for one_round in self.rounds:
-            state = one_round(state, batch)
-        embedding: Tensor = self.norm(state)
-        return embedding
+    def make_round(self, hidden: int) -> nn.Module:
+        """A round with as many heads as `HEADS` if they divide the width, else one."""
+        return AttentionRound(hidden, HEADS if hidden % HEADS == 0 else 1)

@@ -40,8 +40,12 @@ class Sage(Encoder):
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__(n_features, hidden, rounds)
         self.lift = nn.Linear(n_features, hidden)
-        self.rounds = nn.ModuleList(Round(hidden) for _ in range(rounds))
+        self.rounds = nn.ModuleList(self.make_round(hidden) for _ in range(rounds))
         self.norm = nn.LayerNorm(hidden)
+
+    def make_round(self, hidden: int) -> nn.Module:
+        """A layer that takes the state and the batch and returns the new state, (n_nodes, hidden)."""
+        return Round(hidden)
 
     def forward(self, batch: GraphBatch) -> Tensor:
         state = self.lift(batch.nodes)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from graphs.op_costs import node_value, op_bytes, op_flops, op_packet, size_bytes
 from graphs.op_graph import OpGraph, build_graph
-from graphs.tracing import Trace
+from graphs.tracing import Trace, call_of, is_mutable
 
 _ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 
@@ -71,10 +71,9 @@ def storages_in(nested: Any) -> list[Storage]:
 
 def live_nodes(trace: Trace) -> set[fx.Node]:
     """Nodes that a result, a gradient or a change in place depends on."""
-    live = {*trace.results, *(node for nodes in trace.gradients.values() for node in nodes)}
+    live = {*trace.results, *trace.gradients.values()}
     for node in reversed(trace.nodes):
-        schema = getattr(node.target, "_schema", None)
-        if node in live or (schema is not None and schema.is_mutable):
+        if node in live or is_mutable(node):
             live.add(node)
             live.update(node.all_input_nodes)
     return live
@@ -213,7 +212,7 @@ class Folder:
         return list(dict.fromkeys(leaf for node in nodes for leaf in storages_in(self.storages[node])))
 
     def _add_update(self, path: str, update: Update) -> None:
-        tensor, gradients = self.held[path], self._storages_of(self.trace.gradients[path])
+        tensor, gradients = self.held[path], self._storages_of([self.trace.gradients[path]])
         self._add_loss_gradient(gradients)
         self._add_op(
             f"{update.optimizer}/{path}",
@@ -252,10 +251,7 @@ class Folder:
 
 def _module_of(node: fx.Node) -> tuple[str, str]:
     """Path of the module that ran a node; the same with `@` and the number of the call after the first."""
-    stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack") or {}
-    if not stack:
+    call = call_of(node)
+    if call is None:
         return "", ""
-    key, (path, _) = next(reversed(stack.items()))
-    path = path.removeprefix("model").removeprefix(".")
-    _, at, call = key.rpartition("@")
-    return path, f"{path}@{call}" if at else path
+    return call.path, f"{call.path}@{call.number}" if call.number else call.path

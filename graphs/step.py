@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -47,15 +47,10 @@ class Step(nn.Module):
         """Parameters, then buffers, by their path in the module; tied ones once, by their first path."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
-    @cached_property
-    def path_of(self) -> dict[str, str]:
-        """Path within the step -> path in `held`; a tied tensor has several of the former."""
-        first = {id(tensor): path for path, tensor in self.held.items()}
-        everything = [
-            *self.named_parameters(remove_duplicate=False),
-            *self.named_buffers(remove_duplicate=False),
-        ]
-        return {path: first[id(tensor)] for path, tensor in everything}
+    def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+        """`forward` with other tensors in the place of those held."""
+        given = {f"model.{path}": tensor for path, tensor in zip(self.held, state, strict=True)}
+        return torch.func.functional_call(self, given, tuple(tensors))
 
     def forward(self, *tensors: Tensor) -> Any:
         """The loss, or the tensors that the module returns; `tensors` stand for the tensors of the inputs."""

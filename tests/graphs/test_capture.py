@@ -240,6 +240,21 @@ def test_batch_norm_and_dropout_train() -> None:
     assert module[2].num_batches_tracked == 0
 
 
+def test_what_is_changed_in_place_is_a_new_tensor() -> None:
+    in_place = capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), torch.zeros(3, 4))
+    plain = capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.zeros(3, 4))
+    assert (in_place.op_names, in_place.op_types) == (plain.op_names, plain.op_types)
+    assert readers(in_place, "1/relu") == readers(plain, "1/relu")
+
+
+def test_a_module_in_several_places_is_named_after_the_place_that_calls_it() -> None:
+    act = nn.Tanh()
+    layers = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
+    graph = capture(nn.Sequential(layers, layers), torch.zeros(3, 4))
+    names = [name for name in graph.op_names if name.endswith("tanh")]
+    assert names == ["0.1/tanh", "0.3/tanh", "1.1/tanh", "1.3/tanh"]
+
+
 def test_constants_in_the_model_are_inputs() -> None:
     graph = capture(Calls(lambda layer, x: layer(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])), torch.zeros(2, 4))
     assert graph.op_types.count("input") == 2

@@ -3,7 +3,8 @@ import pytest
 from random_problems import random_graph
 
 from envs.presets import get_cluster
-from envs.variation import TIGHT_ROOM, vary
+from envs.variation import TIGHT_ROOM, resize, vary
+from graphs.dataset import load_family
 
 
 @pytest.mark.parametrize("name", ["2xk80", "8xa100", "2x4xa100", "gpu+cpu"])
@@ -40,3 +41,33 @@ def test_scarce_memory_is_scarce():
             rooms.append(problem.cluster.memory_bytes.sum() / problem.unit_bytes.sum())
     assert 10 <= len(rooms) <= 60
     assert all(TIGHT_ROOM[0] <= room * (1 + 1e-9) and room <= TIGHT_ROOM[1] for room in rooms)
+
+
+def test_a_resized_graph_has_the_same_ops_and_each_module_its_own_size():
+    given = load_family("gpt")[0]
+    sized = resize(given, np.random.default_rng(0))
+    assert (sized.op_names, sized.modules) == (given.op_names, given.modules)
+    assert (sized.edges == given.edges).all()
+    modules = np.array(given.modules)
+    updates = np.array([phase == "optimizer" for phase in given.phases])
+    for module in sorted(set(given.modules)):
+        own = (modules == module) & ~updates & (given.flops > 0)
+        factors = sized.flops[own] / given.flops[own]
+        assert factors == pytest.approx(factors[:1].repeat(len(factors)))
+
+
+def test_the_batch_size_leaves_weights_and_gradients_alone():
+    given = load_family("gpt")[0]
+    sized = resize(given, np.random.default_rng(1))
+    parameter = np.array([kind == "parameter" for kind in given.op_types])
+    weights, kept = parameter[given.tensor_producer], given.resident_bytes > 0
+    by_module = dict(
+        zip(
+            np.array(given.modules)[kept],
+            (sized.resident_bytes / np.maximum(given.resident_bytes, 1))[kept],
+            strict=True,
+        )
+    )
+    for tensor in np.flatnonzero(weights | (given.tensor_home >= 0)):
+        grown = sized.tensor_bytes[tensor] / given.tensor_bytes[tensor]
+        assert grown == pytest.approx(by_module.get(given.modules[given.tensor_producer[tensor]], grown))

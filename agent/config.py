@@ -10,6 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
 CONTEXTS = ("local",)
+SIGHTS = ("lookahead", "state")
+ADVANTAGES = ("op", "graph", "batch")
 
 
 class ConfigError(ValueError):
@@ -39,6 +41,9 @@ class TrainConfig:
     order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
     mdp: str = _option("construct", "place every op once, or improve a placement", choices=MDPS)
     encoder: str = _option("sage", "graph encoder")
+    sight: str = _option(
+        "lookahead", "what the policy sees of a device: what it would do, or its state alone", choices=SIGHTS
+    )
     reward: str = _option("simulated", "what times a placement", choices=REWARDS, planned=("measured",))
     context: str = _option(
         "local", "where it runs", choices=CONTEXTS, planned=("search", "ablation", "grid", "distributed")
@@ -66,6 +71,11 @@ class TrainConfig:
     n_steps: int = _option(768, "decisions of each episode between two updates", least=2)
     batch_size: int = _option(8192, "decisions of a minibatch", least=2)
     epochs: int = _option(3, "passes over the decisions of an update", least=1)
+    advantage: str = _option(
+        "op",
+        "what a decision is compared with: others on the same op, on the same graph, or in the same batch",
+        choices=ADVANTAGES,
+    )
     gae_lambda: float = _option(1.0, "of generalised advantage estimation", least=0, most=1)
     clip: float = _option(0.2, "clip range of PPO", above=0)
     value_weight: float = _option(0.5, "weight of the value loss", least=0)

@@ -9,6 +9,13 @@ from torch import Tensor, nn
 
 from agent.encoders import ENCODERS
 from agent.graph_batch import GraphBatch
+from envs.lookahead import N_DEVICE_FEATURES, STATE_FEATURES
+
+SIGHTS: dict[str, tuple[int, ...]] = {
+    "lookahead": tuple(range(N_DEVICE_FEATURES)),
+    "state": STATE_FEATURES,
+}
+"""What a policy may know of the devices: positions in `DEVICE_FEATURES`."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,7 @@ class NetworkShape:
         hidden: width of embeddings and of the head.
         rounds: of the encoder.
         node_features, graph_features, device_features: widths of the inputs.
+        sight: key of `SIGHTS`.
     """
 
     encoder: str
@@ -28,6 +36,7 @@ class NetworkShape:
     node_features: int
     graph_features: int
     device_features: int
+    sight: str = "lookahead"
 
 
 class PlacementNetwork(nn.Module):
@@ -74,13 +83,19 @@ class PlacementNetwork(nn.Module):
         Returns:
             Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
         """
+        devices = self._visible(devices)
         for_actor, for_critic = self._first_layers(context, devices, usable)
         values: Tensor = self.critic(for_critic).squeeze(1)
         return self._score(for_actor, devices), values
 
     def logits(self, context: Tensor, devices: Tensor, usable: Tensor) -> Tensor:
         """The logits of `forward` alone."""
+        devices = self._visible(devices)
         return self._score(self._first_layers(context, devices, usable)[0], devices)
+
+    def _visible(self, devices: Tensor) -> Tensor:
+        sight = self.shape.sight
+        return devices if sight == "lookahead" else devices[..., SIGHTS[sight]]
 
     def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""

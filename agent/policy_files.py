@@ -14,9 +14,8 @@ from torch import Tensor
 
 from agent import node_features
 from agent.encoders import ENCODERS
-from agent.network import NetworkShape, PlacementNetwork
+from agent.network import SIGHTS, NetworkShape, PlacementNetwork
 from agent.policy import Policy
-from envs.lookahead import N_DEVICE_FEATURES
 from graphs import json_fields
 from graphs.dataset import graph_hash
 from graphs.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
@@ -58,7 +57,7 @@ def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
     )
 
 
-def current_shape(encoder: str, hidden: int, rounds: int) -> NetworkShape:
+def current_shape(encoder: str, hidden: int, rounds: int, sight: str = "lookahead") -> NetworkShape:
     """The shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,
@@ -66,7 +65,8 @@ def current_shape(encoder: str, hidden: int, rounds: int) -> NetworkShape:
         rounds=rounds,
         node_features=len(node_features.NODE_FEATURES),
         graph_features=len(node_features.GRAPH_FEATURES),
-        device_features=N_DEVICE_FEATURES,
+        device_features=len(SIGHTS[sight]),
+        sight=sight,
     )
 
 
@@ -142,22 +142,23 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def _read_shape(value: object, where: str) -> NetworkShape:
-    names = [item.name for item in fields(NetworkShape)]
-    record = json_fields.fields(value, where, set(names))
+    sizes = {item.name for item in fields(NetworkShape)} - {"encoder", "sight"}
+    record = json_fields.fields(value, where, {"encoder", *sizes}, {"sight"})
+    sight = json_fields.text(record.get("sight", "lookahead"), f"{where}.sight")
+    if sight not in SIGHTS:
+        raise PolicyFileError(f"{where}: unknown sight {sight!r}; known are {', '.join(SIGHTS)}")
     if json_fields.text(record["encoder"], f"{where}.encoder") not in ENCODERS:
         raise PolicyFileError(
             f"{where}: unknown encoder {record['encoder']!r}; known are {', '.join(ENCODERS)}"
         )
-    sizes = {
-        name: json_fields.integer(record[name], f"{where}.{name}") for name in names if name != "encoder"
-    }
-    shape = NetworkShape(encoder=record["encoder"], **sizes)
+    widths = {name: json_fields.integer(record[name], f"{where}.{name}") for name in sorted(sizes)}
+    shape = NetworkShape(encoder=record["encoder"], sight=sight, **widths)
     if not (1 <= shape.hidden <= MAX_WIDTH and 1 <= shape.rounds <= MAX_ROUNDS):
         raise PolicyFileError(
             f"{where}: hidden {shape.hidden}, rounds {shape.rounds}; "
             f"use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
         )
-    expected = current_shape(shape.encoder, shape.hidden, shape.rounds)
+    expected = current_shape(shape.encoder, shape.hidden, shape.rounds, shape.sight)
     if shape != expected:
         raise PolicyFileError(f"{where}: is for other features than this version's; train the policy anew")
     return shape

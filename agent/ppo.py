@@ -55,6 +55,7 @@ def make_ppo(
         vf_coef=config.value_weight,
         max_grad_norm=config.max_grad_norm,
         rollout_buffer_class=PerGraphRolloutBuffer,
+        rollout_buffer_kwargs={"advantage": config.advantage},
         normalize_advantage=False,
         policy_kwargs={"make_policy": make_policy},
         seed=seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +24,14 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
 
     Source: several episodes of one problem as each other's baseline, POMO (Kwon et al. 2020, arXiv
     2010.16011), here on top of generalised advantage estimation.
+
+    Args:
+        advantage: "op" for both; "graph" for the units alone; "batch" for the units of the whole rollout.
     """
+
+    def __init__(self, *positional: Any, advantage: str = "op", **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._advantage = advantage
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: NDArray[np.bool_]) -> None:
         """As the base class; then less the others' mean on the same op, and deviation 1 within each graph."""
@@ -30,8 +39,10 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         advantages: NDArray[np.float32] = self.advantages
         problem = self.observations["problem"].reshape(advantages.shape).astype(np.int64)
         op = self.observations["op"].reshape(advantages.shape)
-        compared = less_others(problem * (op.max() + 1) + op, advantages)
-        self.advantages: NDArray[np.float32] = normalise_within(problem, compared)
+        if self._advantage == "op":
+            advantages = less_others(problem * (op.max() + 1) + op, advantages)
+        group = np.zeros_like(problem) if self._advantage == "batch" else problem
+        self.advantages: NDArray[np.float32] = normalise_within(group, advantages)
 
 
 def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:

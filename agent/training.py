@@ -230,7 +230,8 @@ class _Training:
         if config.init:
             network = load_policy(config.init).network
         else:
-            network = PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds))
+            shape = current_shape(config.encoder, config.hidden, config.rounds, config.sight)
+            network = PlacementNetwork(shape)
         return Policy(network, config.threads)
 
     @property

@@ -40,6 +40,8 @@ DEVICE_FEATURES = (
 )
 """One row per candidate device; times are in mean op times and squashed to sign(x) log(1 + |x|)."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
+STATE_FEATURES = (9, 10, 11, 12, 13, 14, 18, 20)
+"""Positions in `DEVICE_FEATURES` of what can be told without simulating or asking where neighbours are."""
 
 
 class WalkArrays(NamedTuple):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from agent import config, network
 from agent.config import ConfigError, TrainConfig, config_from_json
 from agent.split import split_graphs
 from graphs.op_graph import OpGraph, build_graph
@@ -21,6 +22,10 @@ def test_round_trip() -> None:
 def test_flags_and_fields_are_the_same() -> None:
     options = {action.dest for action in make_parser()._actions} - {"help", "config", "resume"}
     assert options == set(TrainConfig().to_json())
+
+
+def test_what_a_policy_may_see_is_what_networks_can_show() -> None:
+    assert set(config.SIGHTS) == set(network.SIGHTS)
 
 
 def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:

@@ -16,6 +16,7 @@ from agent.network import NetworkShape, PlacementNetwork
 from agent.policy import MASKED_LOGIT, Policy
 from agent.policy_files import current_shape
 from envs.episodes import EpisodeBatch
+from envs.lookahead import N_DEVICE_FEATURES, STATE_FEATURES
 from envs.problem import Problem
 
 CPU = torch.device("cpu")
@@ -68,6 +69,19 @@ def test_graphs_of_a_batch_do_not_meet(encoder: str) -> None:
     network = PlacementNetwork(current_shape(encoder, 16, 3))
     alone = torch.cat([network.contexts(GraphBatch.of([part])) for part in parts])
     torch.testing.assert_close(network.contexts(GraphBatch.of(parts)), alone)
+
+
+def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape("none", 16, 1, "state"))
+    context, usable = torch.randn(5, 32), torch.ones(5, 3, dtype=torch.bool)
+    devices = torch.randn(5, 3, N_DEVICE_FEATURES)
+    logits, values = network(context, devices, usable)
+    other = torch.randn_like(devices)
+    other[..., STATE_FEATURES] = devices[..., STATE_FEATURES]
+    torch.testing.assert_close(network(context, other, usable), (logits, values))
+    torch.testing.assert_close(network.logits(context, other, usable), logits)
+    assert not torch.equal(network.logits(context, torch.randn_like(devices), usable), logits)
 
 
 def test_attention_reaches_as_far_as_the_next_window() -> None:

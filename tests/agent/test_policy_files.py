@@ -45,6 +45,13 @@ def test_round_trip(saved: Path) -> None:
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_a_card_without_sight_sees_everything(saved: Path) -> None:
+    card = json.loads((saved / "policy.json").read_text())
+    del card["shape"]["sight"]
+    (saved / "policy.json").write_text(json.dumps(card))
+    assert load_policy(saved).network.shape == current_shape("sage", 8, 1)
+
+
 def test_loaded_weights_can_be_trained(saved: Path) -> None:
     assert all(parameter.requires_grad for parameter in load_policy(saved).parameters())
 
@@ -79,6 +86,7 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         (change("seen", [{"name": "x"}]), "missing"),
         (change("shape.encoder", "gnn"), "unknown encoder"),
         (change("shape.encoder", ["sage"]), "expected a string"),
+        (change("shape.sight", "blind"), "unknown sight"),
         (change("shape.hidden", 0), "hidden"),
         (change("shape.hidden", 10**9), "hidden"),
         (change("shape.hidden", True), "integer"),

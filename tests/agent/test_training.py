@@ -103,6 +103,19 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     assert numbers(first) != numbers(other)
 
 
+@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"sight": "state"}])
+def test_what_is_left_out_makes_another_policy_that_still_learns(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    context = MemoryContext(tmp_path / "changed")
+    config = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+    train(replace(config, **change), context)
+    whole = MemoryContext(tmp_path / "whole")
+    train(config, whole)
+    assert numbers(context) != numbers(whole)
+    assert context.rows[-1]["ratio/heldout/chains"] < 0.6
+
+
 def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
     whole, halves = MemoryContext(tmp_path / "whole"), MemoryContext(tmp_path / "halves", stop_after=4)
     train(SMALL, whole)

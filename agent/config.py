@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
+STARTS = ("single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
 SIGHTS = ("lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")
@@ -40,6 +41,8 @@ class TrainConfig:
     )
     order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
     mdp: str = _option("construct", "place every op once, or improve a placement", choices=MDPS)
+    start: str = _option("heft", "placer whose placement `improve` starts from", choices=STARTS)
+    passes: int = _option(2, "times that `improve` visits every op", least=1, most=100)
     encoder: str = _option("sage", "graph encoder")
     sight: str = _option(
         "lookahead", "what the policy sees of a device: what it would do, or its state alone", choices=SIGHTS

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from agent.policy import Policy
 from agent.threads import torch_threads
+from agent.walks import Walks
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
 from graphs.op_graph import IntArray
@@ -28,7 +29,7 @@ def decode(
     n_samples: int = 0,
     rng: np.random.Generator | None = None,
     *,
-    mdp: str = "construct",
+    walks: Walks | None = None,
 ) -> IntArray:
     """Placements of one problem.
 
@@ -36,6 +37,7 @@ def decode(
         order: name of the order to walk in.
         n_samples: how many placements to draw; 0 = one, taking the best device at every op.
         rng: source of randomness; without it, one of a fixed seed.
+        walks: how to walk; by default as the policy does.
 
     Returns:
         Device of every op, int64 (max(n_samples, 1), n_ops). Where no device had room for an op, the rest is
@@ -44,7 +46,7 @@ def decode(
     Raises:
         WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
     """
-    return decode_many(policy, [problem], order, n_samples, rng, mdp=mdp)[0]
+    return decode_many(policy, [problem], order, n_samples, rng, walks=walks)[0]
 
 
 def decode_many(
@@ -54,7 +56,7 @@ def decode_many(
     n_samples: int = 0,
     rng: np.random.Generator | None = None,
     *,
-    mdp: str = "construct",
+    walks: Walks | None = None,
 ) -> list[IntArray]:
     """`decode` for many problems, walked side by side; one array per problem."""
     rng = rng or np.random.default_rng(0)
@@ -65,7 +67,8 @@ def decode_many(
     # Longest first, so that no long walk is begun when the others are about to end.
     longest_first = sorted(range(len(problems)), key=lambda index: -problems[index].graph.n_ops)
     waiting = [index for index in reversed(longest_first) for _ in range(copies)]
-    batch = EpisodeBatch(problems, min(WIDTH, len(waiting)), orders=(order,), mdp=mdp)
+    width, walks = min(WIDTH, len(waiting)), walks or policy.walks
+    batch = EpisodeBatch(problems, width, orders=(order,), **walks.arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
         for index, device_of in _walk(walker, batch, waiting, generator, rng):

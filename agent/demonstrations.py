@@ -104,14 +104,14 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
 
 
 def practise(
-    policy: Policy, problems: Sequence[Problem], *, order: str, mdp: str, rng: np.random.Generator
+    policy: Policy, problems: Sequence[Problem], *, order: str, rng: np.random.Generator
 ) -> list[Demonstration]:
     """Let a policy place every problem once, drawing each device; what does not fit in memory is left out.
 
     Args:
-        order, mdp: what it walks in.
+        order: what it walks in.
     """
-    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, mdp=mdp)
+    placements = decode_many(policy, problems, order, n_samples=1, rng=rng)
 
     def judge(index: int) -> Demonstration | None:
         problem, device_of = problems[index], placements[index][0]

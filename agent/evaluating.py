@@ -42,7 +42,7 @@ class Yardstick:
         return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
-def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: str) -> list[float]:
+def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
     As the placer does, it walks again with less memory where a placement does not fit.
@@ -50,7 +50,7 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str, mdp: 
     ratios: dict[int, float] = {}
     waiting = dict(enumerate(problems))
     for trial in range(1, TRIALS + 1):
-        placements = decode_many(policy, list(waiting.values()), order, mdp=mdp) if waiting else []
+        placements = decode_many(policy, list(waiting.values()), order) if waiting else []
         for (index, tight), device_of in zip(list(waiting.items()), placements, strict=True):
             problem = problems[index]
             step = simulate_problem(problem, device_of[0])

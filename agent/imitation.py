@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ from torch.nn import functional as F
 
 from agent.demonstrations import Demonstration
 from agent.policy import Policy
+from agent.walks import Walks
+from envs.bank import walk_arrays
 from envs.episodes import EpisodeBatch
 from envs.problem import Problem
+from graphs.op_graph import FloatArray
 
 WALKS_AT_ONCE = 8
 """Lessons in one gradient step: few enough graphs to encode, enough decisions to average."""
@@ -46,28 +50,14 @@ class Lesson:
 
 
 class Teacher:
-    """Walks every demonstration once, and lets a policy learn from the walks; they stay in memory.
+    """Lets a policy learn from lessons.
 
     Args:
-        orders: what the walks are in; each walk draws one.
-        mdp: as `EpisodeBatch`.
-        seed: whole numbers, of those draws and of the sequence of the lessons.
+        seed: whole numbers; the sequence of the lessons depends on them.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        demonstrations: Sequence[Demonstration],
-        *,
-        orders: Sequence[str],
-        mdp: str,
-        seed: Sequence[int],
-    ) -> None:
-        self._seed = seed
-        rng = np.random.default_rng(seed)
-        batch = EpisodeBatch(problems, 1, orders=orders, mdp=mdp)
-        walks = (walk(batch, each, rng) for each in demonstrations)
-        self.lessons = [lesson for lesson in walks if lesson is not None]
+    def __init__(self, lessons: Sequence[Lesson], seed: Sequence[int]) -> None:
+        self.lessons, self._seed = lessons, seed
 
     def epoch(
         self, number: int, policy: Policy, optimizer: torch.optim.Optimizer, *, max_grad_norm: float
@@ -93,29 +83,84 @@ class Teacher:
         }
 
 
+def demonstrated(
+    problems: Sequence[Problem],
+    demonstrations: Sequence[Demonstration],
+    *,
+    orders: Sequence[str],
+    seed: Sequence[int],
+) -> list[Lesson]:
+    """Walk every demonstration once, each in one of the orders; what a walk takes to be full is left out."""
+    rng = np.random.default_rng(seed)
+    batch = EpisodeBatch(problems, 1, orders=orders)
+    walks = (walk(batch, each, rng) for each in demonstrations)
+    return [lesson for lesson in walks if lesson is not None]
+
+
+def descents(
+    problems: Sequence[Problem], *, orders: Sequence[str], walks: Walks, repeats: int, seed: Sequence[int]
+) -> list[Lesson]:
+    """Improve a placement of every problem `repeats` times, as `descend` does, each in one of the orders."""
+    rng = np.random.default_rng(seed)
+    batch = EpisodeBatch(problems, 1, orders=orders, **walks.arguments)
+    return [descend(batch, index, rng) for _ in range(repeats) for index in range(len(problems))]
+
+
+def descend(batch: EpisodeBatch, problem: int, rng: np.random.Generator) -> Lesson:
+    """Improve a placement, each unit going where the step is shortest or nearly so.
+
+    Unlike a construction, an improvement knows what each device does to the whole step.
+    """
+    given = batch.problems[problem]
+    op_seconds = walk_arrays(given).scales[0]
+    batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
+
+    def choose(op: int, features: NDArray[np.float32], usable: NDArray[np.bool_]) -> tuple[int, FloatArray]:
+        regret = np.expm1(features[: given.n_devices, 0]) * op_seconds / given.scale_s
+        likely = np.exp(-regret / TOLERANCE) * usable[: given.n_devices]
+        likely = likely if likely.any() else usable[: given.n_devices].astype(np.float64)
+        return int(rng.choice(given.n_devices, p=likely / likely.sum())), regret
+
+    lesson = _walk(batch, problem, choose)
+    assert lesson is not None
+    return lesson
+
+
 def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Lesson | None:
     """Walk one demonstration; None where the walk takes one of its devices to be full."""
-    seen = batch.observation
     batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
-    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], float]] = []
+    unit_of = batch.problems[demonstration.problem].graph.group_of
+    return _walk(
+        batch,
+        demonstration.problem,
+        lambda op, *_: (int(demonstration.device_of[op]), demonstration.regret[unit_of[op]]),
+    )
+
+
+Choice = Callable[[int, NDArray[np.float32], NDArray[np.bool_]], tuple[int, NDArray[Any]]]
+"""From an op, its device features and which devices are usable: a device, and the regret of each."""
+
+
+def _walk(batch: EpisodeBatch, problem: int, choose: Choice) -> Lesson | None:
+    """Walk the first episode, which has begun; None where a device that is chosen has no room."""
+    seen = batch.observation
+    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], NDArray[Any], float]] = []
     over = False
     while not over:
-        op = int(seen.op[0, 0])
-        device = int(demonstration.device_of[op])
-        if not seen.mask[0, device]:
+        op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
+        device, regret = choose(op, features, mask > 0)
+        if not mask[device]:
             return None
-        features, mask = seen.devices[0].copy(), seen.mask[0].copy()
         rewards, ended = batch.step(np.array([device]))
-        rows.append((op, features, mask, float(rewards[0])))
+        rows.append((op, features, mask, regret, float(rewards[0])))
         over = bool(ended[0])
-    ops, all_features, masks, reward = (np.array(column) for column in zip(*rows, strict=True))
-    regret = demonstration.regret[batch.problems[demonstration.problem].graph.group_of[ops]]
+    ops, all_features, masks, regrets, reward = (np.array(column) for column in zip(*rows, strict=True))
     return Lesson(
-        problem=np.full(len(ops), demonstration.problem),
+        problem=np.full(len(ops), problem),
         op=ops,
         devices=all_features.reshape(len(ops), -1),
         mask=masks,
-        right=_right(all_features, masks > 0, regret),
+        right=_right(all_features, masks > 0, regrets),
         value=reward[::-1].cumsum()[::-1].astype(np.float32),
     )
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from agent.graph_batch import GraphBatch, GraphTensors
 from agent.network import PlacementNetwork
 from agent.parallel import in_threads
+from agent.walks import Walks
 from envs.problem import Problem
 
+CONSTRUCT = Walks()
 MASKED_LOGIT = -1e9
 """Finite, so that the log-probability of a forbidden device has no NaN in its gradient."""
 
@@ -24,12 +26,14 @@ class Policy(nn.Module):
 
     Args:
         threads: how many share the work of an update.
+        walks: how it walks where nothing else is said.
     """
 
-    def __init__(self, network: PlacementNetwork, threads: int = 1) -> None:
+    def __init__(self, network: PlacementNetwork, threads: int = 1, walks: Walks = CONSTRUCT) -> None:
         super().__init__()
         self.network = network
         self.threads = threads
+        self.walks = walks
         self._weights = list(network.parameters())
         self.bank = ()
 

@@ -16,6 +16,7 @@ from agent import node_features
 from agent.encoders import ENCODERS
 from agent.network import SIGHTS, NetworkShape, PlacementNetwork
 from agent.policy import Policy
+from agent.walks import Walks
 from graphs import json_fields
 from graphs.dataset import graph_hash
 from graphs.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
@@ -126,7 +127,7 @@ def load_policy(path: str | Path) -> Policy:
     Raises:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
     """
-    shape = read_card(path).shape
+    card = read_card(path)
     file = policy_folder(path) / "policy.safetensors"
     try:
         weights = load(file.read_bytes())
@@ -135,10 +136,10 @@ def load_policy(path: str | Path) -> Policy:
     except SafetensorError as error:
         raise PolicyFileError(f"{file}: is no safetensors file: {error}") from None
     with torch.device("meta"):
-        network = PlacementNetwork(shape)
+        network = PlacementNetwork(card.shape)
     _check_weights(weights, network, file)
     network.load_state_dict(weights, assign=True)
-    return Policy(network)
+    return Policy(network, walks=Walks.of_card(card.config))
 
 
 def _read_shape(value: object, where: str) -> NetworkShape:

@@ -9,8 +9,8 @@ import torch
 
 from agent.config import TrainConfig
 from agent.contexts import Context
-from agent.demonstrations import Demonstration, demonstrate, practise
-from agent.imitation import Teacher
+from agent.demonstrations import demonstrate, practise
+from agent.imitation import Lesson, Teacher, demonstrated, descents
 from agent.policy import Policy
 from envs.problem import Problem
 
@@ -44,18 +44,22 @@ class School:
         return iteration >= self.stage_ends[-1]
 
     def prepare(self, iteration: int) -> None:
-        """Search what is to be imitated, where that is still to come."""
+        """Find what is to be imitated, where that is still to come."""
         if iteration < self.stage_ends[0]:
-            seed = self._context.seed
+            seed, config = (self._context.seed,), self._config
+            if self._policy.walks.improves:
+                self._teacher = Teacher(self._descents(config.demonstrations, seed), seed)
+                return
             found = demonstrate(
                 self._problems,
-                repeats=self._config.demonstrations,
-                evaluations=self._config.search,
-                seed=seed,
+                repeats=config.demonstrations,
+                evaluations=config.search,
+                seed=self._context.seed,
                 announce=self._context.announce,
                 should_stop=self._context.should_stop,
             )
-            self._teacher = self._teacher_of(found, self._config.order, (seed,))
+            lessons = demonstrated(self._problems, found, orders=config.order, seed=seed)
+            self._teacher = Teacher(lessons, seed)
 
     def learn(self, iteration: int) -> dict[str, float]:
         """One pass over the demonstrations, or one round of practice; metrics as `Teacher.epoch`."""
@@ -79,22 +83,27 @@ class School:
 
     def _practise(self, iteration: int) -> dict[str, float]:
         self._teacher = None
-        seed, config = (self._context.seed, iteration), self._config
-        rng = np.random.default_rng(seed)
-        order = config.order[int(rng.integers(len(config.order)))]
-        placed = practise(self._policy, self._problems, order=order, mdp=config.mdp, rng=rng)
-        teacher = self._teacher_of(placed, (order,), seed)
+        seed = (self._context.seed, iteration)
+        teacher = Teacher(self._own(seed), seed)
         rounds = [self._epoch(teacher, number) for number in range(PRACTICE_PASSES)]
         decisions = sum(metrics["imitation/decisions"] for metrics in rounds)
         return rounds[-1] | {"imitation/decisions": decisions}
 
+    def _own(self, seed: Sequence[int]) -> list[Lesson]:
+        """Lessons from the policy's own placements; who improves learns from further descents."""
+        if self._policy.walks.improves:
+            return self._descents(1, seed)
+        rng = np.random.default_rng(seed)
+        order = self._config.order[int(rng.integers(len(self._config.order)))]
+        placed = practise(self._policy, self._problems, order=order, rng=rng)
+        return demonstrated(self._problems, placed, orders=(order,), seed=seed)
+
+    def _descents(self, repeats: int, seed: Sequence[int]) -> list[Lesson]:
+        walks, orders = self._policy.walks, self._config.order
+        return descents(self._problems, orders=orders, walks=walks, repeats=repeats, seed=seed)
+
     def _epoch(self, teacher: Teacher, number: int) -> dict[str, float]:
         return teacher.epoch(number, self._policy, self._optimizer, max_grad_norm=self._config.max_grad_norm)
-
-    def _teacher_of(
-        self, demonstrations: Sequence[Demonstration], orders: Sequence[str], seed: Sequence[int]
-    ) -> Teacher:
-        return Teacher(self._problems, demonstrations, orders=orders, mdp=self._config.mdp, seed=seed)
 
 
 def between(first: float, last: float, progress: float) -> float:

@@ -43,21 +43,27 @@ EVERYTHING = (
     "policy-sample",
     *SEARCHES,
 )
+BRIEFLY = ("heft", "policy", "policy-sample", *SEARCHES)
 RIVAL = "annealing"
 RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
 class Race:
-    """An evaluation: who runs, and with what budget."""
+    """An evaluation: who runs, with what budget, and where."""
 
     name: str
     placers: tuple[str, ...]
     budget: tuple[str, ...]
+    cluster: str = "4xv100"
 
 
 RACES = (
     Race("10000-evaluations", EVERYTHING, ("--budget", "10000")),
+    *(
+        Race(f"10000-evaluations-on-{cluster}", BRIEFLY, ("--budget", "10000"), cluster)
+        for cluster in ("2xk80", "8xa100", "2x4xa100")
+    ),
     Race("100000-evaluations", SEARCHES, ("--budget", "100000")),
     Race("1-second", SEARCHES, ("--seconds", "1")),
     Race("10-seconds", SEARCHES, ("--seconds", "10")),
@@ -69,27 +75,29 @@ def name_of(group: str, seed: int) -> str:
     return f"study-{group}-{seed}"
 
 
-def train_one(group: str, seed: int, minutes: float) -> None:
-    """Train a policy on all families of the configuration but a group's, or go on with that."""
-    name = name_of(group, seed)
+def train_run(name: str, config: Path, words: Sequence[str]) -> None:
+    """Train a policy on one core with a configuration and some flags, or go on where it was stopped."""
     folder = run_folder(name)
     if (folder / "result.json").exists():
         return
+    begun = any((folder / "checkpoints").glob("*.safetensors"))
+    given = ["--resume"] if begun else ["--config", str(config), "--threads", "1", *words]
+    subprocess.run([sys.executable, "-m", "train_agent", *given, "--name", name], check=True)
+
+
+def train_one(group: str, seed: int, minutes: float) -> None:
+    """Train a policy on all families of the configuration but a group's."""
     families = json.loads(CONFIG.read_text(encoding="utf-8"))["families"]
     others = [family for family in families if family not in GROUPS[group]]
-    if list((folder / "checkpoints").glob("*.safetensors")):
-        words = ["--resume", "--name", name]
-    else:
-        words = ["--config", str(CONFIG), "--families", *others, "--seed", str(seed), "--name", name]
-        words += ["--minutes", str(minutes), "--threads", "1"]
-    subprocess.run([sys.executable, "-m", "train_agent", *words], check=True)
+    words = ["--families", *others, "--seed", str(seed), "--minutes", str(minutes)]
+    train_run(name_of(group, seed), CONFIG, words)
 
 
-def evaluate_one(group: str, seed: int, race: Race, clusters: Sequence[str]) -> None:
+def evaluate_one(group: str, seed: int, race: Race) -> None:
     """Let a race be run on the families that a policy was not trained on."""
     folder = run_folder(name_of(group, seed))
-    words = ["--policy", str(folder), "--families", *GROUPS[group], "--cluster", *clusters, "--jobs", "2"]
-    words += ["--placers", *race.placers, *race.budget, "--out", str(folder / race.name)]
+    words = ["--policy", str(folder), "--families", *GROUPS[group], "--cluster", race.cluster, "--jobs", "2"]
+    words += ["--placers", *race.placers, *race.budget, "--seeds", "1", "--out", str(folder / race.name)]
     subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -130,21 +138,22 @@ def spread(ratios: Ratios) -> float | None:
     return stdev(by_training) if len(by_training) > 1 else None
 
 
-def to_markdown(groups: Sequence[str], seeds: Sequence[int]) -> str:
+def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Race] = RACES) -> str:
     """A table of step times over the rival's, a row per race and placer, a column per group left out."""
     lines = [["race", "placer", *groups], ["---"] * (2 + len(groups))]
-    for race in RACES:
+    for race in races:
         by_group = {}
         for group in groups:
             folders = [run_folder(name_of(group, seed)) / race.name for seed in seeds]
             by_group[group] = against_rival(folder for folder in folders if folder.is_dir())
         for placer in race.placers:
-            cells = [_cell(by_group[group].get(placer)) for group in groups]
+            cells = [describe(by_group[group].get(placer)) for group in groups]
             lines.append([race.name.replace("-", " "), placer, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(ratios: Ratios | None) -> str:
+def describe(ratios: Ratios | None) -> str:
+    """Geometric mean, 95 % interval over graphs, and spread over trainings if there are several."""
     if not ratios:
         return ""
     centre, low, high = interval(ratios)
@@ -156,23 +165,27 @@ def _cell(ratios: Ratios | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    names = [race.name for race in RACES]
     parser = argparse.ArgumentParser(prog="agent.study", description=__doc__)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
     parser.add_argument("--minutes", type=float, default=20, help="of each training, on one core")
-    parser.add_argument("--cluster", nargs="+", default=["4xv100"], help="to evaluate on")
+    parser.add_argument(
+        "--races", nargs="+", choices=names, default=names, metavar="RACE", help=", ".join(names)
+    )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", choices=("train", "table"), help="do only this part")
     options = parser.parse_args(arguments)
     runs = [(group, seed) for seed in options.seeds for group in options.groups]
+    races = [race for race in RACES if race.name in options.races]
     try:
         if options.only != "table":
             with ThreadPoolExecutor(options.jobs) as pool:
                 list(pool.map(lambda run: train_one(run[0], run[1], options.minutes), runs))
         if options.only is None:
-            for race in RACES:
+            for race in races:
                 for group, seed in runs:
-                    evaluate_one(group, seed, race, options.cluster)
+                    evaluate_one(group, seed, race)
     except subprocess.CalledProcessError as error:
         print(f"agent.study: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
         return 1
@@ -180,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return 1
     try:
-        print(to_markdown(options.groups, options.seeds))
+        print(to_markdown(options.groups, options.seeds, races))
     except ValueError as error:
         print(f"agent.study: {error}", file=sys.stderr)
         return 2

@@ -25,6 +25,7 @@ from agent.problems import judged_problems, left_out, training_problems
 from agent.school import School, between
 from agent.split import Split
 from agent.threads import torch_threads
+from agent.walks import Walks
 from envs.batched_env import BatchedPlacementEnv
 from graphs.orders import get_order
 
@@ -108,7 +109,7 @@ class _Training:
             problems,
             config.n_envs,
             orders=config.order,
-            mdp=config.mdp,
+            **Walks.of(config).arguments,
             repeats=config.repeats,
             seed=context.seed,
         )
@@ -219,10 +220,8 @@ class _Training:
 
     def _greedy_ratios(self, yardstick: Yardstick) -> list[float]:
         """Mean over the orders, per problem."""
-        policy = Policy(self._averaged_network)
-        by_order = [
-            greedy_ratios(policy, yardstick.problems, order, self.config.mdp) for order in self.config.order
-        ]
+        policy = Policy(self._averaged_network, walks=self.policy.walks)
+        by_order = [greedy_ratios(policy, yardstick.problems, order) for order in self.config.order]
         return [float(np.mean(ratios)) for ratios in zip(*by_order, strict=True)]
 
     def _first_policy(self) -> Policy:
@@ -232,7 +231,7 @@ class _Training:
         else:
             shape = current_shape(config.encoder, config.hidden, config.rounds, config.sight)
             network = PlacementNetwork(shape)
-        return Policy(network, config.threads)
+        return Policy(network, config.threads, Walks.of(config))
 
     @property
     def _averaged_network(self) -> PlacementNetwork:

@@ -135,6 +135,10 @@ class Search:
             done += len(batch)
         return np.concatenate(scores)
 
+    def spend(self, evaluations: int) -> None:
+        """Count simulations of complete placements that were made otherwise than by `score`."""
+        self.evaluations += evaluations
+
     def score_units(self, unit_devices: IntArray) -> FloatArray:
         """`score` for placements given per decision unit, int (n, n_units)."""
         return self.score(unit_devices[:, self.problem.graph.group_of])

@@ -18,6 +18,7 @@ from graphs.op_graph import IntArray
 
 if TYPE_CHECKING:
     from agent.policy import Policy
+    from agent.walks import Walks
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
@@ -50,17 +51,26 @@ def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, o
 def _walk_until_it_fits(
     search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int
 ) -> None:
-    """A greedy walk, then drawn ones within the budget; all of it with less memory until one fits."""
+    """A greedy walk, then drawn ones within the budget; all of it with less memory until one fits.
+
+    Walks that improve a placement count what they simulate; where the budget is small they make fewer passes,
+    or leave the placement as it is.
+    """
     problem = search.problem
     memory_bytes = problem.cluster.memory_bytes
     limit_bytes = memory_bytes
     for trial in range(1, TRIALS + 1):
         tight = problem if trial == 1 else problem.with_memory(limit_bytes)
-        greedy = _walk(problem, rng, policy, order, tight, 0)
+        walks = policy.walks.within(problem, search.left - 1 if search.budget.evaluations else None)
+        if walks is None:
+            search.score(policy.walks.arguments["start"](problem)[None])
+            return
+        cost = walks.evaluations(problem)
+        greedy = _walk(search, rng, policy, order, tight, walks, 0)
         over_bytes = search.score(greedy)[:, 1]
-        if drawn := min(search.left, samples):
-            walks = _walk(problem, rng, policy, order, tight, drawn)
-            over_bytes = np.append(over_bytes, search.score(walks)[:, 1])
+        if drawn := min(search.left // (1 + cost), samples):
+            found = _walk(search, rng, policy, order, tight, walks, drawn)
+            over_bytes = np.append(over_bytes, search.score(found)[:, 1])
         if (over_bytes == 0.0).any() or not search.left or trial == TRIALS:
             return
         peak_bytes = simulate_problem(problem, greedy[0]).peak_bytes
@@ -68,16 +78,24 @@ def _walk_until_it_fits(
 
 
 def _walk(
-    problem: Problem, rng: np.random.Generator, policy: Policy, order: str, tight: Problem, samples: int
+    search: Search,
+    rng: np.random.Generator,
+    policy: Policy,
+    order: str,
+    tight: Problem,
+    walks: Walks,
+    samples: int,
 ) -> IntArray:
-    """Complete placements of a problem from walks over that problem with less memory, (n, n_ops)."""
+    """Complete placements from walks over the problem with less memory, (n, n_ops)."""
     from agent.decoding import decode
 
+    problem = search.problem
+    search.spend(max(samples, 1) * walks.evaluations(problem))
     try:
-        walks = decode(policy, tight, order=order, n_samples=samples, rng=rng)
+        found = decode(policy, tight, order=order, n_samples=samples, rng=rng, walks=walks)
     except NoRoomError:
-        walks = np.full((1, problem.graph.n_ops), -1)
-    return np.stack([complete(problem, device_of) for device_of in walks])
+        found = np.full((1, problem.graph.n_ops), -1)
+    return np.stack([complete(problem, device_of) for device_of in found])
 
 
 def complete(problem: Problem, device_of: IntArray) -> IntArray:

@@ -11,6 +11,7 @@ from agent.decoding import decode, decode_many
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape
+from agent.walks import Walks
 from envs.placement import Placement, check_placement
 from envs.problem import Problem
 
@@ -27,7 +28,7 @@ def policy() -> Policy:
 @pytest.mark.parametrize("n_samples", [0, 3])
 def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
     problem = random_problem(3)
-    placements = decode(policy, problem, n_samples=n_samples, mdp=mdp)
+    placements = decode(policy, problem, n_samples=n_samples, walks=Walks(mdp))
     assert placements.shape == (max(n_samples, 1), problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:

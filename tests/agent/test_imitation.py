@@ -9,7 +9,7 @@ from placement_cases import random_problem
 
 from agent.decoding import decode
 from agent.demonstrations import Demonstration, demonstrate, practise, regrets
-from agent.imitation import TOLERANCE, Teacher, walk
+from agent.imitation import TOLERANCE, Teacher, demonstrated, descend, walk
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape
@@ -106,6 +106,21 @@ def test_a_demonstration_without_room_is_no_lesson() -> None:
     assert walk(EpisodeBatch([problem], 1), together, np.random.default_rng(0)) is None
 
 
+def test_a_descent_gains_and_hardly_ever_loses(problems: list[Problem]) -> None:
+    problem = problems[1]
+    batch = EpisodeBatch(problems, 1, mdp="improve", passes=3)
+    lesson = descend(batch, 1, np.random.default_rng(0))
+    assert len(lesson.op) == 3 * len(problem.graph.groups)
+    ending = batch.ending(0)
+    # Everything is on one device at first, and what is gained is what is left to the end.
+    assert lesson.value[0] == pytest.approx(1 - ending.step_time_s / problem.scale_s, abs=0.02)
+    assert ending.step_time_s < 0.35 * problem.scale_s
+    rewards = -np.diff(np.append(lesson.value, 0.0))
+    assert rewards.min() > -10 * TOLERANCE
+    # Where to begin, all devices but the crowded one are equally right.
+    np.testing.assert_allclose(lesson.right[0], [0, 1, 1, 1], atol=1e-9)
+
+
 def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
     torch.manual_seed(0)
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
@@ -119,9 +134,10 @@ def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
     before = mean_ratio()
     for number in range(40):
         rng = np.random.default_rng(number)
-        placed = practise(policy, problems, order="topo", mdp="construct", rng=rng)
+        placed = practise(policy, problems, order="topo", rng=rng)
         assert [each.problem for each in placed] == [0, 1]
-        teacher = Teacher(problems, placed, orders=("topo",), mdp="construct", seed=(0, number))
+        lessons = demonstrated(problems, placed, orders=("topo",), seed=(0, number))
+        teacher = Teacher(lessons, (0, number))
         teacher.epoch(0, policy, optimizer, max_grad_norm=1.0)
     assert mean_ratio() < 0.3 < before
 
@@ -131,7 +147,8 @@ def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
     policy.set_problems(problems)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    teacher = Teacher(problems, [spread(problems[0])], orders=("topo",), mdp="construct", seed=(0,))
+    lessons = demonstrated(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
+    teacher = Teacher(lessons, (0,))
     rows = [teacher.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
     assert rows[-1]["imitation/agreement"] > 0.95 > rows[0]["imitation/agreement"]
     assert rows[-1]["imitation/loss"] < 0.3 * rows[0]["imitation/loss"]

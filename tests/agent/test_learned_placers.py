@@ -15,6 +15,7 @@ from agent.placers.learned import LEARNED, learned_placer
 from agent.placers.memory_limits import MARGIN
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.walks import Walks
 from envs.placement import check_placement
 from envs.presets import get_cluster
 from envs.problem import Problem
@@ -54,6 +55,22 @@ def test_same_seed_same_placement(name):
 )
 def test_budget_is_kept(name, evaluations, used):
     assert place(name, evaluations=evaluations).evaluations == used
+
+
+@pytest.mark.parametrize("name", ["policy", "policy-sample"])
+@pytest.mark.parametrize("start", ["heft", "single"])
+@pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
+def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
+    policy = Policy(untrained()[0], walks=Walks("improve", 2, start))
+    rng = np.random.default_rng(0)
+    found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
+    begun = PLACERS[start].place(PROBLEM, Budget(10), rng)
+    assert found.step_time.total_s <= begun.step_time.total_s
+    a_pass = len(PROBLEM.graph.groups) * (PROBLEM.n_devices - 1)
+    passes = min(2, (evaluations - 1) // a_pass)
+    walks = evaluations // (passes * a_pass + 1) if passes else 1
+    expected = min(walks, 1 + (name == "policy-sample") * 16) * (passes * a_pass + 1)
+    assert found.evaluations == expected
 
 
 def test_samples_are_never_worse_than_the_greedy_walk():

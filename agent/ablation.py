@@ -1,0 +1,137 @@
+"""What matters in a policy: `python -m agent.ablation` trains it whole, and with one thing changed at a time.
+
+Every arm is trained for the same time on the same graphs, and judged by one greedy walk of each graph it has
+not seen, of families it knows and of families it does not. What is done is not repeated: an ablation that was
+interrupted, or is asked for more seeds, goes on. Runs are `runs/ablation-ARM-SEED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from agent.results_table import NEVER_SEEN, TRAINED, read_evaluation
+from agent.runs import run_folder
+from agent.study import Ratios, describe, train_run
+
+CONFIG = Path(__file__).parent / "ablation.json"
+FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")
+OTHERS = ("nmt", "inception", "bert")
+WHOLE = "whole"
+ARMS: dict[str, tuple[str, ...]] = {
+    WHOLE: (),
+    "encoder-none": ("--encoder", "none"),
+    "encoder-gat": ("--encoder", "gat"),
+    "encoder-transformer": ("--encoder", "transformer"),
+    "encoder-placeto": ("--encoder", "placeto"),
+    "rounds-1": ("--rounds", "1"),
+    "rounds-8": ("--rounds", "8"),
+    "width-128": ("--hidden", "128"),
+    "no-lookahead": ("--sight", "state"),
+    "advantage-graph": ("--advantage", "graph"),
+    "advantage-batch": ("--advantage", "batch"),
+    "no-variants": ("--variants", "0"),
+    "no-practice": ("--practice", "0"),
+    "no-demonstrations": ("--demonstrations", "0", "--practice", "0"),
+    "no-reinforcement": ("--timesteps", "0"),
+    "order-b-level": ("--order", "b-level"),
+    "order-bfs": ("--order", "bfs"),
+    "order-random": ("--order", "random"),
+}
+"""What each arm changes."""
+EVALUATION = "greedy"
+
+
+def name_of(arm: str, seed: int) -> str:
+    """Name of a run."""
+    return f"ablation-{arm}-{seed}"
+
+
+def evaluate_one(arm: str, seed: int, clusters: Sequence[str]) -> None:
+    """Let a policy place, in the order it was trained in, every graph that it has not seen."""
+    folder = run_folder(name_of(arm, seed))
+    words = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
+    words += ["--placers", "policy", "--seeds", "1", "--out", str(folder / EVALUATION)]
+    changed = ARMS[arm]
+    if "--order" in changed:
+        words += ["--orders", changed[changed.index("--order") + 1]]
+    subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def log_times(folder: Path) -> dict[str, dict[tuple[str, str], float]]:
+    """Logarithm of the greedy step time by graph and cluster: of families known, and of others."""
+    times: dict[str, dict[tuple[str, str], float]] = {TRAINED: {}, NEVER_SEEN: {}}
+    for trial in read_evaluation(folder).trials:
+        if trial.feasible:
+            known = TRAINED if trial.family in FAMILIES else NEVER_SEEN
+            times[known][trial.graph, trial.cluster] = float(np.log(trial.step_time_s))
+    return times
+
+
+def against_whole(arm: str, seeds: Sequence[int]) -> dict[str, Ratios]:
+    """Compare an arm with the whole policy of the same seed, graph by graph where both fit."""
+    compared: dict[str, Ratios] = {known: defaultdict(list) for known in (TRAINED, NEVER_SEEN)}
+    for seed in seeds:
+        folders = [run_folder(name_of(name, seed)) / EVALUATION for name in (arm, WHOLE)]
+        if all(folder.is_dir() for folder in folders):
+            own, whole = map(log_times, folders)
+            for known, ratios in compared.items():
+                for where in own[known].keys() & whole[known].keys():
+                    ratios[where].append(own[known][where] - whole[known][where])
+    return compared
+
+
+def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
+    """A row per arm: its step time over that of the whole policy."""
+    lines = [["arm", "flags", TRAINED, NEVER_SEEN], ["---"] * 4]
+    for arm in arms:
+        compared = against_whole(arm, seeds)
+        cells = [describe(compared[known]) for known in (TRAINED, NEVER_SEEN)]
+        lines.append([arm, f"`{' '.join(ARMS[arm])}`" if ARMS[arm] else "", *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    parser = argparse.ArgumentParser(prog="agent.ablation", description=__doc__)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
+    parser.add_argument("--minutes", type=float, default=10, help="of each training, on one core")
+    parser.add_argument("--cluster", nargs="+", default=["4xv100"], help="to evaluate on")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--only", choices=("table",), help="do only this part")
+    options = parser.parse_args(arguments)
+    runs = [(arm, seed) for seed in options.seeds for arm in options.arms]
+
+    def train_one(arm: str, seed: int) -> None:
+        words = [*ARMS[arm], "--seed", str(seed), "--minutes", str(options.minutes)]
+        train_run(name_of(arm, seed), CONFIG, [*words, "--families", *FAMILIES])
+
+    try:
+        if options.only is None:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                list(pool.map(lambda run: train_one(*run), runs))
+            for arm, seed in runs:
+                evaluate_one(arm, seed, options.cluster)
+        print(to_markdown(options.arms, options.seeds))
+    except subprocess.CalledProcessError as error:
+        print(f"agent.ablation: {error.cmd[2]} ended with {error.returncode}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"agent.ablation: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -142,11 +142,14 @@ def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset
 
     Raises:
         PolicyFileError: it cannot.
+        ValueError: a graph is too large for it.
     """
+    from agent.encoders import check_size
     from agent.policy_files import load_policy, policy_folder, read_card
 
     card = read_card(path)
     load_policy(path)
+    check_size(card.shape.encoder, graphs)
     files = (policy_folder(path) / name for name in ("policy.json", "policy.safetensors"))
     digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files))
     return digest.hexdigest(), frozenset(graph.name for graph in graphs if card.has_seen(graph))

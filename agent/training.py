@@ -13,10 +13,10 @@ from agent import ppo
 from agent.arithmetic import coarse_products
 from agent.averaging import averaged
 from agent.callbacks import EpisodeLog
-from agent.checkpoints import Checkpoint, under
+from agent.checkpoints import Checkpoint, CheckpointError, under
 from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
-from agent.encoders import ENCODERS
+from agent.encoders import ENCODERS, check_size
 from agent.evaluating import Yardstick, greedy_ratios
 from agent.network import PlacementNetwork
 from agent.policy import Policy
@@ -76,7 +76,8 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
 
     Raises:
         ConfigError: an unknown encoder or torch device.
-        ValueError: an unknown cluster or order, an unreadable policy to start from, or no graph that fits.
+        ValueError: an unknown cluster or order, an unreadable policy to start from, no graph that fits, or
+            one that is too large for the encoder.
     """
     for order in config.order:
         get_order(order)
@@ -89,6 +90,7 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
         raise ConfigError(f"torch has no device '{config.device}' here ({reason}); use cpu") from None
     if config.init:
         load_policy(config.init)
+    check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
     return left_out(graphs, config.cluster)
 
 
@@ -265,6 +267,10 @@ class _Training:
         return Checkpoint({**saved.tensors, **average}, {"training": own, "ppo": saved.state})
 
     def _restore(self, saved: Checkpoint) -> None:
+        if "training" not in saved.state or not under(f"{AVERAGE}/", saved.tensors):
+            raise CheckpointError(
+                f"{self.context.folder}: checkpoints of another version; train anew under another name"
+            )
         ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
         self.average.load_state_dict(under(f"{AVERAGE}/", saved.tensors))
         own = saved.state["training"]

@@ -8,9 +8,6 @@ from torch import Tensor, nn
 from agent.encoders import Encoder, encoder
 from agent.graph_batch import GraphBatch
 
-MAX_NODES = 20_000
-"""Of a graph: the relation between all pairs of ops is kept, a byte a pair."""
-
 
 @encoder("placeto")
 class Placeto(Encoder):
@@ -19,6 +16,9 @@ class Placeto(Encoder):
     Source: Placeto, Addanki et al. 2019 (arXiv 1906.08879), with means for sums, so that an embedding does
     not grow with the graph.
     """
+
+    max_nodes = 20_000
+    """The relation between all pairs of ops is kept, a byte a pair."""
 
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__(n_features, hidden, rounds)
@@ -49,16 +49,10 @@ def _perceptron(hidden: int) -> nn.Module:
 
 
 def means_of_related(batch: GraphBatch, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean state of each op's ancestors, descendants and the ops that are neither; zero where there are none.
-
-    Raises:
-        ValueError: a graph has more than `MAX_NODES` compute ops.
-    """
+    """Mean state of each op's ancestors, descendants and all other ops; zero where there are none."""
     columns: list[tuple[Tensor, ...]] = []
     for part, first in zip(batch.parts, batch.start.tolist(), strict=True):
         own = state[first : first + len(part.nodes)]
-        if len(own) > MAX_NODES:
-            raise ValueError(f"encoder placeto relates at most {MAX_NODES} ops, not {len(own)}; use sage")
         related = part.ancestors | part.ancestors.T
         unrelated = ~related.fill_diagonal_(True)
         relations = (part.ancestors, part.ancestors.T, unrelated)

@@ -8,7 +8,7 @@ import torch
 from placement_cases import make_cluster, random_problem, training_graph
 from torch import Tensor
 
-from agent.encoders import ENCODERS
+from agent.encoders import ENCODERS, check_size
 from agent.encoders.placeto import means_of_related
 from agent.encoders.transformer import WINDOW
 from agent.graph_batch import GraphBatch, GraphTensors
@@ -107,6 +107,14 @@ def test_related_ops_by_hand() -> None:
     assert above.flatten().tolist() == [0.0, 0.0, 1.0, pytest.approx(7 / 3), 0.0]
     assert below.flatten().tolist() == [6.0, 8.0, 8.0, 0.0, 0.0]
     assert rest.flatten().tolist() == [9.0, pytest.approx(7.0), 9.0, 16.0, pytest.approx(3.75)]
+
+
+def test_a_graph_too_large_for_an_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_graph(2, 2)
+    check_size("sage", [graph])
+    monkeypatch.setattr(ENCODERS["placeto"], "max_nodes", 3)
+    with pytest.raises(ValueError, match=r"graph 'toy' has \d+ ops to place; encoder 'placeto' takes 3"):
+        check_size("placeto", [graph])
 
 
 def test_mean_of_neighbours_by_hand() -> None:

@@ -202,6 +202,13 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path).latest()
 
 
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    context.checkpoints.save(3, Checkpoint({"policy/x": torch.zeros(1)}, {"ppo": {}}))
+    with pytest.raises(CheckpointError, match="of another version; train anew"):
+        train(SMALL, context)
+
+
 def test_problems_without_the_memory_are_left_out() -> None:
     ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
     huge = build_graph("huge", "huge", ops, [(0, 1, [1])])

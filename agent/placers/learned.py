@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
-FIRST_TEMPERATURE = 1e-4
+FIRST_TEMPERATURE = 3e-4
 """Of `policy-refine`, in units of a step on the fastest single device."""
 
 

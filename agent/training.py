@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +21,14 @@ from agent.encoders import ENCODERS, check_size
 from agent.evaluating import Yardstick, greedy_ratios
 from agent.network import PlacementNetwork
 from agent.policy import Policy
-from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.policy_files import (
+    PolicyCard,
+    current_shape,
+    describe_seen,
+    load_policy,
+    read_card,
+    save_policy,
+)
 from agent.problems import judged_problems, left_out, training_problems
 from agent.school import School, between
 from agent.split import Split
@@ -126,9 +134,7 @@ class _Training:
         self.policy: Policy = self.ppo.policy.placer
         self.policy.set_problems(problems)
         self.average = averaged(self.policy.network, config.averaging)
-        self.card = PolicyCard(
-            self.policy.network.shape, describe_seen((*graphs.train, *graphs.validation)), config.to_json()
-        )
+        self.card = PolicyCard(self.policy.network.shape, self._seen(), config.to_json())
         self.log = EpisodeLog()
         self.school = School(config, context, problems, self.policy, self.ppo.policy.optimizer)
         saved = context.checkpoints.latest()
@@ -225,6 +231,12 @@ class _Training:
         policy = Policy(self._averaged_network, walks=self.policy.walks)
         by_order = [greedy_ratios(policy, yardstick.problems, order) for order in self.config.order]
         return [float(np.mean(ratios)) for ratios in zip(*by_order, strict=True)]
+
+    def _seen(self) -> tuple[Mapping[str, str], ...]:
+        """What the policy to start from has seen, and what this training shows."""
+        before = read_card(self.config.init).seen if self.config.init else ()
+        shown = describe_seen((*self.context.graphs.train, *self.context.graphs.validation))
+        return tuple({entry["sha256"]: entry for entry in (*before, *shown)}.values())
 
     def _first_policy(self) -> Policy:
         config = self.config

@@ -157,6 +157,18 @@ def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
     assert train(config, second).best_score == pytest.approx(trained.best_score)
 
 
+def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
+    first, second = MemoryContext(tmp_path / "first"), MemoryContext(tmp_path / "second")
+    train(replace(SMALL, timesteps=256), first)
+    other = chains(3, 3, "other")
+    second.graphs = Split((other,), (), ())
+    train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
+    card = read_card(second.folder)
+    assert card.has_seen(other)
+    assert card.has_seen(first.graphs.train[0])
+    assert not card.has_seen(first.graphs.held_out[0])
+
+
 def test_metrics_are_complete(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     train(replace(SMALL, timesteps=512), context)

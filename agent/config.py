@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
-STARTS = ("single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
+STARTS = ("best", "single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
 SIGHTS = ("lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")
@@ -41,7 +41,9 @@ class TrainConfig:
     )
     order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
     mdp: str = _option("construct", "place every op once, or improve a placement", choices=MDPS)
-    start: str = _option("heft", "placer whose placement `improve` starts from", choices=STARTS)
+    start: str = _option(
+        "best", "placer whose placement `improve` starts from; `best` = the best of them", choices=STARTS
+    )
     passes: int = _option(2, "times that `improve` visits every op", least=1, most=100)
     encoder: str = _option("sage", "graph encoder")
     sight: str = _option(

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from agent.config import TrainConfig
-from agent.placers import PLACERS, Budget
+from agent.placers import PLACERS, Budget, Search
 from envs.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.op_graph import IntArray
 
-SINGLE = "single"
-"""Name of the start with everything on the device that is fastest alone."""
+SINGLE, BEST = "single", "best"
+"""Starts with everything on the device that is fastest alone, and with the best that heuristics find."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Walks:
     Attributes:
         mdp: `construct` or `improve`; what follows is for the latter.
         passes: how often every decision unit is visited.
-        start: placer whose placement is improved.
+        start: placer whose placement is improved, or `best`.
     """
 
     mdp: str = "construct"
@@ -71,15 +71,19 @@ class Walks:
 
 @cache
 def start_of(placer: str) -> Start:
-    """The start that a placer without randomness gives; a problem's is found once."""
+    """The start that a placer without randomness gives, or the best of them; a problem's is found once."""
     if placer == SINGLE:
         return on_fastest_device
+    names = [name for name, each in PLACERS.items() if not each.uses_rng] if placer == BEST else [placer]
     found: dict[int, tuple[Problem, IntArray]] = {}
 
     def place(problem: Problem) -> IntArray:
         if id(problem) not in found:
-            placed = PLACERS[placer].place(problem, Budget(1_000), np.random.default_rng(0))
-            found[id(problem)] = (problem, placed.placement.device_of)
+            search, rng = Search(problem, Budget(1_000)), np.random.default_rng(0)
+            for name in names:
+                PLACERS[name].strategy(search, rng)
+            assert search.best is not None
+            found[id(problem)] = (problem, search.best)
         return found[id(problem)][1]
 
     return place

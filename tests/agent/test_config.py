@@ -9,6 +9,7 @@ import pytest
 
 from agent import config, network
 from agent.config import ConfigError, TrainConfig, config_from_json
+from agent.placers import PLACERS
 from agent.split import split_graphs
 from graphs.op_graph import OpGraph, build_graph
 from train_agent import make_parser
@@ -26,6 +27,10 @@ def test_flags_and_fields_are_the_same() -> None:
 
 def test_what_a_policy_may_see_is_what_networks_can_show() -> None:
     assert set(config.SIGHTS) == set(network.SIGHTS)
+
+
+def test_improvements_start_from_placers_without_randomness() -> None:
+    assert all(not PLACERS[start].uses_rng for start in config.STARTS if start != "best")
 
 
 def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:

@@ -65,7 +65,7 @@ class Walks:
         one = replace(self, passes=1).evaluations(problem)
         if evaluations is None or one == 0:
             return self
-        passes = min(self.passes, evaluations // one)
+        passes = min(self.passes, max(evaluations, 0) // one)
         return replace(self, passes=passes) if passes else None
 
 

@@ -76,6 +76,14 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
     assert found.evaluations == expected
 
 
+@pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
+def test_refining_an_improvement_keeps_to_its_budget(evaluations):
+    policy = Policy(untrained()[0], walks=Walks("improve", 2, "best"))
+    refine = learned_placer("policy-refine", policy, "topo")
+    found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
+    assert found.evaluations == evaluations
+
+
 def test_samples_are_never_worse_than_the_greedy_walk():
     assert place("policy-sample").step_time.total_s <= place("policy").step_time.total_s
 

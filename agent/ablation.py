@@ -8,7 +8,6 @@ interrupted, or is asked for more seeds, goes on. Runs are `runs/ablation-ARM-SE
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.experiments import evaluate_run, exit_code, train_run
 from agent.results_table import NEVER_SEEN, TRAINED, read_evaluation
 from agent.runs import run_folder
-from agent.study import Ratios, describe, train_run
+from agent.study import Ratios, describe
 
 CONFIG = Path(__file__).parent / "ablation.json"
 FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")
@@ -62,7 +62,7 @@ def evaluate_one(arm: str, seed: int, clusters: Sequence[str]) -> None:
     changed = ARMS[arm]
     if "--order" in changed:
         words += ["--orders", changed[changed.index("--order") + 1]]
-    subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
+    evaluate_run(words)
 
 
 def log_times(folder: Path) -> dict[str, dict[tuple[str, str], float]]:
@@ -114,23 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = [*ARMS[arm], "--seed", str(seed), "--minutes", str(options.minutes)]
         train_run(name_of(arm, seed), CONFIG, [*words, "--families", *FAMILIES])
 
-    try:
+    def work() -> None:
         if options.only is None:
             with ThreadPoolExecutor(options.jobs) as pool:
                 list(pool.map(lambda run: train_one(*run), runs))
             for arm, seed in runs:
                 evaluate_one(arm, seed, options.cluster)
         print(to_markdown(options.arms, options.seeds))
-    except subprocess.CalledProcessError as error:
-        print(f"agent.ablation: {error.cmd[2]} ended with {error.returncode}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"agent.ablation: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_code("agent.ablation", work)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from agent.decoding import decode
+from agent.experiments import exit_code, train_run
 from agent.placers import PLACERS, Budget
 from agent.policy_files import load_policy
 from agent.runs import RUNS, run_folder
-from agent.study import train_run
 from envs.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator import simulate_problem
@@ -82,9 +81,7 @@ def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
             folder = run_folder(name_of(graph.name, start))
             curve = [best_by(folder, second) for second in times]
             cells = ["" if value is None else f"{value:.3f}" for value in curve]
-            lines.append(
-                [graph.name, start, *cells, *(others if start == "pretrained" else [""] * len(others))]
-            )
+            lines.append([graph.name, start, *cells, *others])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -94,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", nargs="+", default=["nmt-03", "inception-04", "bert-05"], metavar="GRAPH")
     parser.add_argument("--minutes", type=float, default=3, help="of each training, on one core")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         families = dict.fromkeys(name.rpartition("-")[0] for name in options.graphs)
         known = {graph.name: graph for graph in load_graphs(families)}
         for name in options.graphs:
@@ -105,16 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for start in STARTS:
                 train_one(graph, start, options.minutes)
         print(to_markdown(graphs, options.minutes))
-    except subprocess.CalledProcessError as error:
-        print(f"agent.finetuning: {error.cmd[2]} ended with {error.returncode}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"agent.finetuning: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_code("agent.finetuning", work)
 
 
 if __name__ == "__main__":

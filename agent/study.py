@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from statistics import stdev
 
 import numpy as np
 
+from agent.experiments import evaluate_run, exit_code, train_run
 from agent.results_table import read_evaluation
 from agent.runs import run_folder
 
@@ -75,16 +75,6 @@ def name_of(group: str, seed: int) -> str:
     return f"study-{group}-{seed}"
 
 
-def train_run(name: str, config: Path, words: Sequence[str]) -> None:
-    """Train a policy on one core with a configuration and some flags, or go on where it was stopped."""
-    folder = run_folder(name)
-    if (folder / "result.json").exists():
-        return
-    begun = any((folder / "checkpoints").glob("*.safetensors"))
-    given = ["--resume"] if begun else ["--config", str(config), "--threads", "1", *words]
-    subprocess.run([sys.executable, "-m", "train_agent", *given, "--name", name], check=True)
-
-
 def train_one(group: str, seed: int, minutes: float) -> None:
     """Train a policy on all families of the configuration but a group's."""
     families = json.loads(CONFIG.read_text(encoding="utf-8"))["families"]
@@ -98,7 +88,7 @@ def evaluate_one(group: str, seed: int, race: Race) -> None:
     folder = run_folder(name_of(group, seed))
     words = ["--policy", str(folder), "--families", *GROUPS[group], "--cluster", race.cluster, "--jobs", "2"]
     words += ["--placers", *race.placers, *race.budget, "--seeds", "1", "--out", str(folder / race.name)]
-    subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
+    evaluate_run(words)
 
 
 Ratios = dict[tuple[str, str], list[float]]
@@ -178,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     runs = [(group, seed) for seed in options.seeds for group in options.groups]
     races = [race for race in RACES if race.name in options.races]
-    try:
+
+    def work() -> None:
         if options.only != "table":
             with ThreadPoolExecutor(options.jobs) as pool:
                 list(pool.map(lambda run: train_one(run[0], run[1], options.minutes), runs))
@@ -186,18 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for race in races:
                 for group, seed in runs:
                     evaluate_one(group, seed, race)
-    except subprocess.CalledProcessError as error:
-        print(f"agent.study: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 1
-    try:
         print(to_markdown(options.groups, options.seeds, races))
-    except ValueError as error:
-        print(f"agent.study: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_code("agent.study", work)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""What experiments of many trainings have in common: runs that go on, and how a command ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agent.runs import run_folder
+
+
+def train_run(name: str, config: Path, words: Sequence[str]) -> None:
+    """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
+
+    Raises:
+        CalledProcessError: the training failed or was stopped.
+    """
+    folder = run_folder(name)
+    if (folder / "result.json").exists():
+        return
+    begun = any((folder / "checkpoints").glob("*.safetensors"))
+    given = ["--resume"] if begun else ["--config", str(config), "--threads", "1", *words]
+    subprocess.run([sys.executable, "-m", "train_agent", *given, "--name", name], check=True)
+
+
+def evaluate_run(words: Sequence[str]) -> None:
+    """Evaluate with some flags, or go on where that was stopped; the table stays in the files.
+
+    Raises:
+        CalledProcessError: the evaluation failed or was stopped.
+    """
+    subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def exit_code(command: str, work: Callable[[], None]) -> int:
+    """Do the work of a command; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    try:
+        work()
+    except subprocess.CalledProcessError as error:
+        print(f"{command}: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 2
+    return 0

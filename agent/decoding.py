@@ -29,24 +29,26 @@ def decode(
     n_samples: int = 0,
     rng: np.random.Generator | None = None,
     *,
+    greedy: bool = True,
     walks: Walks | None = None,
 ) -> IntArray:
     """Placements of one problem.
 
     Args:
         order: name of the order to walk in.
-        n_samples: how many placements to draw; 0 = one, taking the best device at every op.
+        n_samples: how many placements to draw.
         rng: source of randomness; without it, one of a fixed seed.
+        greedy: whether a placement that takes the best device at every op comes before those drawn.
         walks: how to walk; by default as the policy does.
 
     Returns:
-        Device of every op, int64 (max(n_samples, 1), n_ops). Where no device had room for an op, the rest is
+        Device of every op, int64 (greedy + n_samples, n_ops). Where no device had room for an op, the rest is
         on the device with the most memory.
 
     Raises:
         WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
     """
-    return decode_many(policy, [problem], order, n_samples, rng, walks=walks)[0]
+    return decode_many(policy, [problem], order, n_samples, rng, greedy=greedy, walks=walks)[0]
 
 
 def decode_many(
@@ -56,6 +58,7 @@ def decode_many(
     n_samples: int = 0,
     rng: np.random.Generator | None = None,
     *,
+    greedy: bool = True,
     walks: Walks | None = None,
 ) -> list[IntArray]:
     """`decode` for many problems, walked side by side; one array per problem."""
@@ -63,55 +66,66 @@ def decode_many(
     generator = torch.Generator().manual_seed(int(rng.integers(2**63))) if n_samples else None
     walker = Policy(policy.network)
     walker.set_problems(problems)
-    copies = max(n_samples, 1)
+    kinds = [False] * greedy + [True] * n_samples
     # Longest first, so that no long walk is begun when the others are about to end.
     longest_first = sorted(range(len(problems)), key=lambda index: -problems[index].graph.n_ops)
-    waiting = [index for index in reversed(longest_first) for _ in range(copies)]
+    waiting = [(index, drawn) for index in reversed(longest_first) for drawn in reversed(kinds)]
     width, walks = min(WIDTH, len(waiting)), walks or policy.walks
     batch = EpisodeBatch(problems, width, orders=(order,), **walks.arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
-        for index, device_of in _walk(walker, batch, waiting, generator, rng):
-            found[index].append(device_of)
+        for (index, drawn), device_of in _walk(walker, batch, waiting, generator, rng):
+            found[index].insert(len(found[index]) if drawn else 0, device_of)
     return [np.stack(placements) for placements in found]
+
+
+Kind = tuple[int, bool]
+"""A problem, and whether its devices are drawn."""
 
 
 @torch.inference_mode()
 def _walk(
     policy: Policy,
     batch: EpisodeBatch,
-    waiting: list[int],
+    waiting: list[Kind],
     generator: torch.Generator | None,
     rng: np.random.Generator,
-) -> list[tuple[int, IntArray]]:
-    """Walk every problem that waits (the last first); (problem, placement) pairs as they end."""
+) -> list[tuple[Kind, IntArray]]:
+    """Walk all that wait (the last first); what was walked and its placement, as they end."""
     shortest, wanted = waiting[0], len(waiting)
     policy.encode(torch.arange(len(policy.bank)))
-    found: list[tuple[int, IntArray]] = []
+    found: list[tuple[Kind, IntArray]] = []
+    walked = [waiting.pop() for _ in range(batch.n)]
+    drawn = np.array([each for _, each in walked])
     counts = np.ones(batch.n, dtype=bool)
-    for episode in range(batch.n):
-        batch.begin(episode, waiting.pop(), 0, rng)
+    for episode, (problem, _) in enumerate(walked):
+        batch.begin(episode, problem, 0, rng)
     while len(found) < wanted:
-        _, over = batch.step(_choose(policy, batch, generator))
+        _, over = batch.step(_choose(policy, batch, drawn, generator))
         for episode in np.flatnonzero(over).tolist():
+            problem, _ = walked[episode]
             if counts[episode]:
-                ending = batch.ending(episode)
-                found.append((ending.problem, _complete(ending.device_of, batch.problems[ending.problem])))
+                device_of = batch.ending(episode).device_of
+                found.append((walked[episode], _complete(device_of, batch.problems[problem])))
             # Every episode has to go on; what is walked when nothing waits is not looked at.
             counts[episode] = bool(waiting)
-            batch.begin(episode, waiting.pop() if waiting else shortest, 0, rng)
+            walked[episode] = waiting.pop() if waiting else shortest
+            problem, drawn[episode] = walked[episode]
+            batch.begin(episode, problem, 0, rng)
     return found
 
 
-def _choose(policy: Policy, batch: EpisodeBatch, generator: torch.Generator | None) -> NDArray[Any]:
+def _choose(
+    policy: Policy, batch: EpisodeBatch, drawn: NDArray[np.bool_], generator: torch.Generator | None
+) -> NDArray[Any]:
     seen = batch.observation
     obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
     logits = policy.logits(obs).cpu()
+    scores = logits.numpy()
+    best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
     if generator is None:
-        scores = logits.numpy()
-        best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
         return best
-    return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
+    return np.where(drawn, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1), best)
 
 
 def _complete(device_of: IntArray, problem: Problem) -> IntArray:

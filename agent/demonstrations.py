@@ -111,7 +111,7 @@ def practise(
     Args:
         order: what it walks in.
     """
-    placements = decode_many(policy, problems, order, n_samples=1, rng=rng)
+    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, greedy=False)
 
     def judge(index: int) -> Demonstration | None:
         problem, device_of = problems[index], placements[index][0]

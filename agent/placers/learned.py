@@ -44,14 +44,15 @@ def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, o
     for heuristic in PLACERS.values():
         if not heuristic.uses_rng and search.left:
             heuristic.strategy(search, rng)
-    policy_sample(search, rng, policy=policy, order=order)
+    if search.left:
+        policy_sample(search, rng, policy=policy, order=order)
     walk(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)
 
 
 def _walk_until_it_fits(
     search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int
 ) -> None:
-    """A greedy walk, then drawn ones within the budget; all of it with less memory until one fits.
+    """A greedy walk and, within the budget, drawn ones beside it; with less memory until one fits.
 
     Walks that improve a placement count what they simulate; where the budget is small they make fewer passes,
     or leave the placement as it is.
@@ -66,14 +67,12 @@ def _walk_until_it_fits(
             search.score(policy.walks.arguments["start"](problem)[None])
             return
         cost = walks.evaluations(problem)
-        greedy = _walk(search, rng, policy, order, tight, walks, 0)
-        over_bytes = search.score(greedy)[:, 1]
-        if drawn := min(search.left // (1 + cost), samples):
-            found = _walk(search, rng, policy, order, tight, walks, drawn)
-            over_bytes = np.append(over_bytes, search.score(found)[:, 1])
+        drawn = min(search.left // (1 + cost) - 1, samples)
+        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0))
+        over_bytes = search.score(found)[:, 1]
         if (over_bytes == 0.0).any() or not search.left or trial == TRIALS:
             return
-        peak_bytes = simulate_problem(problem, greedy[0]).peak_bytes
+        peak_bytes = simulate_problem(problem, found[0]).peak_bytes
         limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
 
 
@@ -86,11 +85,11 @@ def _walk(
     walks: Walks,
     samples: int,
 ) -> IntArray:
-    """Complete placements from walks over the problem with less memory, (n, n_ops)."""
+    """Complete placements from a greedy walk and drawn ones with less memory, (1 + samples, n_ops)."""
     from agent.decoding import decode
 
     problem = search.problem
-    search.spend(max(samples, 1) * walks.evaluations(problem))
+    search.spend((1 + samples) * walks.evaluations(problem))
     try:
         found = decode(policy, tight, order=order, n_samples=samples, rng=rng, walks=walks)
     except NoRoomError:

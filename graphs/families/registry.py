@@ -25,6 +25,7 @@ FAMILIES: dict[str, int] = {
     "bert": 14,
     "vit": 14,
     "moe": 14,
+    "randwire": 48,
     "llama": 12,
 }
 """Graphs of each family in the shipped benchmark set, drawn from seeds 0, 1, ...; family X is in module X."""

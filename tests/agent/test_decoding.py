@@ -29,7 +29,7 @@ def policy() -> Policy:
 def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
     problem = random_problem(3)
     placements = decode(policy, problem, n_samples=n_samples, walks=Walks(mdp))
-    assert placements.shape == (max(n_samples, 1), problem.graph.n_ops)
+    assert placements.shape == (1 + n_samples, problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:
         check_placement(problem.graph, problem.cluster, Placement(device_of))
@@ -45,8 +45,18 @@ def test_the_same_generator_gives_the_same_placements(policy: Policy, n_samples:
 
 
 def test_samples_differ(policy: Policy) -> None:
-    placements = decode(policy, random_problem(1), n_samples=8, rng=np.random.default_rng(0))
+    placements = decode(policy, random_problem(1), n_samples=8, greedy=False)
+    assert len(placements) == 8
     assert len(np.unique(placements, axis=0)) > 1
+
+
+@pytest.mark.parametrize("n_samples", [1, 80])
+def test_the_greedy_placement_comes_before_the_drawn_ones(policy: Policy, n_samples: int) -> None:
+    problems = [random_problem(seed, n_ops=20 + 10 * seed) for seed in range(3)]
+    together = decode_many(policy, problems, n_samples=n_samples)
+    for problem, placements in zip(problems, together, strict=True):
+        assert placements.shape == (1 + n_samples, problem.graph.n_ops)
+        np.testing.assert_array_equal(placements[:1], decode(policy, problem))
 
 
 def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:

@@ -21,6 +21,7 @@ from graphs.families import (
     moe,
     nmt,
     ptb,
+    randwire,
     resnet,
     transformer,
     vit,
@@ -62,6 +63,7 @@ def test_a_seed_always_draws_the_same_model_and_seeds_differ(name: str) -> None:
 def test_every_family_has_as_many_draws_as_the_study_needs() -> None:
     assert all(FAMILIES[name] >= 32 for name in ("cifar10", "ptb", "nmt"))
     assert all(12 <= FAMILIES[name] <= 16 for name in ("resnet", "inception", "gpt", "bert", "vit", "moe"))
+    assert FAMILIES["randwire"] >= 32
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
@@ -96,6 +98,34 @@ def test_a_cell_of_identities_sums_its_inputs() -> None:
     cell.calibrate, cell.project = nn.ModuleList([nn.Identity(), nn.Identity()]), nn.Identity()
     before, last = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
     torch.testing.assert_close(cell(before, last), 2 * (before + last))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 12, 40])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_wiring_joins_nodes_to_earlier_ones(nodes: int, seed: int) -> None:
+    wiring = randwire.draw_wiring(np.random.default_rng(seed), nodes)
+    assert len(wiring) == nodes
+    assert all(source < node for node, sources in enumerate(wiring) for source in sources)
+    assert wiring == randwire.draw_wiring(np.random.default_rng(seed), nodes)
+
+
+def test_randwire_draws_every_kind_of_network_and_wirings_of_several_sources() -> None:
+    modules = [draw("randwire", seed)[0] for seed in range(FAMILIES["randwire"])]
+    kinds = [randwire.WordNetwork, randwire.RecurrentNetwork]
+    counts = [sum(isinstance(module, kind) for module in modules) for kind in kinds]
+    assert min(*counts, len(modules) - sum(counts)) >= 8
+    stages = [part for module in modules for part in module.modules() if isinstance(part, randwire.Stage)]
+    assert sum(any(len(sources) > 2 for sources in stage.wiring) for stage in stages) >= 10
+
+
+def test_a_randomly_wired_stage_sums_what_its_nodes_read_and_averages_what_none_reads() -> None:
+    double = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        double.weight.copy_(2 * torch.eye(3))
+    stage = randwire.Stage(((), (0,), (0, 1), ()), [double] * 4)
+    assert stage.leaves == [2, 3]
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(stage(x), (2 * (2 * x + 4 * x) + 2 * x) / 2)
 
 
 def test_a_recurrent_cell_with_closed_gates_keeps_its_state() -> None:

@@ -11,7 +11,7 @@ MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
 STARTS = ("best", "single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
-SIGHTS = ("lookahead", "state")
+SIGHTS = ("outlook", "lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")
 
 
@@ -47,7 +47,9 @@ class TrainConfig:
     passes: int = _option(2, "times that `improve` visits every op", least=1, most=100)
     encoder: str = _option("sage", "graph encoder")
     sight: str = _option(
-        "lookahead", "what the policy sees of a device: what it would do, or its state alone", choices=SIGHTS
+        "outlook",
+        "what the policy sees of a device: its state; also what it would do; also for the op's consumers",
+        choices=SIGHTS,
     )
     reward: str = _option("simulated", "what times a placement", choices=REWARDS, planned=("measured",))
     context: str = _option(

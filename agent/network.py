@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from agent.encoders import ENCODERS
 from agent.graph_batch import GraphBatch
-from envs.lookahead import N_DEVICE_FEATURES, STATE_FEATURES
+from envs.lookahead import N_DEVICE_FEATURES, N_SIMULATED_FEATURES, STATE_FEATURES
 
 SIGHTS: dict[str, tuple[int, ...]] = {
-    "lookahead": tuple(range(N_DEVICE_FEATURES)),
+    "outlook": tuple(range(N_DEVICE_FEATURES)),
+    "lookahead": tuple(range(N_SIMULATED_FEATURES)),
     "state": STATE_FEATURES,
 }
 """What a policy may know of the devices: positions in `DEVICE_FEATURES`."""
@@ -94,8 +95,9 @@ class PlacementNetwork(nn.Module):
         return self._score(self._first_layers(context, devices, usable)[0], devices)
 
     def _visible(self, devices: Tensor) -> Tensor:
-        sight = self.shape.sight
-        return devices if sight == "lookahead" else devices[..., SIGHTS[sight]]
+        sight = SIGHTS[self.shape.sight]
+        first = len(sight)
+        return devices[..., :first] if sight == tuple(range(first)) else devices[..., sight]
 
     def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.jit import kernel
 from envs.kernels import Timeline, copy, inputs_ready, peak_memory, run, run_op
@@ -37,11 +38,17 @@ DEVICE_FEATURES = (
     "slowness of the device",
     "step time so far",
     "share of the walk done",
+    "seconds to send the outputs to their placed consumers",
+    "share of what the unplaced consumers read otherwise that is there",
+    "seconds of transfers that the unplaced consumers need at best, over the least",
+    "finish of the last unplaced consumer at best, over the earliest",
 )
 """One row per candidate device; times are in mean op times and squashed to sign(x) log(1 + |x|)."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
 STATE_FEATURES = (9, 10, 11, 12, 13, 14, 18, 20)
 """Positions in `DEVICE_FEATURES` of what can be told without simulating or asking where neighbours are."""
+N_SIMULATED_FEATURES = 21
+"""How many come first in `DEVICE_FEATURES`; those after them look beyond the op, to its consumers."""
 
 
 class WalkArrays(NamedTuple):
@@ -78,6 +85,13 @@ class Trial(NamedTuple):
     inputs_there: FloatArray  # share of bytes
     outputs_there: FloatArray  # share of bytes
     transfer_s: FloatArray
+    send_s: FloatArray  # of the outputs, to placed consumers
+    others_there: FloatArray  # share of bytes that unplaced consumers read from elsewhere
+    gather_s: FloatArray  # transfers that unplaced consumers need at best
+    onward_s: FloatArray  # finish of the last unplaced consumer at best
+    moved_s: FloatArray  # room for one consumer
+    met_s: FloatArray  # room for one consumer
+    reached: NDArray[np.bool_]  # room for one tensor
     link_free: FloatArray
     timeline: Timeline
 
@@ -202,6 +216,84 @@ def neighbours(p, episode, op, trial):
 
 
 @kernel
+def outlook(w, p, episode, op, trial):
+    """Fill in what the outputs cost: to be sent, and to meet what their unplaced consumers read otherwise.
+
+    Each of those consumers is thought to go where it fares best. To look one op beyond the one at hand is an
+    idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
+    """
+    n_devices, unit = len(p.memory), w.unit_of[op]
+    for device in range(n_devices):
+        trial.send_s[device] = trial.others_there[device] = trial.gather_s[device] = 0.0
+        trial.onward_s[device] = trial.finish_s[device]
+    others = 0.0
+    for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
+        tensor = p.output_item[k]
+        trial.reached[:] = False
+        for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+            consumer = p.consumer_item[j]
+            target = episode.device_of[consumer]
+            if target >= 0:
+                if not trial.reached[target]:
+                    trial.reached[target] = True
+                    for device in range(n_devices):
+                        trial.send_s[device] += transfer_seconds(p, p.size[tensor], device, target)
+            elif w.unit_of[consumer] != unit:
+                others += look_at_consumer(w, p, episode, consumer, tensor, unit, trial)
+    least = np.inf
+    for device in range(n_devices):
+        least = min(least, trial.gather_s[device])
+    for device in range(n_devices):
+        trial.gather_s[device] -= least
+        if others > 0.0:
+            trial.others_there[device] /= others
+
+
+@kernel
+def look_at_consumer(w, p, episode, consumer, tensor, unit, trial):
+    """Add what one unplaced consumer of a tensor needs besides; returns the placed bytes of that."""
+    n_devices, timeline = len(p.memory), episode.timeline
+    trial.moved_s[:] = 0.0
+    trial.met_s[:] = 0.0
+    others, along = 0.0, p.size[tensor]
+    for k in range(p.input_ptr[consumer], p.input_ptr[consumer + 1]):
+        other = p.input_item[k]
+        producer = p.producer[other]
+        source = episode.device_of[producer]
+        if other == tensor:
+            continue
+        if source < 0:
+            along += p.size[other] if w.unit_of[producer] == unit else 0.0
+            continue
+        others += p.size[other]
+        trial.others_there[source] += p.size[other]
+        for device in range(n_devices):
+            arrival = timeline.arrival[other * n_devices + device]
+            if arrival < 0.0:
+                seconds = transfer_seconds(p, p.size[other], source, device)
+                trial.moved_s[device] += seconds
+                arrival = timeline.finish[producer] + seconds
+            trial.met_s[device] = max(trial.met_s[device], arrival)
+    for device in range(n_devices):
+        gathered = finish = np.inf
+        for target in range(n_devices):
+            sent = transfer_seconds(p, along, device, target)
+            gathered = min(gathered, trial.moved_s[target] + sent)
+            free = trial.finish_s[device] if target == device else timeline.device_free[target]
+            start = max(trial.finish_s[device] + sent, free, trial.met_s[target])
+            finish = min(finish, start + p.op_seconds[consumer, target])
+        trial.gather_s[device] += gathered if others > 0.0 else 0.0
+        trial.onward_s[device] = max(trial.onward_s[device], finish)
+    return others
+
+
+@kernel
+def transfer_seconds(p, size, source, target):
+    """Seconds that a tensor of some bytes takes over a free link."""
+    return size / p.bandwidth[source, target] + p.latency[source, target] if source != target else 0.0
+
+
+@kernel
 def try_incremental(p, episode, op, trial):
     """Fill in what each candidate would do, from the timeline of the walked prefix."""
     timeline = episode.timeline
@@ -263,7 +355,7 @@ def fill_features(w, p, episode, op, trial, features):
     n_devices = len(p.memory)
     timeline, now = episode.timeline, episode.device_of[op]
     scale = 1.0 / w.scales[0]
-    total = start = finish = ready = free = seconds = np.inf
+    total = start = finish = ready = free = seconds = onward = np.inf
     busy = 0.0
     for device in range(n_devices):
         total = min(total, trial.total_s[device])
@@ -272,6 +364,7 @@ def fill_features(w, p, episode, op, trial, features):
         ready = min(ready, trial.ready_s[device])
         free = min(free, timeline.device_free[device])
         seconds = min(seconds, p.op_seconds[op, device])
+        onward = min(onward, trial.onward_s[device])
         busy += episode.busy[device] / n_devices
     bytes_ = w.unit_bytes[w.unit_of[op]]
     for device in range(n_devices):
@@ -298,6 +391,10 @@ def fill_features(w, p, episode, op, trial, features):
         row[18] = squash(w.slowness[device] - 1.0)
         row[19] = episode.time_s[0] / w.scales[1]
         row[20] = episode.state[0] / len(episode.walk)
+        row[21] = squash(trial.send_s[device] * scale)
+        row[22] = trial.others_there[device]
+        row[23] = squash(trial.gather_s[device] * scale)
+        row[24] = squash((trial.onward_s[device] - onward) * scale)
 
 
 @kernel
@@ -325,6 +422,7 @@ def observe(w, p, episode, trial, improving, features, mask):
     else:
         try_full(w, p, episode, op, trial, improving)
     neighbours(p, episode, op, trial)
+    outlook(w, p, episode, op, trial)
     fill_features(w, p, episode, op, trial, features)
     return fill_mask(w, p, episode, op, mask)
 

@@ -125,13 +125,14 @@ def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
     torch.manual_seed(0)
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
     policy.set_problems(problems)
+    torch.nn.init.zeros_(policy.network.actor[-1].weight)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 
     def mean_ratio() -> float:
         times = [simulate_problem(each, decode(policy, each)[0]).total_s / each.scale_s for each in problems]
         return float(np.mean(times))
 
-    before = mean_ratio()
+    assert mean_ratio() == 1.0, "what knows no difference puts everything on the first device"
     for number in range(40):
         rng = np.random.default_rng(number)
         placed = practise(policy, problems, order="topo", rng=rng)
@@ -139,13 +140,14 @@ def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
         lessons = demonstrated(problems, placed, orders=("topo",), seed=(0, number))
         teacher = Teacher(lessons, (0, number))
         teacher.epoch(0, policy, optimizer, max_grad_norm=1.0)
-    assert mean_ratio() < 0.3 < before
+    assert mean_ratio() < 0.3
 
 
 def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     torch.manual_seed(0)
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
     policy.set_problems(problems)
+    torch.nn.init.zeros_(policy.network.actor[-1].weight)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     lessons = demonstrated(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
     teacher = Teacher(lessons, (0,))

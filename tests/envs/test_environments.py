@@ -174,6 +174,38 @@ def test_features_of_a_hand_made_instance() -> None:
         np.testing.assert_allclose(table[:, DEVICE_FEATURES.index(name)], values, rtol=1e-6, err_msg=name)
 
 
+def test_the_outlook_of_a_hand_made_instance() -> None:
+    """The output of b goes to d, placed with a, and to c, which also reads a's output and b's weight."""
+    graph = build_graph(
+        "outlook",
+        "",
+        [
+            {"name": "a", "seconds": {"gpu": 1.0}, "colocate": 0},
+            {"name": "weight", "type": "parameter", "seconds": {"gpu": 0.0}, "colocate": 1},
+            {"name": "b", "seconds": {"gpu": 1.0}, "colocate": 1},
+            {"name": "c", "seconds": {"gpu": 1.0}},
+            {"name": "d", "seconds": {"gpu": 1.0}, "colocate": 0},
+        ],
+        [(0, 16.0, [3]), (1, 3.0, [2, 3]), (2, 4.0, [3, 4]), (3, 1.0, [4])],
+    )
+    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
+    problem = Problem(graph, Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25)))
+    env = PlacementEnv([problem])
+    env.reset(seed=0)
+    seen = env.step(np.int64(1))[0]
+    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+    share = table["share of what the unplaced consumers read otherwise that is there"]
+    np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
+    send = table["seconds to send the outputs to their placed consumers"]
+    np.testing.assert_allclose(send, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
+    # From another device 7 bytes, output and parameter, go to a's output sooner than its 16 bytes come.
+    gather = table["seconds of transfers that the unplaced consumers need at best, over the least"]
+    np.testing.assert_allclose(gather, np.log1p([1.125, 0.0, 1.125]), rtol=1e-6)
+    # After a on y until 1 s, b there ends at 2 and c at 3; elsewhere b ends at 1, sends, and c at 3.125.
+    onward = table["finish of the last unplaced consumer at best, over the earliest"]
+    np.testing.assert_allclose(onward, np.log1p([0.125, 0.0, 0.125]), rtol=1e-5)
+
+
 def test_a_device_without_room_is_masked_and_refused() -> None:
     env = PlacementEnv([chain_problem(memory_bytes=15.0)])
     env.reset(seed=0)

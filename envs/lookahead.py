@@ -51,6 +51,10 @@ N_SIMULATED_FEATURES = 21
 """How many come first in `DEVICE_FEATURES`; those after them look beyond the op, to its consumers."""
 
 
+LONGEST_CHAIN = 8
+"""Ops that the outlook follows until one reads something that is placed."""
+
+
 class WalkArrays(NamedTuple):
     """What a walk needs to know of a problem beyond its simulation."""
 
@@ -251,7 +255,48 @@ def outlook(w, p, episode, op, trial):
 
 @kernel
 def look_at_consumer(w, p, episode, consumer, tensor, unit, trial):
-    """Add what one unplaced consumer of a tensor needs besides; returns the placed bytes of that."""
+    """Add what one unplaced consumer of a tensor needs besides; returns the placed bytes of that.
+
+    Where it reads nothing placed besides, the bytes are those that the first op down its chain reads.
+    """
+    n_devices, timeline = len(p.memory), episode.timeline
+    along, others = gather(w, p, episode, consumer, tensor, unit, trial)
+    for device in range(n_devices):
+        finish = np.inf
+        for target in range(n_devices):
+            sent = transfer_seconds(p, along, device, target)
+            free = trial.finish_s[device] if target == device else timeline.device_free[target]
+            start = max(trial.finish_s[device] + sent, free, trial.met_s[target])
+            finish = min(finish, start + p.op_seconds[consumer, target])
+        trial.onward_s[device] = max(trial.onward_s[device], finish)
+    for _ in range(LONGEST_CHAIN):
+        if others > 0.0 or p.output_ptr[consumer] == p.output_ptr[consumer + 1]:
+            break
+        tensor = p.output_item[p.output_ptr[consumer]]
+        if p.consumer_ptr[tensor] == p.consumer_ptr[tensor + 1]:
+            break
+        consumer = p.consumer_item[p.consumer_ptr[tensor]]
+        if episode.device_of[consumer] >= 0:
+            break
+        along, others = gather(w, p, episode, consumer, tensor, unit, trial)
+    if others > 0.0:
+        for device in range(n_devices):
+            least = np.inf
+            for target in range(n_devices):
+                least = min(least, trial.moved_s[target] + transfer_seconds(p, along, device, target))
+            trial.gather_s[device] += least
+    return others
+
+
+@kernel
+def gather(w, p, episode, consumer, tensor, unit, trial):
+    """See what else a consumer of a tensor reads.
+
+    Fills `moved_s`, transfers to bring what is placed to a device, and `met_s`, when it would be there.
+
+    Returns:
+        Bytes of the tensor and of what goes along with it, as the unit decides for it; bytes that are placed.
+    """
     n_devices, timeline = len(p.memory), episode.timeline
     trial.moved_s[:] = 0.0
     trial.met_s[:] = 0.0
@@ -274,17 +319,7 @@ def look_at_consumer(w, p, episode, consumer, tensor, unit, trial):
                 trial.moved_s[device] += seconds
                 arrival = timeline.finish[producer] + seconds
             trial.met_s[device] = max(trial.met_s[device], arrival)
-    for device in range(n_devices):
-        gathered = finish = np.inf
-        for target in range(n_devices):
-            sent = transfer_seconds(p, along, device, target)
-            gathered = min(gathered, trial.moved_s[target] + sent)
-            free = trial.finish_s[device] if target == device else timeline.device_free[target]
-            start = max(trial.finish_s[device] + sent, free, trial.met_s[target])
-            finish = min(finish, start + p.op_seconds[consumer, target])
-        trial.gather_s[device] += gathered if others > 0.0 else 0.0
-        trial.onward_s[device] = max(trial.onward_s[device], finish)
-    return others
+    return along, others
 
 
 @kernel

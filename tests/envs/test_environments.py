@@ -206,6 +206,26 @@ def test_the_outlook_of_a_hand_made_instance() -> None:
     np.testing.assert_allclose(onward, np.log1p([0.125, 0.0, 0.125]), rtol=1e-5)
 
 
+def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed() -> None:
+    graph = build_graph(
+        "branches",
+        "",
+        [{"name": name, "seconds": {"gpu": 1.0}} for name in ("left", "right", "on", "further", "join")],
+        [(0, 80.0, [4]), (1, 99.0, [2]), (2, 99.0, [3]), (3, 4.0, [4])],
+    )
+    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
+    problem = Problem(graph, Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25)))
+    env = PlacementEnv([problem])
+    env.reset(seed=0)
+    seen = env.step(np.int64(1))[0]
+    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+    share = table["share of what the unplaced consumers read otherwise that is there"]
+    np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
+    # The 4 bytes that reach the join go to the 80 that are there already, whatever lies between.
+    gather = table["seconds of transfers that the unplaced consumers need at best, over the least"]
+    np.testing.assert_allclose(gather, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
+
+
 def test_a_device_without_room_is_masked_and_refused() -> None:
     env = PlacementEnv([chain_problem(memory_bytes=15.0)])
     env.reset(seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from graphs.op_graph import IntArray
 
 WIDTH = 64
 """Episodes walked side by side."""
+CULL_EVERY, CULLED = 10, 4
+"""Decisions between two looks at who is behind in a beam; 1 / `CULLED` of the walks are replaced then."""
 TIE = 1e-4
 """Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
 
@@ -77,6 +80,64 @@ def decode_many(
         for (index, drawn), device_of in _walk(walker, batch, waiting, generator, rng):
             found[index].insert(len(found[index]) if drawn else 0, device_of)
     return [np.stack(placements) for placements in found]
+
+
+def decode_beam(
+    policy: Policy,
+    problem: Problem,
+    order: str = "topo",
+    width: int = WIDTH,
+    rng: np.random.Generator | None = None,
+    *,
+    walks: Walks | None = None,
+) -> IntArray:
+    """Placements from walks that do not go alone: those behind are replaced by copies of those ahead.
+
+    All visit the same ops in step, so the step time of what each has placed tells which is ahead. Walks draw
+    their devices, as in a stochastic beam search or a particle filter, but for one that takes the best device
+    at every op and is never replaced while it has room.
+
+    Args:
+        width: how many walks, at least 1.
+        order, rng, walks: as for `decode`.
+
+    Returns:
+        As `decode`, int64 (width, n_ops), the greedy placement first.
+
+    Raises:
+        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+    """
+    rng = rng or np.random.default_rng(0)
+    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    walker = Policy(policy.network)
+    walker.set_problems([problem])
+    batch = EpisodeBatch([problem], width, orders=(order,), **(walks or policy.walks).arguments)
+    batch.begin(0, 0, 0, rng)
+    for episode in range(1, width):
+        batch.fork(0, episode)
+    with torch_threads(1):
+        _walk_together(walker, batch, generator)
+    return np.stack([_complete(batch.ending(episode).device_of, problem) for episode in range(width)])
+
+
+@torch.inference_mode()
+def _walk_together(policy: Policy, batch: EpisodeBatch, generator: torch.Generator) -> None:
+    """Walk to the end of all episodes; one without room goes on as a copy of one that has it."""
+    policy.encode(torch.arange(1))
+    drawn = np.arange(batch.n) > 0
+    decisions = 0
+    while True:
+        _, over = batch.step(_choose(policy, batch, drawn, generator))
+        decisions += 1
+        if over.all():
+            return
+        n_behind = batch.n // CULLED if decisions % CULL_EVERY == 0 else 0
+        if n_behind := max(n_behind, int(over.sum())):
+            ranked = np.argsort(np.where(over, np.inf, batch.time_s()), kind="stable").tolist()
+            ahead = ranked[: min(n_behind, batch.n - n_behind)]
+            for source, target in zip(cycle(ahead), ranked[-n_behind:], strict=False):
+                if drawn[target] or over[target]:
+                    batch.fork(source, target)
 
 
 Kind = tuple[int, bool]

@@ -41,9 +41,10 @@ EVERYTHING = (
     "m-etf",
     "policy",
     "policy-sample",
+    "policy-beam",
     *SEARCHES,
 )
-BRIEFLY = ("heft", "policy", "policy-sample", *SEARCHES)
+BRIEFLY = ("heft", "policy", "policy-sample", "policy-beam", *SEARCHES)
 RIVAL = "annealing"
 RESAMPLES = 2_000
 

@@ -162,6 +162,18 @@ class EpisodeBatch:
                 self._keep_best(episode)
         return self._reward.copy(), self._over.copy()
 
+    def fork(self, source: int, target: int) -> None:
+        """Make one episode a copy of another, its observation included."""
+        state = self._episodes
+        of_env = (self._order_of, self._decisions, self._returns, self._outcome, self._best)
+        arrays = [each for name, each in state._asdict().items() if name != "timeline"]
+        for rows in (*arrays, *state.timeline, *self.observation, *of_env):
+            rows[target] = rows[source]
+
+    def time_s(self) -> NDArray[np.float64]:
+        """Step time of what each episode has placed so far, (n,)."""
+        return self._episodes.time_s[:, 0].copy()
+
     def device_of(self, episode: int) -> IntArray:
         """Devices decided so far in one episode, int (n_ops,); -1 = not yet."""
         n_ops = self.problems[self._episodes.problem[episode]].graph.n_ops

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
+BEAM = 63
+"""Walks of `policy-beam` beside the greedy one, where the budget allows."""
 FIRST_TEMPERATURE = 3e-4
 """Of `policy-refine`, in units of a step on the fastest single device."""
 
@@ -36,8 +38,13 @@ def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, o
     _walk_until_it_fits(search, rng, policy, order, WALKS)
 
 
+def policy_beam(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """The best of many walks side by side, of which those behind become copies of those ahead."""
+    _walk_until_it_fits(search, rng, policy, order, BEAM, beam=True)
+
+
 def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """Annealing from the best that the heuristics and `policy-sample` find; so never worse than any of them.
+    """Annealing from the best that the heuristics and a small `policy-beam` find; so never worse than those.
 
     It begins cooler than annealing from nothing does, so as not to lose what it begins with.
     """
@@ -45,12 +52,18 @@ def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, o
         if not heuristic.uses_rng and search.left:
             heuristic.strategy(search, rng)
     if search.left:
-        policy_sample(search, rng, policy=policy, order=order)
+        _walk_until_it_fits(search, rng, policy, order, WALKS, beam=True)
     walk(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)
 
 
 def _walk_until_it_fits(
-    search: Search, rng: np.random.Generator, policy: Policy, order: str, samples: int
+    search: Search,
+    rng: np.random.Generator,
+    policy: Policy,
+    order: str,
+    samples: int,
+    *,
+    beam: bool = False,
 ) -> None:
     """A greedy walk and, within the budget, drawn ones beside it; with less memory until one fits.
 
@@ -68,7 +81,7 @@ def _walk_until_it_fits(
             return
         cost = walks.evaluations(problem)
         drawn = min(search.left // (1 + cost) - 1, samples)
-        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0))
+        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0), beam=beam)
         over_bytes = search.score(found)[:, 1]
         if (over_bytes == 0.0).any() or not search.left or trial == TRIALS:
             return
@@ -84,14 +97,19 @@ def _walk(
     tight: Problem,
     walks: Walks,
     samples: int,
+    *,
+    beam: bool,
 ) -> IntArray:
     """Complete placements from a greedy walk and drawn ones with less memory, (1 + samples, n_ops)."""
-    from agent.decoding import decode
+    from agent.decoding import decode, decode_beam
 
     problem = search.problem
     search.spend((1 + samples) * walks.evaluations(problem))
     try:
-        found = decode(policy, tight, order=order, n_samples=samples, rng=rng, walks=walks)
+        if beam:
+            found = decode_beam(policy, tight, order=order, width=1 + samples, rng=rng, walks=walks)
+        else:
+            found = decode(policy, tight, order=order, n_samples=samples, rng=rng, walks=walks)
     except NoRoomError:
         found = np.full((1, problem.graph.n_ops), -1)
     return np.stack([complete(problem, device_of) for device_of in found])
@@ -122,7 +140,12 @@ class LearnedStrategy(Protocol):
 
 
 LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(
-    {"policy": policy_greedy, "policy-sample": policy_sample, "policy-refine": policy_refine}
+    {
+        "policy": policy_greedy,
+        "policy-sample": policy_sample,
+        "policy-beam": policy_beam,
+        "policy-refine": policy_refine,
+    }
 )
 """Placers that need a policy, by name."""
 

@@ -7,13 +7,16 @@ import pytest
 import torch
 from placement_cases import make_cluster, random_problem, training_graph
 
-from agent.decoding import decode, decode_many
+from agent.decoding import decode, decode_beam, decode_many
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape
 from agent.walks import Walks
 from envs.placement import Placement, check_placement
 from envs.problem import Problem
+from envs.simulator import simulate_problem
+from graphs import build_graph
+from graphs.op_graph import IntArray
 
 
 @pytest.fixture
@@ -78,3 +81,44 @@ def test_a_walk_without_room_is_completed(policy: Policy) -> None:
     tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
     placements = decode(policy, tight, n_samples=8, rng=np.random.default_rng(0))
     assert ((placements >= 0) & (placements < 2)).all()
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
+    policy: Policy, mdp: str, order: str
+) -> None:
+    problem = random_problem(3)
+    first, second = (
+        decode_beam(policy, problem, order, 9, np.random.default_rng(5), walks=Walks(mdp)) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert first.shape == (9, problem.graph.n_ops)
+    for device_of in first:
+        check_placement(problem.graph, problem.cluster, Placement(device_of))
+
+
+def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
+    problem = random_problem(1, n_ops=60)
+    np.testing.assert_array_equal(decode_beam(policy, problem, width=20)[:1], decode(policy, problem))
+    np.testing.assert_array_equal(decode_beam(policy, problem, width=1), decode(policy, problem))
+
+
+def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
+    def mean_s(problem: Problem, placements: IntArray) -> float:
+        return float(np.mean([simulate_problem(problem, device_of).total_s for device_of in placements]))
+
+    problems = [random_problem(seed, n_ops=80) for seed in range(5)]
+    alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
+    in_beam = [mean_s(each, decode_beam(policy, each, width=32)) for each in problems]
+    assert (np.array(in_beam) < 0.95 * np.array(alone)).all()
+
+
+def test_a_walk_in_a_beam_that_has_no_room_goes_on_as_another(policy: Policy) -> None:
+    """Two ops of 2 bytes after four of 1 on two devices of 4 bytes: walks that put three together fail."""
+    ops = [{"name": str(op), "flops": 1e9, "resident_bytes": float(size)} for op, size in enumerate("111122")]
+    problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
+    alone = decode(policy, problem, n_samples=40, greedy=False)
+    assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
+    in_beam = decode_beam(policy, problem, width=40)
+    assert all(simulate_problem(problem, device_of).fits for device_of in in_beam)

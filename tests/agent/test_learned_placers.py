@@ -51,13 +51,21 @@ def test_same_seed_same_placement(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "evaluations", "used"), [("policy", 10, 1), ("policy-sample", 10, 10), ("policy-sample", 1, 1)]
+    ("name", "evaluations", "used"),
+    [
+        ("policy", 10, 1),
+        ("policy-sample", 10, 10),
+        ("policy-sample", 1, 1),
+        ("policy-beam", 100, 64),
+        ("policy-beam", 10, 10),
+        ("policy-beam", 1, 1),
+    ],
 )
 def test_budget_is_kept(name, evaluations, used):
     assert place(name, evaluations=evaluations).evaluations == used
 
 
-@pytest.mark.parametrize("name", ["policy", "policy-sample"])
+@pytest.mark.parametrize("name", ["policy", "policy-sample", "policy-beam"])
 @pytest.mark.parametrize("start", ["best", "heft", "single"])
 @pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
@@ -72,7 +80,9 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
     a_pass = len(PROBLEM.graph.groups) * (PROBLEM.n_devices - 1)
     passes = min(2, (evaluations - 1) // a_pass)
     walks = evaluations // (passes * a_pass + 1) if passes else 1
-    expected = min(walks, 1 + (name == "policy-sample") * 16) * (passes * a_pass + 1)
+    expected = min(walks, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
+        passes * a_pass + 1
+    )
     assert found.evaluations == expected
 
 
@@ -175,11 +185,11 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     walked_with = []
 
-    def decode(policy, problem, **_):
+    def decode_beam(policy, problem, **_):
         walked_with.append(problem.cluster.memory_bytes.tolist())
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode", decode)
+        patch.setattr(decoding, "decode_beam", decode_beam)
         assert place("policy-refine", evaluations=100, problem=problem).feasible
     assert len(walked_with) > 2

@@ -321,3 +321,27 @@ def test_vec_env_resumes_its_draws() -> None:
     again.load_state_dict(state)
     for one, other in zip(run(env), run(again), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> None:
+    problems = some_problems()[1:]
+    batch = EpisodeBatch(problems, 2, orders=(order,), mdp=mdp)
+    rng = np.random.default_rng(0)
+    for episode, problem in enumerate((2, 0)):
+        batch.begin(episode, problem, 0, rng)
+    for _ in range(5):
+        batch.step(batch.observation.mask.argmax(axis=1))
+    batch.fork(0, 1)
+    over = np.zeros(2, dtype=bool)
+    while not over.any():
+        for seen in batch.observation:
+            np.testing.assert_array_equal(seen[0], seen[1])
+        np.testing.assert_array_equal(batch.device_of(0), batch.device_of(1))
+        assert batch.time_s()[0] == batch.time_s()[1]
+        _, over = batch.step(np.array([1, 1]))
+    assert over.all()
+    first, second = batch.ending(0), batch.ending(1)
+    assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
+    assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -33,6 +34,7 @@ def decode(
     rng: np.random.Generator | None = None,
     *,
     greedy: bool = True,
+    beam: bool = False,
     walks: Walks | None = None,
 ) -> IntArray:
     """Placements of one problem.
@@ -42,6 +44,9 @@ def decode(
         n_samples: how many placements to draw.
         rng: source of randomness; without it, one of a fixed seed.
         greedy: whether a placement that takes the best device at every op comes before those drawn.
+        beam: whether walks that fall behind are replaced by copies of those ahead, as in a stochastic beam
+            search or a particle filter. All visit the same ops in step, so the step time of what each has
+            placed tells who is ahead. The greedy one stays while it has room.
         walks: how to walk; by default as the policy does.
 
     Returns:
@@ -51,7 +56,7 @@ def decode(
     Raises:
         WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
     """
-    return decode_many(policy, [problem], order, n_samples, rng, greedy=greedy, walks=walks)[0]
+    return decode_many(policy, [problem], order, n_samples, rng, greedy=greedy, beam=beam, walks=walks)[0]
 
 
 def decode_many(
@@ -62,6 +67,7 @@ def decode_many(
     rng: np.random.Generator | None = None,
     *,
     greedy: bool = True,
+    beam: bool = False,
     walks: Walks | None = None,
 ) -> list[IntArray]:
     """`decode` for many problems, walked side by side; one array per problem."""
@@ -71,109 +77,90 @@ def decode_many(
     walker.set_problems(problems)
     kinds = [False] * greedy + [True] * n_samples
     # Longest first, so that no long walk is begun when the others are about to end.
-    longest_first = sorted(range(len(problems)), key=lambda index: -problems[index].graph.n_ops)
-    waiting = [(index, drawn) for index in reversed(longest_first) for drawn in reversed(kinds)]
-    width, walks = min(WIDTH, len(waiting)), walks or policy.walks
-    batch = EpisodeBatch(problems, width, orders=(order,), **walks.arguments)
+    last_to_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
+    members = [kinds] if beam else [[drawn] for drawn in reversed(kinds)]
+    waiting = [Team(index, np.array(each)) for index in last_to_first for each in members]
+    n_teams = min(max(WIDTH // len(members[0]), 1), len(waiting))
+    arguments = (walks or policy.walks).arguments
+    batch = EpisodeBatch(problems, n_teams * len(members[0]), orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
-        for (index, drawn), device_of in _walk(walker, batch, waiting, generator, rng):
-            found[index].insert(len(found[index]) if drawn else 0, device_of)
+        for team, placements in _walk(walker, batch, waiting, generator, rng):
+            before = found[team.problem]
+            before[:] = [*before, *placements] if team.drawn[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]
 
 
-def decode_beam(
-    policy: Policy,
-    problem: Problem,
-    order: str = "topo",
-    width: int = WIDTH,
-    rng: np.random.Generator | None = None,
-    *,
-    walks: Walks | None = None,
-) -> IntArray:
-    """Placements from walks that do not go alone: those behind are replaced by copies of those ahead.
+@dataclass(frozen=True, eq=False)
+class Team:
+    """Walks of one problem that begin together and visit the same ops.
 
-    All visit the same ops in step, so the step time of what each has placed tells which is ahead. Walks draw
-    their devices, as in a stochastic beam search or a particle filter, but for one that takes the best device
-    at every op and is never replaced while it has room.
-
-    Args:
-        width: how many walks, at least 1.
-        order, rng, walks: as for `decode`.
-
-    Returns:
-        As `decode`, int64 (width, n_ops), the greedy placement first.
-
-    Raises:
-        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+    Attributes:
+        problem: its index.
+        drawn: whether a walk draws its devices, bool (n_walks,); else it takes the best.
     """
-    rng = rng or np.random.default_rng(0)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    walker = Policy(policy.network)
-    walker.set_problems([problem])
-    batch = EpisodeBatch([problem], width, orders=(order,), **(walks or policy.walks).arguments)
-    batch.begin(0, 0, 0, rng)
-    for episode in range(1, width):
-        batch.fork(0, episode)
-    with torch_threads(1):
-        _walk_together(walker, batch, generator)
-    return np.stack([_complete(batch.ending(episode).device_of, problem) for episode in range(width)])
 
-
-@torch.inference_mode()
-def _walk_together(policy: Policy, batch: EpisodeBatch, generator: torch.Generator) -> None:
-    """Walk to the end of all episodes; one without room goes on as a copy of one that has it."""
-    policy.encode(torch.arange(1))
-    drawn = np.arange(batch.n) > 0
-    decisions = 0
-    while True:
-        _, over = batch.step(_choose(policy, batch, drawn, generator))
-        decisions += 1
-        if over.all():
-            return
-        n_behind = batch.n // CULLED if decisions % CULL_EVERY == 0 else 0
-        if n_behind := max(n_behind, int(over.sum())):
-            ranked = np.argsort(np.where(over, np.inf, batch.time_s()), kind="stable").tolist()
-            ahead = ranked[: min(n_behind, batch.n - n_behind)]
-            for source, target in zip(cycle(ahead), ranked[-n_behind:], strict=False):
-                if drawn[target] or over[target]:
-                    batch.fork(source, target)
-
-
-Kind = tuple[int, bool]
-"""A problem, and whether its devices are drawn."""
+    problem: int
+    drawn: NDArray[np.bool_]
 
 
 @torch.inference_mode()
 def _walk(
     policy: Policy,
     batch: EpisodeBatch,
-    waiting: list[Kind],
+    waiting: list[Team],
     generator: torch.Generator | None,
     rng: np.random.Generator,
-) -> list[tuple[Kind, IntArray]]:
-    """Walk all that wait (the last first); what was walked and its placement, as they end."""
-    shortest, wanted = waiting[0], len(waiting)
+) -> list[tuple[Team, list[IntArray]]]:
+    """Let all teams walk that wait (the last first); the teams with their placements, as they end."""
     policy.encode(torch.arange(len(policy.bank)))
-    found: list[tuple[Kind, IntArray]] = []
-    walked = [waiting.pop() for _ in range(batch.n)]
-    drawn = np.array([each for _, each in walked])
-    counts = np.ones(batch.n, dtype=bool)
-    for episode, (problem, _) in enumerate(walked):
-        batch.begin(episode, problem, 0, rng)
+    found: list[tuple[Team, list[IntArray]]] = []
+    shortest, wanted, size = waiting[0], len(waiting), len(waiting[0].drawn)
+    teams = [waiting.pop() for _ in range(batch.n // size)]
+    counts = np.ones(len(teams), dtype=bool)
+    drawn = np.stack([team.drawn for team in teams])
+    decisions = np.zeros(len(teams), dtype=np.int64)
+
+    def begin(number: int, team: Team) -> None:
+        batch.begin(number * size, team.problem, 0, rng)
+        for episode in range(number * size + 1, (number + 1) * size):
+            batch.fork(number * size, episode)
+        teams[number], drawn[number], decisions[number] = team, team.drawn, 0
+
+    for number, team in enumerate(teams):
+        begin(number, team)
     while len(found) < wanted:
-        _, over = batch.step(_choose(policy, batch, drawn, generator))
-        for episode in np.flatnonzero(over).tolist():
-            problem, _ = walked[episode]
-            if counts[episode]:
-                device_of = batch.ending(episode).device_of
-                found.append((walked[episode], _complete(device_of, batch.problems[problem])))
-            # Every episode has to go on; what is walked when nothing waits is not looked at.
-            counts[episode] = bool(waiting)
-            walked[episode] = waiting.pop() if waiting else shortest
-            problem, drawn[episode] = walked[episode]
-            batch.begin(episode, problem, 0, rng)
+        _, flat = batch.step(_choose(policy, batch, drawn.ravel(), generator))
+        over = flat.reshape(drawn.shape)
+        decisions += 1
+        ended = over.all(axis=1)
+        if size > 1:
+            due = decisions % CULL_EVERY == 0
+            for number in np.flatnonzero(~ended & (over.any(axis=1) | due)).tolist():
+                _cull(batch, number * size, over[number], drawn[number], behind=bool(due[number]))
+        for number in np.flatnonzero(ended).tolist():
+            if counts[number]:
+                problem = batch.problems[teams[number].problem]
+                episodes = range(number * size, (number + 1) * size)
+                placements = [_complete(batch.ending(each).device_of, problem) for each in episodes]
+                found.append((teams[number], placements))
+            # Every team has to go on; what is walked when nothing waits is not looked at.
+            counts[number] = bool(waiting)
+            begin(number, waiting.pop() if waiting else shortest)
     return found
+
+
+def _cull(
+    batch: EpisodeBatch, first: int, over: NDArray[np.bool_], drawn: NDArray[np.bool_], *, behind: bool
+) -> None:
+    """Replace walks of a team that have no room, and if asked those behind, by copies of those ahead."""
+    size = len(over)
+    n_behind = max(size // CULLED if behind else 0, int(over.sum()))
+    ahead_first = np.argsort(np.where(over, np.inf, batch.time_s()[first : first + size]), kind="stable")
+    sources = cycle(ahead_first[: min(n_behind, size - n_behind)].tolist())
+    for source, target in zip(sources, ahead_first[size - n_behind :].tolist(), strict=False):
+        if drawn[target] or over[target]:
+            batch.fork(first + source, first + target)
 
 
 def _choose(

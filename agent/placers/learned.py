@@ -101,15 +101,12 @@ def _walk(
     beam: bool,
 ) -> IntArray:
     """Complete placements from a greedy walk and drawn ones with less memory, (1 + samples, n_ops)."""
-    from agent.decoding import decode, decode_beam
+    from agent.decoding import decode
 
     problem = search.problem
     search.spend((1 + samples) * walks.evaluations(problem))
     try:
-        if beam:
-            found = decode_beam(policy, tight, order=order, width=1 + samples, rng=rng, walks=walks)
-        else:
-            found = decode(policy, tight, order=order, n_samples=samples, rng=rng, walks=walks)
+        found = decode(policy, tight, order=order, n_samples=samples, rng=rng, beam=beam, walks=walks)
     except NoRoomError:
         found = np.full((1, problem.graph.n_ops), -1)
     return np.stack([complete(problem, device_of) for device_of in found])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from placement_cases import make_cluster, random_problem, training_graph
 
-from agent.decoding import decode, decode_beam, decode_many
+from agent.decoding import decode, decode_many
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import current_shape
@@ -90,7 +90,8 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
 ) -> None:
     problem = random_problem(3)
     first, second = (
-        decode_beam(policy, problem, order, 9, np.random.default_rng(5), walks=Walks(mdp)) for _ in range(2)
+        decode(policy, problem, order, 8, np.random.default_rng(5), beam=True, walks=Walks(mdp))
+        for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)
     assert first.shape == (9, problem.graph.n_ops)
@@ -99,9 +100,12 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
 
 
 def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
-    problem = random_problem(1, n_ops=60)
-    np.testing.assert_array_equal(decode_beam(policy, problem, width=20)[:1], decode(policy, problem))
-    np.testing.assert_array_equal(decode_beam(policy, problem, width=1), decode(policy, problem))
+    problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
+    for n_samples in (0, 19):
+        together = decode_many(policy, problems, n_samples=n_samples, beam=True)
+        for problem, placements in zip(problems, together, strict=True):
+            assert len(placements) == 1 + n_samples
+            np.testing.assert_array_equal(placements[:1], decode(policy, problem))
 
 
 def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
@@ -110,7 +114,8 @@ def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
 
     problems = [random_problem(seed, n_ops=80) for seed in range(5)]
     alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
-    in_beam = [mean_s(each, decode_beam(policy, each, width=32)) for each in problems]
+    beams = decode_many(policy, problems, n_samples=31, beam=True)
+    in_beam = [mean_s(each, placements) for each, placements in zip(problems, beams, strict=True)]
     assert (np.array(in_beam) < 0.95 * np.array(alone)).all()
 
 
@@ -120,5 +125,5 @@ def test_a_walk_in_a_beam_that_has_no_room_goes_on_as_another(policy: Policy) ->
     problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
     alone = decode(policy, problem, n_samples=40, greedy=False)
     assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
-    in_beam = decode_beam(policy, problem, width=40)
+    in_beam = decode(policy, problem, n_samples=39, beam=True)
     assert all(simulate_problem(problem, device_of).fits for device_of in in_beam)

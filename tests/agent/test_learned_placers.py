@@ -185,11 +185,11 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     walked_with = []
 
-    def decode_beam(policy, problem, **_):
+    def decode(policy, problem, **_):
         walked_with.append(problem.cluster.memory_bytes.tolist())
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode_beam", decode_beam)
+        patch.setattr(decoding, "decode", decode)
         assert place("policy-refine", evaluations=100, problem=problem).feasible
     assert len(walked_with) > 2

@@ -11,8 +11,8 @@ from agent.placers.units import units_of
 from agent.placers.walk_kernels import OVERFLOW_COST, Walker, anneal
 from envs.kernels import new_pair
 
-FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 1e-5
-"""In units of a step on the fastest single device."""
+FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
+"""In units of a step on the fastest single device: from nothing, from a good placement, at the end."""
 
 
 @placer("annealing", uses_rng=True)
@@ -49,6 +49,11 @@ def walk(search: Search, rng: np.random.Generator, first: float, last: float) ->
         anneal(problem.arrays, units, walker, left, temperature, problem.scale_s, track_memory, rng)
         search.evaluations += left
         search.keep(walker.best, float(walker.best_score[1]), float(walker.best_score[0]))
+
+
+def anneal_from_best(search: Search, rng: np.random.Generator) -> None:
+    """Walk from the best placement of a search until its budget ends, too cool to lose what is there."""
+    walk(search, rng, COOL_TEMPERATURE, LAST_TEMPERATURE)
 
 
 def _walker(search: Search) -> Walker:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agent.placers.annealing import LAST_TEMPERATURE, walk
+from agent.placers.annealing import anneal_from_best
 from agent.placers.base import PLACERS, Placer, Search
 from agent.placers.memory_limits import TRIALS, next_limit
 from envs.problem import NoRoomError, Problem
@@ -24,8 +24,6 @@ WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
 BEAM = 63
 """Walks of `policy-beam` beside the greedy one, where the budget allows."""
-FIRST_TEMPERATURE = 3e-4
-"""Of `policy-refine`, in units of a step on the fastest single device."""
 
 
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
@@ -44,16 +42,13 @@ def policy_beam(search: Search, rng: np.random.Generator, *, policy: Policy, ord
 
 
 def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """Annealing from the best that the heuristics and a small `policy-beam` find; so never worse than those.
-
-    It begins cooler than annealing from nothing does, so as not to lose what it begins with.
-    """
+    """Annealing from the best that the heuristics and a small beam find; so never worse than any of them."""
     for heuristic in PLACERS.values():
         if not heuristic.uses_rng and search.left:
             heuristic.strategy(search, rng)
     if search.left:
         _walk_until_it_fits(search, rng, policy, order, WALKS, beam=True)
-    walk(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)
+    anneal_from_best(search, rng)
 
 
 def _walk_until_it_fits(

@@ -5,7 +5,7 @@ PIP_ARGS ?=
 NAME := $(or $(NAME),default-$(shell date +%Y%m%d-%H%M%S))
 # What `make train` compares on: graphs kept from the training of two families, and two families never trained on.
 UNSEEN := cifar10 gpt inception bert
-PLACERS := single random round-robin contiguous memory-fill heft m-etf annealing policy policy-sample
+PLACERS := single random round-robin contiguous memory-fill heft m-etf annealing policy policy-sample policy-beam
 
 BIN := .venv/bin
 # Named after what the environment was made from, so that it is made anew when that changes and only then.
@@ -40,7 +40,7 @@ readme: setup ## train and compare as the README's table does: three seeds, two 
 	printf '%s\n' 0 1 2 | xargs -P 2 -I@ sh -c 'test -e runs/readme@/result.json || exec $(BIN)/python train_agent.py --config agent/default.json --minutes 20 --threads 1 --seed @ --name readme@'
 	$(COMPARE) --policy runs/readme2 --placers $(PLACERS) policy-refine local-search --budget 10000 --out runs/readme2/at-10000
 	$(COMPARE) --policy runs/readme2 --placers random $(SEARCH) --budget 1000 --out runs/readme2/at-1000
-	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample policy-refine --out runs/readme$$seed/at-10000 || exit; done
+	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample policy-beam policy-refine --out runs/readme$$seed/at-10000 || exit; done
 	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy-refine --budget 1000 --out runs/readme$$seed/at-1000 || exit; done
 	$(BIN)/python -m agent.results_table runs/readme?/at-1* --trained $(TRAINED) --figure tests/benchmarks/results/readme.svg
 

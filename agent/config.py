@@ -60,8 +60,6 @@ class TrainConfig:
     search: int = _option(50_000, "evaluations of the annealing that finds one", least=1)
     imitation_epochs: int = _option(25, "passes over the demonstrations", least=0)
     practice: int = _option(20, "rounds of correcting the policy's own placements after that", least=0)
-    practice_walks: int = _option(1, "walks in a beam whose best is taken in practice", least=1, most=64)
-    practice_search: int = _option(0, "evaluations of the search that improves it", least=0)
     imitation_rate: float = _option(
         2e-3, "learning rate of imitation; falls to `final_learning_rate`", above=0
     )

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.decoding import decode_many
-from agent.placers import PLACERS, Budget, Search
-from agent.placers.annealing import anneal_from_best
+from agent.placers import PLACERS, Budget
 from agent.policy import Policy
 from envs.deviations import deviations
 from envs.problem import Problem
+from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
 
 FAR = 0.02
@@ -104,35 +104,20 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
 
 
 def practise(
-    policy: Policy,
-    problems: Sequence[Problem],
-    *,
-    order: str,
-    walks: int,
-    evaluations: int,
-    rng: np.random.Generator,
+    policy: Policy, problems: Sequence[Problem], *, order: str, rng: np.random.Generator
 ) -> list[Demonstration]:
-    """Let a policy place every problem, and improve what it found; what does not fit in memory is left out.
-
-    To imitate what search makes of the own placements is expert iteration (Anthony et al. 2017,
-    arXiv 1705.08439).
+    """Let a policy place every problem once, drawing each device; what does not fit in memory is left out.
 
     Args:
         order: what it walks in.
-        walks: the best of so many in a beam is taken.
-        evaluations: of the search from there; 0 leaves the placement as it is.
     """
-    found = decode_many(policy, problems, order, n_samples=walks, rng=rng, greedy=False, beam=walks > 1)
-    seed = int(rng.integers(2**32))
+    placements = decode_many(policy, problems, order, n_samples=1, rng=rng, greedy=False)
 
     def judge(index: int) -> Demonstration | None:
-        problem = problems[index]
-        search = Search(problem, Budget(walks + evaluations))
-        search.score(found[index])
-        anneal_from_best(search, np.random.default_rng([seed, index]))
-        if not search.fits or search.best is None:
+        problem, device_of = problems[index], placements[index][0]
+        if not simulate_problem(problem, device_of).fits:
             return None
-        return Demonstration(index, search.best, regrets(problem, search.best))
+        return Demonstration(index, device_of, regrets(problem, device_of))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         judged = pool.map(judge, range(len(problems)))

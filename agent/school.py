@@ -95,14 +95,7 @@ class School:
             return self._descents(1, seed)
         rng = np.random.default_rng(seed)
         order = self._config.order[int(rng.integers(len(self._config.order)))]
-        placed = practise(
-            self._policy,
-            self._problems,
-            order=order,
-            walks=self._config.practice_walks,
-            evaluations=self._config.practice_search,
-            rng=rng,
-        )
+        placed = practise(self._policy, self._problems, order=order, rng=rng)
         return demonstrated(self._problems, placed, orders=(order,), seed=seed)
 
     def _descents(self, repeats: int, seed: Sequence[int]) -> list[Lesson]:

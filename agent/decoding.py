@@ -20,8 +20,9 @@ from graphs.op_graph import IntArray
 
 WIDTH = 64
 """Episodes walked side by side."""
-CULL_EVERY, CULLED = 10, 4
-"""Decisions between two looks at who is behind in a beam; 1 / `CULLED` of the walks are replaced then."""
+CULL_EVERY, MOST_CULLS, CULLED = 10, 256, 4
+"""A beam looks at who is behind every so many decisions, in long walks about so often, as they take long to
+copy; 1 / `CULLED` of the walks are replaced then."""
 TIE = 1e-4
 """Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
 
@@ -120,12 +121,14 @@ def _walk(
     counts = np.ones(len(teams), dtype=bool)
     drawn = np.stack([team.drawn for team in teams])
     decisions = np.zeros(len(teams), dtype=np.int64)
+    cull_every = np.ones(len(teams), dtype=np.int64)
 
     def begin(number: int, team: Team) -> None:
         batch.begin(number * size, team.problem, 0, rng)
         for episode in range(number * size + 1, (number + 1) * size):
             batch.fork(number * size, episode)
         teams[number], drawn[number], decisions[number] = team, team.drawn, 0
+        cull_every[number] = max(CULL_EVERY, batch.problems[team.problem].graph.n_ops // MOST_CULLS)
 
     for number, team in enumerate(teams):
         begin(number, team)
@@ -135,7 +138,7 @@ def _walk(
         decisions += 1
         ended = over.all(axis=1)
         if size > 1:
-            due = decisions % CULL_EVERY == 0
+            due = decisions % cull_every == 0
             for number in np.flatnonzero(~ended & (over.any(axis=1) | due)).tolist():
                 _cull(batch, number * size, over[number], drawn[number], behind=bool(due[number]))
         for number in np.flatnonzero(ended).tolist():

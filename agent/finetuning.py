@@ -88,7 +88,7 @@ def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, print the table; returns 0: done, 1: a training failed or was stopped, 2: wrong input."""
     parser = argparse.ArgumentParser(prog="agent.finetuning", description=__doc__)
-    parser.add_argument("--graphs", nargs="+", default=["nmt-03", "inception-04", "bert-05"], metavar="GRAPH")
+    parser.add_argument("--graphs", nargs="+", default=["nmt-03", "inception-03", "bert-03"], metavar="GRAPH")
     parser.add_argument("--minutes", type=float, default=3, help="of each training, on one core")
     options = parser.parse_args(arguments)
 

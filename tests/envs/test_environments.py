@@ -18,7 +18,8 @@ from envs.placement_env import PlacementEnv
 from envs.presets import get_cluster
 from envs.problem import NoRoomError, Problem
 from envs.simulator import simulate_problem
-from graphs import build_graph
+from graphs import OpGraph, build_graph
+from graphs.op_graph import FloatArray
 from graphs.orders import ORDERS, OrderError, get_order
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -174,6 +175,16 @@ def test_features_of_a_hand_made_instance() -> None:
         np.testing.assert_allclose(table[:, DEVICE_FEATURES.index(name)], values, rtol=1e-6, err_msg=name)
 
 
+def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dict[str, FloatArray]:
+    """By name, one entry per device of three with links of 8 bytes/s and 0.25 s."""
+    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
+    problem = Problem(graph, Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25)))
+    env = PlacementEnv([problem])
+    env.reset(seed=0)
+    seen = env.step(np.int64(1))[0]
+    return dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+
+
 def test_the_outlook_of_a_hand_made_instance() -> None:
     """The output of b goes to d, placed with a, and to c, which also reads a's output and b's weight."""
     graph = build_graph(
@@ -188,12 +199,7 @@ def test_the_outlook_of_a_hand_made_instance() -> None:
         ],
         [(0, 16.0, [3]), (1, 3.0, [2, 3]), (2, 4.0, [3, 4]), (3, 1.0, [4])],
     )
-    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
-    problem = Problem(graph, Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25)))
-    env = PlacementEnv([problem])
-    env.reset(seed=0)
-    seen = env.step(np.int64(1))[0]
-    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+    table = features_after_the_first_op_went_to_the_second_device(graph)
     share = table["share of what the unplaced consumers read otherwise that is there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
     send = table["seconds to send the outputs to their placed consumers"]
@@ -213,12 +219,7 @@ def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed
         [{"name": name, "seconds": {"gpu": 1.0}} for name in ("left", "right", "on", "further", "join")],
         [(0, 80.0, [4]), (1, 99.0, [2]), (2, 99.0, [3]), (3, 4.0, [4])],
     )
-    devices = tuple(Device(name, "gpu", 100.0, 1.0, 1.0, 0.0) for name in "xyz")
-    problem = Problem(graph, Cluster("three", devices, np.full((3, 3), 8.0), np.full((3, 3), 0.25)))
-    env = PlacementEnv([problem])
-    env.reset(seed=0)
-    seen = env.step(np.int64(1))[0]
-    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+    table = features_after_the_first_op_went_to_the_second_device(graph)
     share = table["share of what the unplaced consumers read otherwise that is there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
     # The 4 bytes that reach the join go to the 80 that are there already, whatever lies between.

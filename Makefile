@@ -12,7 +12,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train readme study test lint check bench data
+.PHONY: help setup train study test lint check bench data
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -31,21 +31,8 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 
-# Every graph of the benchmark set that these trainings leave aside, of families they know and of others.
-TRAINED := cifar10 ptb resnet gpt vit moe
-NEVER_SEEN := nmt inception bert
-COMPARE = $(BIN)/python evaluate.py --jobs 2 --families $(TRAINED) $(NEVER_SEEN)
-SEARCH := policy-refine annealing local-search
-readme: setup ## train and compare as the README's table does: three seeds, two at a time, an hour
-	printf '%s\n' 0 1 2 | xargs -P 2 -I@ sh -c 'test -e runs/readme@/result.json || exec $(BIN)/python train_agent.py --config agent/default.json --minutes 20 --threads 1 --seed @ --name readme@'
-	$(COMPARE) --policy runs/readme2 --placers $(PLACERS) policy-refine local-search --budget 10000 --out runs/readme2/at-10000
-	$(COMPARE) --policy runs/readme2 --placers random $(SEARCH) --budget 1000 --out runs/readme2/at-1000
-	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy policy-sample policy-beam policy-refine --out runs/readme$$seed/at-10000 || exit; done
-	for seed in 0 1; do $(COMPARE) --policy runs/readme$$seed --placers policy-refine --budget 1000 --out runs/readme$$seed/at-1000 || exit; done
-	$(BIN)/python -m agent.results_table runs/readme?/at-1* --trained $(TRAINED) --figure tests/benchmarks/results/readme.svg
-
 study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/study.py
-	$(BIN)/python -m agent.study
+	$(BIN)/python -m agent.study --figure tests/benchmarks/results/study.svg
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest

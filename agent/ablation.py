@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from agent.experiments import evaluate_run, exit_code, train_run
-from agent.results_table import NEVER_SEEN, TRAINED, read_evaluation
+from agent.ratios import Comparison, Where, describe, read_trials
 from agent.runs import run_folder
-from agent.study import Ratios, describe
 
 CONFIG = Path(__file__).parent / "ablation.json"
 FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")
 OTHERS = ("nmt", "inception", "bert")
+TRAINED, NEVER_SEEN = "trained families", "families never seen"
 WHOLE = "whole"
 ARMS: dict[str, tuple[str, ...]] = {
     WHOLE: (),
@@ -66,26 +65,26 @@ def evaluate_one(arm: str, seed: int, clusters: Sequence[str]) -> None:
     evaluate_run(words)
 
 
-def log_times(folder: Path) -> dict[str, dict[tuple[str, str], float]]:
+def log_times(folder: Path) -> dict[str, dict[Where, float]]:
     """Logarithm of the greedy step time by graph and cluster: of families known, and of others."""
-    times: dict[str, dict[tuple[str, str], float]] = {TRAINED: {}, NEVER_SEEN: {}}
-    for trial in read_evaluation(folder).trials:
+    times: dict[str, dict[Where, float]] = {TRAINED: {}, NEVER_SEEN: {}}
+    for trial in read_trials(folder):
         if trial.feasible:
             known = TRAINED if trial.family in FAMILIES else NEVER_SEEN
             times[known][trial.graph, trial.cluster] = float(np.log(trial.step_time_s))
     return times
 
 
-def against_whole(arm: str, seeds: Sequence[int]) -> dict[str, Ratios]:
+def against_whole(arm: str, seeds: Sequence[int]) -> dict[str, Comparison]:
     """Compare an arm with the whole policy of the same seed, graph by graph where both fit."""
-    compared: dict[str, Ratios] = {known: defaultdict(list) for known in (TRAINED, NEVER_SEEN)}
+    compared = {known: Comparison() for known in (TRAINED, NEVER_SEEN)}
     for seed in seeds:
         folders = [run_folder(name_of(name, seed)) / EVALUATION for name in (arm, WHOLE)]
         if all(folder.is_dir() for folder in folders):
             own, whole = map(log_times, folders)
-            for known, ratios in compared.items():
+            for known, comparison in compared.items():
                 for where in own[known].keys() & whole[known].keys():
-                    ratios[where].append(own[known][where] - whole[known][where])
+                    comparison.ratios[where].append(own[known][where] - whole[known][where])
     return compared
 
 
@@ -94,7 +93,7 @@ def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
     lines = [["arm", "flags", TRAINED, NEVER_SEEN], ["---"] * 4]
     for arm in arms:
         compared = against_whole(arm, seeds)
-        cells = [describe(compared[known]) for known in (TRAINED, NEVER_SEEN)]
+        cells = [describe(compared[known] if compared[known].ratios else None) for known in compared]
         lines.append([arm, f"`{' '.join(ARMS[arm])}`" if ARMS[arm] else "", *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean
 
-import numpy as np
-
+from agent.dot_plot import dot_plot
 from agent.experiments import evaluate_run, exit_code, train_run
-from agent.results_table import read_evaluation
+from agent.ratios import LOWER_BOUND, Comparison, against_rival, describe
 from agent.runs import run_folder
+from graphs.json_files import write_bytes_atomic
 
 CONFIG = Path(__file__).parent / "study.json"
 GROUPS = {
@@ -46,7 +45,6 @@ EVERYTHING = (
 )
 BRIEFLY = ("heft", "policy", "policy-sample", "policy-beam", *SEARCHES)
 RIVAL = "annealing"
-RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
@@ -92,66 +90,35 @@ def evaluate_one(group: str, seed: int, race: Race) -> None:
     evaluate_run(words)
 
 
-Ratios = dict[tuple[str, str], list[float]]
-"""Logarithms of step times over the rival's, one per training, by graph and cluster."""
-
-
-def against_rival(folders: Iterable[Path]) -> dict[str, Ratios]:
-    """Compare, graph by graph, each placer with the rival of the same race; what fits nowhere is left out.
-
-    Returns:
-        By placer.
-    """
-    compared: dict[str, Ratios] = defaultdict(lambda: defaultdict(list))
-    for folder in folders:
-        times: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for trial in read_evaluation(folder).trials:
-            if trial.feasible:
-                times[trial.graph, trial.cluster][trial.placer].append(np.log(trial.step_time_s))
-        for where, by_placer in times.items():
-            if RIVAL in by_placer:
-                for placer, logs in by_placer.items():
-                    compared[placer][where].append(float(np.mean(logs) - np.mean(by_placer[RIVAL])))
-    return compared
-
-
-def interval(ratios: Ratios) -> tuple[float, float, float]:
-    """Geometric mean, and the 95 % interval that resampling the graphs gives."""
-    means = np.array([np.mean(logs) for logs in ratios.values()])
-    drawn = np.random.default_rng(0).choice(means, (RESAMPLES, len(means))).mean(axis=1)
-    centre, low, high = np.exp([means.mean(), *np.quantile(drawn, [0.025, 0.975])])
-    return float(centre), float(low), float(high)
-
-
-def spread(ratios: Ratios) -> float | None:
-    """Standard deviation over trainings of the geometric mean; None for fewer than two."""
-    by_training = [np.exp(np.mean(column)) for column in zip(*ratios.values(), strict=False)]
-    return stdev(by_training) if len(by_training) > 1 else None
+def compare(group: str, seeds: Sequence[int], race: Race) -> dict[str, Comparison]:
+    """What each placer makes of a group's graphs, over all trainings that have run the race."""
+    folders = [run_folder(name_of(group, seed)) / race.name for seed in seeds]
+    return against_rival([folder for folder in folders if folder.is_dir()], RIVAL)
 
 
 def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Race] = RACES) -> str:
-    """A table of step times over the rival's, a row per race and placer, a column per group left out."""
-    lines = [["race", "placer", *groups], ["---"] * (2 + len(groups))]
+    """A table of step times over the rival's: a row per race and placer, a column per group left out."""
+    lines = [["race", "placer", *groups, "s/graph"], ["---"] * (3 + len(groups))]
     for race in races:
-        by_group = {}
-        for group in groups:
-            folders = [run_folder(name_of(group, seed)) / race.name for seed in seeds]
-            by_group[group] = against_rival(folder for folder in folders if folder.is_dir())
-        for placer in race.placers:
-            cells = [describe(by_group[group].get(placer)) for group in groups]
+        by_group = {group: compare(group, seeds, race) for group in groups}
+        for placer in (*race.placers, LOWER_BOUND):
+            compared = [by_group[group].get(placer) for group in groups]
+            wall_s = [second for each in compared if each for second in each.wall_s]
+            cells = [*map(describe, compared), f"{fmean(wall_s):.2g}" if wall_s else ""]
             lines.append([race.name.replace("-", " "), placer, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def describe(ratios: Ratios | None) -> str:
-    """Geometric mean, 95 % interval over graphs, and spread over trainings if there are several."""
-    if not ratios:
-        return ""
-    centre, low, high = interval(ratios)
-    over_trainings = spread(ratios)
-    return f"{centre:.3f} ({low:.3f} to {high:.3f}" + (
-        f"; ± {over_trainings:.3f})" if over_trainings else ")"
-    )
+def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
+    """A dot per placer and group left out."""
+    by_group = {group: compare(group, seeds, race) for group in groups}
+    dots = {
+        placer: {group: by_group[group][placer].centre for group in groups}
+        for placer in (LOWER_BOUND, *race.placers)
+        if all(placer in compared and compared[placer].ratios for compared in by_group.values())
+    }
+    title = f"{race.name.replace('-', ' ')}: step time over that of {RIVAL} (less is better)"
+    return dot_plot(dots, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", choices=("train", "table"), help="do only this part")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the first race (.svg)")
     options = parser.parse_args(arguments)
     runs = [(group, seed) for seed in options.seeds for group in options.groups]
     races = [race for race in RACES if race.name in options.races]
@@ -179,6 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for group, seed in runs:
                     evaluate_one(group, seed, race)
         print(to_markdown(options.groups, options.seeds, races))
+        if options.figure:
+            figure = to_svg(options.groups, options.seeds, races[0])
+            write_bytes_atomic(options.figure, figure.encode())
 
     return exit_code("agent.study", work)
 

@@ -62,26 +62,31 @@ def _walk_until_it_fits(
 ) -> None:
     """A greedy walk and, within the budget, drawn ones beside it; with less memory until one fits.
 
+    A policy knows of what is held throughout, not of activations: where it puts the same large ones on one
+    device whatever the limit, only other walks can help, and some are drawn at last.
+
     Walks that improve a placement count what they simulate; where the budget is small they make fewer passes,
     or leave the placement as it is.
     """
     problem = search.problem
     memory_bytes = problem.cluster.memory_bytes
     limit_bytes = memory_bytes
-    for trial in range(1, TRIALS + 1):
-        tight = problem if trial == 1 else problem.with_memory(limit_bytes)
+    for trial in range(1, TRIALS + 2):
+        at_last = trial > TRIALS
+        tight = problem if trial == 1 or at_last else problem.with_memory(limit_bytes)
         walks = policy.walks.within(problem, search.left - 1 if search.budget.evaluations else None)
         if walks is None:
             search.score(policy.walks.arguments["start"](problem)[None])
             return
         cost = walks.evaluations(problem)
-        drawn = min(search.left // (1 + cost) - 1, samples)
-        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0), beam=beam)
+        drawn = min(search.left // (1 + cost) - 1, WALKS if at_last else samples)
+        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0), beam=beam and not at_last)
         over_bytes = search.score(found)[:, 1]
-        if (over_bytes == 0.0).any() or not search.left or trial == TRIALS:
+        if (over_bytes == 0.0).any() or not search.left:
             return
-        peak_bytes = simulate_problem(problem, found[0]).peak_bytes
-        limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
+        if trial < TRIALS:
+            peak_bytes = simulate_problem(problem, found[0]).peak_bytes
+            limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
 
 
 def _walk(

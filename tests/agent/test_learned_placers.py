@@ -11,8 +11,8 @@ import evaluate
 from agent import decoding
 from agent.network import PlacementNetwork
 from agent.placers import PLACERS, Budget
-from agent.placers.learned import LEARNED, learned_placer
-from agent.placers.memory_limits import MARGIN
+from agent.placers.learned import LEARNED, WALKS, learned_placer
+from agent.placers.memory_limits import MARGIN, TRIALS
 from agent.policy import Policy
 from agent.policy_files import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from agent.walks import Walks
@@ -125,6 +125,23 @@ def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
     assert found.evaluations == 2
     walked_with.clear()
     assert not place("policy", problem=problem, evaluations=1).feasible
+
+
+def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    one_device = np.zeros_like(spread)
+
+    def decode(policy, problem, *, n_samples, **_):
+        return np.stack([one_device, *[spread] * n_samples])
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    found = place("policy", problem=problem, evaluations=100)
+    assert found.feasible
+    assert found.evaluations == TRIALS + 1 + WALKS
+    few = place("policy", problem=problem, evaluations=TRIALS + 2)
+    assert (few.feasible, few.evaluations) == (True, TRIALS + 2)
+    assert not place("policy", problem=problem, evaluations=TRIALS).feasible
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-import csv
+from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from agent import study
-from agent.study import GROUPS, against_rival, interval, spread, to_markdown
+from agent.ratios import LOWER_BOUND
+from agent.study import GROUPS, RACES, compare, to_markdown, to_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_groups_share_no_family():
@@ -12,36 +14,39 @@ def test_groups_share_no_family():
     assert len(families) == len(set(families))
 
 
-def test_mean_and_interval_over_graphs_and_spread_over_trainings():
-    ratios = {("a", "c"): [np.log(0.5), np.log(0.5)], ("b", "c"): [np.log(2.0), np.log(0.5)]}
-    centre, low, high = interval(ratios)
-    assert centre == pytest.approx(np.sqrt(0.5))
-    assert low == pytest.approx(0.5)
-    assert high == pytest.approx(1.0)
-    assert spread(ratios) == pytest.approx(0.5 / np.sqrt(2))
-    assert spread({("a", "c"): [0.0]}) is None
-
-
-def test_placers_are_compared_with_the_rival_graph_by_graph(tmp_path, monkeypatch):
+def test_what_was_raced_is_in_the_table_and_the_figure(tmp_path, monkeypatch):
     import evaluate
 
     monkeypatch.chdir(tmp_path)
-    folder = study.run_folder("study-ptb-0") / "10000-evaluations"
-    words = ["--families", "resnet", "--placers", "heft", "annealing", "--budget", "20", "--seeds", "2"]
+    folder = study.run_folder("study-cnn-0") / RACES[0].name
+    words = [
+        "--families",
+        "resnet",
+        "--placers",
+        "single",
+        "heft",
+        "annealing",
+        "--budget",
+        "20",
+        "--seeds",
+        "2",
+    ]
     assert evaluate.main([*words, "--out", str(folder)]) == 0
-    with (folder / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    graph = rows[0]["graph"]
-    times = {
-        placer: [
-            np.log(float(row["step_time_s"]))
-            for row in rows
-            if (row["graph"], row["placer"]) == (graph, placer)
-        ]
-        for placer in ("heft", "annealing")
-    }
-    compared = against_rival([folder])
-    assert compared["annealing"][graph, "4xv100"] == [0.0]
-    expected = times["heft"][0] - np.mean(times["annealing"])
-    assert compared["heft"][graph, "4xv100"] == [pytest.approx(expected)]
-    assert "| 10000 evaluations | heft | " in to_markdown(["ptb"], [0])
+    table = to_markdown(["cnn", "ptb"], [0, 1], RACES[:1])
+    rows = {line.split(" | ")[1]: line for line in table.splitlines() if line.startswith("| 10000")}
+    compared = compare("cnn", [0], RACES[0])
+    assert f"| {compared['heft'].centre:.3f} (" in rows["heft"]
+    assert rows["annealing"].split(" | ")[2] == "1.000 (1.000 to 1.000)"
+    assert "no fit: " in rows["single"]
+    assert compared[LOWER_BOUND].centre < compared["heft"].centre
+    assert rows["policy"].split(" | ")[2:4] == ["", ""]
+    dots = ElementTree.fromstring(to_svg(["cnn"], [0], RACES[0])).iter(f"{SVG}circle")
+    _of_legend, *of_placers = dots
+    assert len(of_placers) == len({dot.get("cy") for dot in of_placers}) == len(compared)
+
+
+def test_an_unknown_group_is_wrong_input(capsys):
+    with pytest.raises(SystemExit) as ended:
+        study.main(["--groups", "mlp"])
+    assert ended.value.code == 2
+    assert "cifar10" in capsys.readouterr().err

@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = [(arm, seed) for seed in options.seeds for arm in options.arms]
 
     def train_one(arm: str, seed: int) -> None:
-        words = [*ARMS[arm], "--seed", str(seed), "--minutes", str(options.minutes)]
-        train_run(name_of(arm, seed), CONFIG, [*words, "--families", *FAMILIES])
+        words = [*ARMS[arm], "--seed", str(seed), "--families", *FAMILIES]
+        train_run(name_of(arm, seed), CONFIG, options.minutes, words)
 
     def work() -> None:
         if options.only is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -10,17 +11,24 @@ from pathlib import Path
 from agent.runs import run_folder
 
 
-def train_run(name: str, config: Path, words: Sequence[str]) -> None:
+def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> None:
     """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
 
     Raises:
         CalledProcessError: the training failed or was stopped.
+        ValueError: a run of this name was begun with other minutes.
     """
     folder = run_folder(name)
-    if (folder / "result.json").exists():
-        return
     begun = any((folder / "checkpoints").glob("*.safetensors"))
-    given = ["--resume"] if begun else ["--config", str(config), "--threads", "1", *words]
+    done = (folder / "result.json").exists()
+    if begun or done:
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))["minutes"]
+        if before != minutes:
+            raise ValueError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
+    if done:
+        return
+    flags = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *words]
+    given = ["--resume"] if begun else flags
     subprocess.run([sys.executable, "-m", "train_agent", *given, "--name", name], check=True)
 
 

@@ -44,8 +44,7 @@ def train_one(graph: OpGraph, start: str, minutes: float) -> None:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_graphs(file, [graph])
-    words = ["--graphs", str(file), "--minutes", str(minutes), *STARTS[start]]
-    train_run(name_of(graph.name, start), CONFIG, words)
+    train_run(name_of(graph.name, start), CONFIG, minutes, ["--graphs", str(file), *STARTS[start]])
 
 
 def best_by(folder: Path, seconds: float) -> float | None:

@@ -78,8 +78,7 @@ def train_one(group: str, seed: int, minutes: float) -> None:
     """Train a policy on all families of the configuration but a group's."""
     families = json.loads(CONFIG.read_text(encoding="utf-8"))["families"]
     others = [family for family in families if family not in GROUPS[group]]
-    words = ["--families", *others, "--seed", str(seed), "--minutes", str(minutes)]
-    train_run(name_of(group, seed), CONFIG, words)
+    train_run(name_of(group, seed), CONFIG, minutes, ["--families", *others, "--seed", str(seed)])
 
 
 def evaluate_one(group: str, seed: int, race: Race) -> None:

@@ -24,7 +24,9 @@ def test_an_unknown_graph_is_refused_in_one_line(capsys):
 def test_a_graph_is_trained_on_from_each_start(start, tmp_path, monkeypatch):
     asked = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(finetuning, "train_run", lambda name, config, words: asked.append((name, words)))
+    monkeypatch.setattr(
+        finetuning, "train_run", lambda name, config, minutes, words: asked.append((name, words))
+    )
     graph = finetuning.load_graphs(["gpt"])[1]
     finetuning.train_one(graph, start, 2)
     ((name, words),) = asked

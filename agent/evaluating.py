@@ -42,6 +42,20 @@ class Yardstick:
         return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
+def ratios_over_orders(policy: Policy, problems: Sequence[Problem], orders: Sequence[str]) -> list[float]:
+    """`greedy_ratios` with a share of the orders for each problem, so that all together cost as much as one.
+
+    The first problems walk in the first orders, the next in the next, and so on in turn: in one order each, or
+    in as many as it takes to walk in all. A problem in several gets the mean.
+    """
+    n_each = -(-len(orders) // max(len(problems), 1))
+    sums = np.zeros(len(problems))
+    for at, order in enumerate(orders):
+        walking = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
+        sums[walking] += greedy_ratios(policy, [problems[index] for index in walking], order)
+    return [float(total) for total in sums / n_each]
+
+
 def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 

@@ -18,7 +18,7 @@ from agent.checkpoints import Checkpoint, CheckpointError, under
 from agent.config import ConfigError, TrainConfig
 from agent.contexts import Context
 from agent.encoders import ENCODERS, check_size
-from agent.evaluating import Yardstick, greedy_ratios
+from agent.evaluating import Yardstick, ratios_over_orders
 from agent.network import PlacementNetwork
 from agent.policy import Policy
 from agent.policy_files import (
@@ -215,7 +215,11 @@ class _Training:
 
         A greedy step time is noisy: on the few graphs for validation alone, chance would choose the policy.
         """
-        ratios = {use: self._greedy_ratios(yardstick) for use, yardstick in self.yardsticks.items()}
+        policy = Policy(self._averaged_network, walks=self.policy.walks)
+        ratios = {
+            use: ratios_over_orders(policy, yardstick.problems, self.config.order)
+            for use, yardstick in self.yardsticks.items()
+        }
         metrics: dict[str, float] = {}
         for use in ("validation", "heldout"):
             metrics |= self.yardsticks[use].metrics(use, enumerate(ratios[use]))
@@ -225,12 +229,6 @@ class _Training:
             self.best_timesteps = self.imitated + self.timesteps
             save_policy(self.context.folder, self._averaged_network, self.card)
         return metrics | {"score": score}
-
-    def _greedy_ratios(self, yardstick: Yardstick) -> list[float]:
-        """Mean over the orders, per problem."""
-        policy = Policy(self._averaged_network, walks=self.policy.walks)
-        by_order = [greedy_ratios(policy, yardstick.problems, order) for order in self.config.order]
-        return [float(np.mean(ratios)) for ratios in zip(*by_order, strict=True)]
 
     def _seen(self) -> tuple[Mapping[str, str], ...]:
         """What the policy to start from has seen, and what this training shows."""

@@ -45,8 +45,8 @@ class Yardstick:
 def ratios_over_orders(policy: Policy, problems: Sequence[Problem], orders: Sequence[str]) -> list[float]:
     """`greedy_ratios` with a share of the orders for each problem, so that all together cost as much as one.
 
-    The first problems walk in the first orders, the next in the next, and so on in turn: in one order each, or
-    in as many as it takes to walk in all. A problem in several gets the mean.
+    The first problems walk in the first orders, the next in the next, and so on: in one order each, or in as
+    many as it takes to walk in all. A problem in several gets the mean.
     """
     n_each = -(-len(orders) // max(len(problems), 1))
     sums = np.zeros(len(problems))

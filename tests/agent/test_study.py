@@ -4,7 +4,8 @@ import pytest
 
 from agent import study
 from agent.ratios import LOWER_BOUND
-from agent.study import GROUPS, RACES, compare, to_markdown, to_svg
+from agent.study import GROUPS, RACES, Race, compare, graphs_of, to_markdown, to_svg
+from graphs.files import read_graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -43,6 +44,17 @@ def test_what_was_raced_is_in_the_table_and_the_figure(tmp_path, monkeypatch):
     dots = ElementTree.fromstring(to_svg(["cnn"], [0], RACES[0])).iter(f"{SVG}circle")
     _of_legend, *of_placers = dots
     assert len(of_placers) == len({dot.get("cy") for dot in of_placers}) == len(compared)
+
+
+def test_a_race_on_some_graphs_takes_them_from_every_family(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    some = Race("some", ("heft",), (), every=5)
+    flag, file = graphs_of("cnn", some)
+    families = [graph.name for graph in read_graphs(file)]
+    assert flag == "--graphs"
+    assert families == [f"{family}-{number:02}" for family in GROUPS["cnn"] for number in (0, 5, 10)]
+    assert some.title == "some, every 5th graph"
+    assert graphs_of("cnn", RACES[0]) == ["--families", *GROUPS["cnn"]]
 
 
 def test_an_unknown_group_is_wrong_input(capsys):

@@ -1,8 +1,9 @@
 """What matters in a policy: `python -m agent.ablation` trains it whole, and with one thing changed at a time.
 
-Every arm is trained for the same time on the same graphs, and judged by one greedy walk of each graph it has
-not seen, of families it knows and of families it does not. What is done is not repeated: an ablation that was
-interrupted, or is asked for more seeds, goes on. Runs are `runs/ablation-ARM-SEED`.
+Every arm is trained for the same time on the same graphs, and judged by one greedy walk and by the best of 17
+walks of each graph it has not seen, of families it knows and of families it does not. What is done is not
+repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
+`runs/ablation-ARM-SEED`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ ARMS: dict[str, tuple[str, ...]] = {
     "order-random": ("--order", "random"),
 }
 """What each arm changes."""
-EVALUATION = "greedy"
+EVALUATION = "walks"
+PLACERS = {"policy": "one walk", "policy-sample": "17 walks"}
+COLUMNS = tuple((placer, known) for placer in PLACERS for known in (TRAINED, NEVER_SEEN))
+"""What an arm is judged by."""
+
+Column = tuple[str, str]
 
 
 def name_of(arm: str, seed: int) -> str:
@@ -58,42 +64,43 @@ def evaluate_one(arm: str, seed: int, clusters: Sequence[str]) -> None:
     """Let a policy place, in the order it was trained in, every graph that it has not seen."""
     folder = run_folder(name_of(arm, seed))
     words = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
-    words += ["--placers", "policy", "--seeds", "1", "--out", str(folder / EVALUATION)]
+    words += ["--placers", *PLACERS, "--seeds", "1", "--out", str(folder / EVALUATION), "--jobs", "2"]
     changed = ARMS[arm]
     if "--order" in changed:
         words += ["--orders", changed[changed.index("--order") + 1]]
     evaluate_run(words)
 
 
-def log_times(folder: Path) -> dict[str, dict[Where, float]]:
-    """Logarithm of the greedy step time by graph and cluster: of families known, and of others."""
-    times: dict[str, dict[Where, float]] = {TRAINED: {}, NEVER_SEEN: {}}
+def log_times(folder: Path) -> dict[Column, dict[Where, float]]:
+    """Logarithm of the step time by graph and cluster, in each column."""
+    times: dict[Column, dict[Where, float]] = {column: {} for column in COLUMNS}
     for trial in read_trials(folder):
         if trial.feasible:
             known = TRAINED if trial.family in FAMILIES else NEVER_SEEN
-            times[known][trial.graph, trial.cluster] = float(np.log(trial.step_time_s))
+            times[trial.placer, known][trial.graph, trial.cluster] = float(np.log(trial.step_time_s))
     return times
 
 
-def against_whole(arm: str, seeds: Sequence[int]) -> dict[str, Comparison]:
+def against_whole(arm: str, seeds: Sequence[int]) -> dict[Column, Comparison]:
     """Compare an arm with the whole policy of the same seed, graph by graph where both fit."""
-    compared = {known: Comparison() for known in (TRAINED, NEVER_SEEN)}
+    compared = {column: Comparison() for column in COLUMNS}
     for seed in seeds:
         folders = [run_folder(name_of(name, seed)) / EVALUATION for name in (arm, WHOLE)]
         if all(folder.is_dir() for folder in folders):
             own, whole = map(log_times, folders)
-            for known, comparison in compared.items():
-                for where in own[known].keys() & whole[known].keys():
-                    comparison.ratios[where].append(own[known][where] - whole[known][where])
+            for column, comparison in compared.items():
+                for where in own[column].keys() & whole[column].keys():
+                    comparison.ratios[where].append(own[column][where] - whole[column][where])
     return compared
 
 
 def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
     """A row per arm: its step time over that of the whole policy."""
-    lines = [["arm", "flags", TRAINED, NEVER_SEEN], ["---"] * 4]
+    names = [f"{known}, {PLACERS[placer]}" for placer, known in COLUMNS]
+    lines = [["arm", "flags", *names], ["---"] * (2 + len(names))]
     for arm in arms:
-        compared = against_whole(arm, seeds)
-        cells = [describe(compared[known] if compared[known].ratios else None) for known in compared]
+        compared = against_whole(arm, seeds).values()
+        cells = [describe(each if each.ratios else None) for each in compared]
         lines.append([arm, f"`{' '.join(ARMS[arm])}`" if ARMS[arm] else "", *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -1,4 +1,5 @@
 import pytest
+from trial_cases import trial, write_evaluation
 
 import train_agent
 from agent import ablation
@@ -21,18 +22,33 @@ def test_arms_change_what_there_is_to_change(arm):
 
 
 def test_an_arm_is_compared_with_the_whole_graph_by_graph(tmp_path, monkeypatch):
-    import evaluate
+    def evaluated(arm, *times):
+        folder = ablation.run_folder(name_of(arm, 0)) / EVALUATION
+        write_evaluation(folder, *(trial(*each[:3], family=each[3]) for each in times))
 
     monkeypatch.chdir(tmp_path)
-    for arm, placer in ((WHOLE, "heft"), ("rounds-1", "m-etf")):
-        folder = ablation.run_folder(name_of(arm, 0)) / EVALUATION
-        words = ["--families", "resnet", "bert", "--placers", placer, "--out", str(folder)]
-        assert evaluate.main(words) == 0
+    known, new = ablation.FAMILIES[0], ablation.OTHERS[0]
+    evaluated(
+        WHOLE,
+        ("a", "policy", 0.5, known),
+        ("b", "policy", 0.5, known),
+        ("c", "policy", 0.4, new),
+        ("c", "policy-sample", 0.4, new),
+    )
+    evaluated(
+        "rounds-1",
+        ("a", "policy", 1.0, known),
+        ("c", "policy", 0.4, new),
+        ("c", "policy-sample", 0.2, new),
+    )
     compared = against_whole("rounds-1", [0])
-    assert {graph.rpartition("-")[0] for graph, _ in compared[TRAINED].ratios} == {"resnet"}
-    assert {graph.rpartition("-")[0] for graph, _ in compared[NEVER_SEEN].ratios} == {"bert"}
-    assert compared[TRAINED].centre == pytest.approx(1.06, abs=0.1)
-    assert all(value == [0.0] for value in against_whole(WHOLE, [0])[TRAINED].ratios.values())
+    assert {column: each.centre for column, each in compared.items() if each.ratios} == {
+        ("policy", TRAINED): pytest.approx(2.0),
+        ("policy", NEVER_SEEN): pytest.approx(1.0),
+        ("policy-sample", NEVER_SEEN): pytest.approx(0.5),
+    }
     table = to_markdown([WHOLE, "rounds-1", "rounds-8"], [0]).splitlines()
-    assert table[2].startswith("| whole |  | 1.000 (1.000 to 1.000) |")
-    assert table[4] == "| rounds-8 | `--rounds 8` |  |  |"
+    one = "1.000 (1.000 to 1.000)"
+    assert table[2] == f"| whole |  | {one} | {one} |  | {one} |"
+    assert table[3].split(" | ")[2:] == ["2.000 (2.000 to 2.000)", one, "", "0.500 (0.500 to 0.500) |"]
+    assert table[4] == "| rounds-8 | `--rounds 8` |  |  |  |  |"

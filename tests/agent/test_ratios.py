@@ -4,38 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trial_cases import trial, write_evaluation
 
 from agent.ratios import LOWER_BOUND, Comparison, against_rival, describe, interval, read_trials, spread
-from agent.results import Journal, Trial
-from graphs.json_files import write_json_atomic
-
-
-def trial(graph: str, placer: str, step_time_s: float, *, seed: int = 0, feasible: bool = True) -> Trial:
-    return Trial(
-        graph=graph,
-        family="toy",
-        cluster="c",
-        order="",
-        placer=placer,
-        seed=seed,
-        step_time_s=step_time_s,
-        feasible=feasible,
-        evaluations=1,
-        wall_s=0.5,
-        lower_bound_s=0.1,
-        single_s=1.0,
-        seen=False,
-    )
-
-
-def evaluation(folder: Path, *trials: Trial) -> Path:
-    folder.mkdir()
-    write_json_atomic(folder / "settings.json", {"budget": {"evaluations": 10}})
-    journal = Journal(folder / "journal.jsonl")
-    for each in trials:
-        journal.add(each)
-    journal.close()
-    return folder
 
 
 def test_mean_and_interval_over_graphs_and_spread_over_trainings() -> None:
@@ -49,7 +20,7 @@ def test_mean_and_interval_over_graphs_and_spread_over_trainings() -> None:
 
 
 def test_placers_are_compared_graph_by_graph_in_every_training(tmp_path: Path) -> None:
-    one = evaluation(
+    one = write_evaluation(
         tmp_path / "one",
         trial("a", "annealing", 0.2),
         trial("a", "annealing", 0.8, seed=1),
@@ -57,7 +28,7 @@ def test_placers_are_compared_graph_by_graph_in_every_training(tmp_path: Path) -
         trial("b", "annealing", 0.5),
         trial("b", "policy", 1.0),
     )
-    other = evaluation(tmp_path / "other", trial("a", "annealing", 0.5), trial("a", "policy", 1.0))
+    other = write_evaluation(tmp_path / "other", trial("a", "annealing", 0.5), trial("a", "policy", 1.0))
     compared = against_rival([one, other], "annealing")
     assert np.exp(compared["policy"].ratios["a", "c"]) == pytest.approx([0.5, 2.0])
     assert np.exp(compared["policy"].ratios["b", "c"]) == pytest.approx([2.0])
@@ -68,7 +39,7 @@ def test_placers_are_compared_graph_by_graph_in_every_training(tmp_path: Path) -
 
 
 def test_what_does_not_fit_is_counted_and_said(tmp_path: Path) -> None:
-    folder = evaluation(
+    folder = write_evaluation(
         tmp_path / "one",
         trial("a", "annealing", 0.5),
         trial("a", "policy", 0.1, feasible=False),

@@ -166,7 +166,7 @@ def test_help_loads_no_torch():
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_evaluation_goes_on(here, stop):
-    words = ("--graphs", "toy.json", "--placers", "single", "random", "--budget", "30000", "--seeds", "8")
+    words = ("--graphs", "toy.json", "--placers", "single", "random", "--budget", "60000", "--seeds", "8")
     words += ("--out", "out")
     running = subprocess.Popen(
         command(*words),

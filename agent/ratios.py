@@ -68,10 +68,10 @@ def against_rival(folders: Iterable[Path], rival: str) -> dict[str, Comparison]:
         for trial in read_trials(folder):
             by_where[trial.graph, trial.cluster][trial.placer].append(trial)
         for where, by_placer in by_where.items():
-            if not all(trial.feasible for trial in by_placer[rival]) or not by_placer[rival]:
+            rivals = by_placer.get(rival)
+            if not rivals or not all(trial.feasible for trial in rivals):
                 continue
-            of_rival = _log_time(by_placer[rival])
-            bound_s = by_placer[rival][0].lower_bound_s
+            of_rival, bound_s = _log_time(rivals), rivals[0].lower_bound_s
             if bound_s:
                 compared[LOWER_BOUND].ratios[where].append(float(np.log(bound_s)) - of_rival)
             for placer, trials in by_placer.items():

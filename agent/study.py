@@ -129,13 +129,19 @@ def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Rac
 
 
 def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
-    """A dot per placer and group left out."""
+    """A dot per placer and group left out.
+
+    Raises:
+        ValueError: no placer has run the race in every group.
+    """
     by_group = {group: compare(group, seeds, race) for group in groups}
     dots = {
         placer: {group: by_group[group][placer].centre for group in groups}
         for placer in (LOWER_BOUND, *race.placers)
         if all(placer in compared and compared[placer].ratios for compared in by_group.values())
     }
+    if not dots:
+        raise ValueError(f"nothing to draw: '{race.name}' has not been run for all of {', '.join(groups)}")
     title = f"{race.title}: step time over that of {RIVAL} (less is better)"
     return dot_plot(dots, title)
 

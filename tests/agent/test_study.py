@@ -57,6 +57,15 @@ def test_a_race_on_some_graphs_takes_them_from_every_family(tmp_path, monkeypatc
     assert graphs_of("cnn", RACES[0]) == ["--families", *GROUPS["cnn"]]
 
 
+def test_a_figure_of_a_race_that_was_not_run_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert study.main(["--only", "table", "--groups", "cnn", "--figure", "some.svg"]) == 2
+    assert capsys.readouterr().err == (
+        "agent.study: nothing to draw: '10000-evaluations' has not been run for all of cnn\n"
+    )
+    assert not (tmp_path / "some.svg").exists()
+
+
 def test_an_unknown_group_is_wrong_input(capsys):
     with pytest.raises(SystemExit) as ended:
         study.main(["--groups", "mlp"])

@@ -11,7 +11,7 @@ MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
 STARTS = ("best", "single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
-SIGHTS = ("outlook", "lookahead", "state")
+SIGHTS = ("foresight", "outlook", "lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")
 
 
@@ -47,8 +47,9 @@ class TrainConfig:
     passes: int = _option(2, "times that `improve` visits every op", least=1, most=100)
     encoder: str = _option("sage", "graph encoder")
     sight: str = _option(
-        "outlook",
-        "what the policy sees of a device: its state; also what it would do; also for the op's consumers",
+        "foresight",
+        "what the policy sees of a device: its state; also what it would do; also for the op's consumers; "
+        "also how the walk would go on by a simple rule",
         choices=SIGHTS,
     )
     reward: str = _option("simulated", "what times a placement", choices=REWARDS, planned=("measured",))

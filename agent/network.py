@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from agent.encoders import ENCODERS
 from agent.graph_batch import GraphBatch
-from envs.lookahead import N_DEVICE_FEATURES, N_SIMULATED_FEATURES, STATE_FEATURES
+from envs.lookahead import N_DEVICE_FEATURES, N_OUTLOOK_FEATURES, N_SIMULATED_FEATURES, STATE_FEATURES
 
 SIGHTS: dict[str, tuple[int, ...]] = {
-    "outlook": tuple(range(N_DEVICE_FEATURES)),
+    "foresight": tuple(range(N_DEVICE_FEATURES)),
+    "outlook": tuple(range(N_OUTLOOK_FEATURES)),
     "lookahead": tuple(range(N_SIMULATED_FEATURES)),
     "state": STATE_FEATURES,
 }

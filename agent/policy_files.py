@@ -58,7 +58,7 @@ def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
     )
 
 
-def current_shape(encoder: str, hidden: int, rounds: int, sight: str = "outlook") -> NetworkShape:
+def current_shape(encoder: str, hidden: int, rounds: int, sight: str = "foresight") -> NetworkShape:
     """The shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,

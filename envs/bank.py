@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from envs.foresight_kernels import new_foresight
 from envs.jit import kernel
 from envs.kernels import ProblemArrays, Timeline
 from envs.lookahead import Episode, Trial, WalkArrays, construct, improve, observe, overflow
@@ -52,6 +53,7 @@ def new_trial(problems: Sequence[Problem]) -> Trial:
     n = max(problem.n_devices for problem in problems)
     n_ops = max(problem.graph.n_ops for problem in problems)
     n_slots = max(problem.graph.n_tensors * problem.n_devices for problem in problems)
+    n_reads = max(len(problem.arrays.input_item) for problem in problems)
     timeline = Timeline(
         np.zeros(n_ops), np.zeros(n_ops), np.zeros(n_slots), np.zeros(n_slots), np.zeros(n), np.zeros(n * n)
     )
@@ -72,6 +74,7 @@ def new_trial(problems: Sequence[Problem]) -> Trial:
         reached=np.zeros(n, dtype=np.bool_),
         link_free=np.zeros(n * n),
         timeline=timeline,
+        ahead=new_foresight(n, n_reads),
     )
 
 
@@ -251,6 +254,7 @@ def trial_at(trial, p):
             s.device_free[:n],
             s.link_free[: n * n],
         ),
+        trial.ahead,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.foresight_kernels import HORIZONS, Foresight, foresee
 from envs.jit import kernel
 from envs.kernels import Timeline, copy, inputs_ready, peak_memory, run, run_op
 from envs.outlook_kernels import outlook, transfer_seconds
@@ -43,6 +44,11 @@ DEVICE_FEATURES = (
     "share of what the unplaced consumers read otherwise that is there",
     "seconds of transfers that the unplaced consumers need at best, over the least",
     "finish of the last unplaced consumer at best, over the earliest",
+    *(
+        f"{what} after the next {horizon} ops, over the least"
+        for horizon in HORIZONS
+        for what in ("step time", "mean finish")
+    ),
 )
 """One row per candidate device; times are in mean op times and squashed to sign(x) log(1 + |x|)."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
@@ -50,6 +56,8 @@ STATE_FEATURES = (9, 10, 11, 12, 13, 14, 18, 20)
 """Positions in `DEVICE_FEATURES` of what can be told without simulating or asking where neighbours are."""
 N_SIMULATED_FEATURES = 21
 """How many come first in `DEVICE_FEATURES`; those after them look beyond the op, to its consumers."""
+N_OUTLOOK_FEATURES = 25
+"""How many come before those that look further, see `envs.foresight_kernels`."""
 
 
 class WalkArrays(NamedTuple):
@@ -95,6 +103,7 @@ class Trial(NamedTuple):
     reached: NDArray[np.bool_]  # room for one tensor
     link_free: FloatArray
     timeline: Timeline
+    ahead: Foresight
 
 
 @kernel
@@ -319,6 +328,21 @@ def fill_features(w, p, episode, op, trial, features):
 
 
 @kernel
+def fill_foresight(w, ahead, n_devices, features):
+    """Fill in the features of `features` that look further than the consumers of the op at hand."""
+    scale = 1.0 / w.scales[0]
+    for level in range(len(HORIZONS)):
+        at = N_OUTLOOK_FEATURES + 2 * level
+        time_s = finish_s = np.inf
+        for device in range(n_devices):
+            time_s = min(time_s, ahead.time_s[level, device])
+            finish_s = min(finish_s, ahead.finish_s[level, device])
+        for device in range(n_devices):
+            features[device, at] = squash((ahead.time_s[level, device] - time_s) * scale)
+            features[device, at + 1] = squash((ahead.finish_s[level, device] - finish_s) * scale)
+
+
+@kernel
 def fill_mask(w, p, episode, op, mask):
     """Mark the devices with room for the unit of `op`; returns whether there is one."""
     any_room = False
@@ -345,6 +369,9 @@ def observe(w, p, episode, trial, improving, features, mask):
     neighbours(p, episode, op, trial)
     outlook(w, p, episode, op, trial)
     fill_features(w, p, episode, op, trial, features)
+    if not improving:
+        foresee(w, p, episode, trial.ahead)
+        fill_foresight(w, trial.ahead, len(p.memory), features)
     return fill_mask(w, p, episode, op, mask)
 
 

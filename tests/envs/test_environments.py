@@ -13,7 +13,8 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 from envs.batched_env import BatchedPlacementEnv
 from envs.cluster import Cluster, Device
 from envs.episodes import EpisodeBatch, WalkError, is_incremental
-from envs.lookahead import DEVICE_FEATURES, N_DEVICE_FEATURES
+from envs.foresight_kernels import HORIZONS
+from envs.lookahead import DEVICE_FEATURES, N_DEVICE_FEATURES, N_OUTLOOK_FEATURES
 from envs.placement_env import PlacementEnv
 from envs.presets import get_cluster
 from envs.problem import NoRoomError, Problem
@@ -213,18 +214,52 @@ def test_the_outlook_of_a_hand_made_instance() -> None:
 
 
 def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed() -> None:
-    graph = build_graph(
-        "branches",
-        "",
-        [{"name": name, "seconds": {"gpu": 1.0}} for name in ("left", "right", "on", "further", "join")],
-        [(0, 80.0, [4]), (1, 99.0, [2]), (2, 99.0, [3]), (3, 4.0, [4])],
-    )
-    table = features_after_the_first_op_went_to_the_second_device(graph)
+    table = features_after_the_first_op_went_to_the_second_device(branches())
     share = table["share of what the unplaced consumers read otherwise that is there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
     # The 4 bytes that reach the join go to the 80 that are there already, whatever lies between.
     gather = table["seconds of transfers that the unplaced consumers need at best, over the least"]
     np.testing.assert_allclose(gather, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
+
+
+def branches() -> OpGraph:
+    """Two ops, of which the second has two after it, and one where both branches join."""
+    return build_graph(
+        "branches",
+        "",
+        [{"name": name, "seconds": {"gpu": 1.0}} for name in ("left", "right", "on", "further", "join")],
+        [(0, 80.0, [4]), (1, 99.0, [2]), (2, 99.0, [3]), (3, 4.0, [4])],
+    )
+
+
+def test_the_foresight_of_a_hand_made_instance() -> None:
+    table = features_after_the_first_op_went_to_the_second_device(branches())
+    # With `left` on y until 1 s, the branch on y ends at 4 and the join at 5; elsewhere it ends at 3, sends 4
+    # bytes to y, and the join ends at 4.75. Mean finishes: (2 + 3 + 4 + 5) / 4 and (1 + 2 + 3 + 4.75) / 4.
+    for horizon in HORIZONS:
+        time_s = table[f"step time after the next {horizon} ops, over the least"]
+        np.testing.assert_allclose(time_s, np.log1p([0.0, 0.25, 0.0]), rtol=1e-6)
+        finish_s = table[f"mean finish after the next {horizon} ops, over the least"]
+        np.testing.assert_allclose(finish_s, np.log1p([0.0, 0.8125, 0.0]), rtol=1e-6)
+
+
+def test_the_foresight_knows_of_memory() -> None:
+    """An op that reads 80 bytes must leave the device they are on, as there is no room for its parameters."""
+    ops = [
+        {"name": name, "seconds": {"gpu": 1.0}, "resident_bytes": size} for name, size in (("a", 6), ("b", 6))
+    ]
+    devices = tuple(Device(name, "gpu", memory, 1.0, 1.0, 0.0) for name, memory in (("x", 10.0), ("y", 20.0)))
+    cluster = Cluster("two", devices, np.full((2, 2), 8.0), np.full((2, 2), 0.25))
+    seen, _ = PlacementEnv([Problem(build_graph("g", "", ops, [(0, 80.0, [1])]), cluster)]).reset(seed=0)
+    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(2, N_DEVICE_FEATURES).T, strict=True))
+    time_s = table[f"step time after the next {HORIZONS[0]} ops, over the least"]
+    np.testing.assert_allclose(time_s, np.log1p([10.25, 0.0]), rtol=1e-6)
+
+
+def test_who_improves_foresees_nothing() -> None:
+    env = PlacementEnv([chain_problem()], mdp="improve")
+    seen, _ = env.reset(seed=0)
+    assert not seen["devices"].reshape(2, N_DEVICE_FEATURES)[:, N_OUTLOOK_FEATURES:].any()
 
 
 def test_a_device_without_room_is_masked_and_refused() -> None:

@@ -100,7 +100,7 @@ class TrainConfig:
     )
     eval_every: int = _option(15, "updates between two evaluations", least=1)
     checkpoint_every: int = _option(10, "updates between two checkpoints", least=1)
-    threads: int = _option(2, "threads that share the work of an update", least=1, most=1024)
+    threads: int = _option(2, "threads that share the work of a rollout and of an update", least=1, most=1024)
     device: str = _option("cpu", "torch device of the network")
 
     def __post_init__(self) -> None:

@@ -122,6 +122,7 @@ class _Training:
             **Walks.of(config).arguments,
             repeats=config.repeats,
             seed=context.seed,
+            threads=config.threads,
         )
         self.ppo = ppo.make_ppo(
             config,

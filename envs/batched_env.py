@@ -30,6 +30,7 @@ class BatchedPlacementEnv(VecEnv):
         repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin
             together stay together, so fewer graphs are walked, and have to be encoded, at a time.
         seed: of the draws of problems and orders.
+        threads: how many share the episodes of a step.
 
     Raises:
         WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
@@ -46,8 +47,11 @@ class BatchedPlacementEnv(VecEnv):
         start: Start = on_fastest_device,
         repeats: int = 1,
         seed: int = 0,
+        threads: int = 1,
     ) -> None:
-        self._batch = EpisodeBatch(problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start)
+        self._batch = EpisodeBatch(
+            problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start, threads=threads
+        )
         self._rng = np.random.default_rng(seed)
         self._repeats = repeats
         self._round: list[int] = []

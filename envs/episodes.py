@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from envs.bank import (
     step_episodes,
 )
 from envs.kernels import PROGRAM, run_many
-from envs.lookahead import N_DEVICE_FEATURES
+from envs.lookahead import N_DEVICE_FEATURES, Trial
 from envs.problem import Problem
 from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
@@ -79,6 +80,7 @@ class EpisodeBatch:
         mdp: `construct` places every op once; `improve` moves the ops of the placement that `start` gives,
             `passes` times over.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
+        threads: how many share the episodes of a step; what comes out does not depend on it.
 
     Raises:
         WalkError: no problems, a graph without compute ops, an unknown `mdp`.
@@ -96,6 +98,7 @@ class EpisodeBatch:
         passes: int = 2,
         start: Start = on_fastest_device,
         incremental: bool = True,
+        threads: int = 1,
     ) -> None:
         _check(problems, orders, mdp)
         self.problems = list(problems)
@@ -107,7 +110,8 @@ class EpisodeBatch:
         self.max_ops = max(problem.graph.n_ops for problem in problems)
         self._bank = build_bank(problems)
         self._episodes = new_episodes(problems, n, self._passes)
-        self._trial = new_trial(problems)
+        self._trials = [new_trial(problems) for _ in range(min(threads, n))]
+        self._pool = ThreadPoolExecutor(len(self._trials)) if len(self._trials) > 1 else None
         self.observation = Observation(
             problem=np.zeros((n, 1), dtype=np.int64),
             op=np.zeros((n, 1), dtype=np.int64),
@@ -154,7 +158,9 @@ class EpisodeBatch:
         Returns:
             Rewards (n,) and whether each episode is over (n,); begin those anew before the next step.
         """
-        self._advance(0, np.ascontiguousarray(actions, dtype=np.int64))
+        shares = np.array_split(np.ascontiguousarray(actions, dtype=np.int64), len(self._trials))
+        firsts = np.cumsum([0, *map(len, shares)])[:-1].tolist()
+        list((self._pool.map if self._pool else map)(self._advance, firsts, shares, self._trials))
         self._decisions += 1
         self._returns += self._reward
         if self.improving:
@@ -204,14 +210,14 @@ class EpisodeBatch:
         )
 
     def _observe(self, episode: int) -> None:
-        self._advance(episode, ONLY_OBSERVE)
+        self._advance(episode, ONLY_OBSERVE, self._trials[0])
         assert not self._over[episode], "check_room lets no episode begin without room"
 
-    def _advance(self, first: int, actions: IntArray) -> None:
+    def _advance(self, first: int, actions: IntArray, trial: Trial) -> None:
         step_episodes(
             self._bank,
             self._episodes,
-            self._trial,
+            trial,
             self.improving,
             first,
             actions,

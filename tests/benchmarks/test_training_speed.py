@@ -1,4 +1,4 @@
-"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph and one thread."""
+"""Throughput of training: ours beside a plain stable-baselines3 set-up, on one graph."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ CONFIG = TrainConfig()
 
 
 @cache
-def ours() -> MaskablePPO:
+def ours(threads: int) -> MaskablePPO:
     """Set up as `agent.training` does it, at the default configuration."""
     problem = captured("cifar10", 200)
-    env = BatchedPlacementEnv([problem], CONFIG.n_envs, repeats=CONFIG.repeats)
-    policy = Policy(PlacementNetwork(current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)))
+    env = BatchedPlacementEnv([problem], CONFIG.n_envs, repeats=CONFIG.repeats, threads=threads)
+    shape = current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)
+    policy = Policy(PlacementNetwork(shape), threads)
     ppo = make_ppo(CONFIG, env, lambda: policy, lambda: CONFIG.learning_rate, seed=0, device="cpu")
     policy.set_problems([problem])
     return ppo
@@ -67,6 +68,7 @@ def step_env(ppo: MaskablePPO, callback: BaseCallback | None) -> None:
         env.step(actions)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("name", "unit", "work"),
     [
@@ -81,18 +83,20 @@ def test_training(
     name: str,
     unit: str,
     work: Callable[[MaskablePPO, BaseCallback | None], None],
+    threads: int,
 ) -> None:
     problem, log = captured("cifar10", 200), EpisodeLog()
     with torch_threads(1):
-        roll_out(ours(), log)
+        roll_out(ours(threads), log)
         roll_out(naive(), None)
-        seconds = stopwatch(lambda: work(ours(), log), rounds=5)
+        seconds = stopwatch(lambda: work(ours(threads), log), rounds=5)
+    with torch_threads(threads):
         naive_s = seconds_of(lambda: work(naive(), None), rounds=2)
     record(
         Figure(
             f"Training, {decisions(problem)} decisions a walk, 4 devices, {CONFIG.n_envs} episodes",
-            f"{name}, 1 thread",
-            decisions_of_rollout(ours()) / seconds,
+            f"{name}, threads: {threads}",
+            decisions_of_rollout(ours(threads)) / seconds,
             unit,
             decisions_of_rollout(naive()) / naive_s,
             f"plain SB3, the graph in the observation, {N_ENVS} environments",

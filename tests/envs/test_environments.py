@@ -119,6 +119,29 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
             assert len(set(ending.device_of[problem.graph.groups.row(group)])) == 1
 
 
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_threads_change_nothing(mdp: str) -> None:
+    problems, n = some_problems(), 5
+    batches = [EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp, threads=threads) for threads in (1, 3)]
+
+    def begin(episode: int) -> None:
+        for batch in batches:
+            batch.begin(episode, episode % len(problems), episode, np.random.default_rng(episode))
+
+    for episode in range(n):
+        begin(episode)
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        alone, shared = (batch.observation for batch in batches)
+        np.testing.assert_array_equal(alone.devices, shared.devices)
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in alone.mask])
+        (rewards, over), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
+        np.testing.assert_array_equal(rewards, same_rewards)
+        np.testing.assert_array_equal(over, same_over)
+        for episode in np.flatnonzero(over):
+            begin(int(episode))
+
+
 def chain_problem(memory_bytes: float = 100.0) -> Problem:
     """Two ops of 2 s and 1 s, 4 bytes between them, on devices one of which is twice as fast."""
     graph = build_graph(

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
-STARTS = ("best", "single", "heft", "m-etf", "m-topo", "contiguous", "memory-fill")
+STARTS = ("best", "single", "heft", "m-etf", "rollout", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
 SIGHTS = ("foresight", "outlook", "lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")

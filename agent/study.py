@@ -40,12 +40,13 @@ EVERYTHING = (
     "m-topo",
     "heft",
     "m-etf",
+    "rollout",
     "policy",
     "policy-sample",
     "policy-beam",
     *SEARCHES,
 )
-BRIEFLY = ("heft", "policy", "policy-sample", "policy-beam", *SEARCHES)
+BRIEFLY = ("heft", "rollout", "policy", "policy-sample", "policy-beam", *SEARCHES)
 RIVAL = "annealing"
 
 

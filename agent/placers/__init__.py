@@ -6,6 +6,7 @@ from agent.placers import (  # noqa: F401
     contiguous,
     fill,
     list_scheduling,
+    rollout,
     round_robin,
     single,
     uniform,

@@ -12,6 +12,7 @@ import numpy as np
 from agent.placers.annealing import anneal_from_best
 from agent.placers.base import PLACERS, Placer, Search
 from agent.placers.memory_limits import TRIALS, next_limit
+from agent.placers.units import complete
 from envs.problem import NoRoomError, Problem
 from envs.simulator import simulate_problem
 from graphs.op_graph import IntArray
@@ -110,24 +111,6 @@ def _walk(
     except NoRoomError:
         found = np.full((1, problem.graph.n_ops), -1)
     return np.stack([complete(problem, device_of) for device_of in found])
-
-
-def complete(problem: Problem, device_of: IntArray) -> IntArray:
-    """Place what a walk left unplaced for want of memory, each unit where most memory is left.
-
-    Args:
-        device_of: -1 where unplaced, int (n_ops,).
-    """
-    graph = problem.graph
-    unit_device = device_of[graph.groups.items[graph.groups.ptr[:-1]]]
-    held = problem.unit_bytes
-    room = problem.cluster.memory_bytes.copy()
-    placed = unit_device >= 0
-    np.subtract.at(room, unit_device[placed], held[placed])
-    for unit in np.flatnonzero(~placed):
-        unit_device[unit] = room.argmax()
-        room[unit_device[unit]] -= held[unit]
-    return unit_device[graph.group_of]
 
 
 class LearnedStrategy(Protocol):

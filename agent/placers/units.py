@@ -84,3 +84,21 @@ def units_by_layer(graph: OpGraph) -> IntArray:
     leader = np.full(len(graph.groups), 2 * graph.n_ops)
     np.minimum.at(leader, graph.group_of, rank)
     return np.argsort(anchor[leader % graph.n_ops], kind="stable")
+
+
+def complete(problem: Problem, device_of: IntArray) -> IntArray:
+    """Place what a walk left unplaced for want of memory, each unit where most memory is left.
+
+    Args:
+        device_of: -1 where unplaced, int (n_ops,).
+    """
+    graph = problem.graph
+    unit_device = device_of[graph.groups.items[graph.groups.ptr[:-1]]]
+    held = problem.unit_bytes
+    room = problem.cluster.memory_bytes.copy()
+    placed = unit_device >= 0
+    np.subtract.at(room, unit_device[placed], held[placed])
+    for unit in np.flatnonzero(~placed):
+        unit_device[unit] = room.argmax()
+        room[unit_device[unit]] -= held[unit]
+    return unit_device[graph.group_of]

@@ -13,7 +13,7 @@ from agent.comparison import EvaluationError, Study
 from agent.evaluation import evaluate, open_folder, placement_path
 from agent.html_report import write_report
 from agent.placers import PLACERS, Budget
-from agent.placers.learned import complete
+from agent.placers.units import complete
 from agent.results import COLUMNS, Journal, ResultsError, Trial, write_results
 from agent.summary import geometric_mean, summarise
 from envs.placement_files import read_placement

@@ -19,7 +19,7 @@ from graphs.dataset import load_family
 
 CLUSTER = get_cluster("4xv100")
 LLAMAS = load_family("llama")
-SPREADING = ("memory-fill", "m-topo", "contiguous", "heft", "m-etf", "annealing", "local-search")
+SPREADING = ("memory-fill", "m-topo", "contiguous", "heft", "m-etf", "rollout", "annealing", "local-search")
 
 
 @pytest.mark.parametrize("graph", LLAMAS, ids=lambda graph: graph.name)

@@ -11,8 +11,10 @@ from agent.placers.fill import fill
 from agent.placers.list_scheduling import upward_rank_order
 from agent.placers.units import units_by_layer
 from envs.placement import check_placement
+from envs.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator import simulate, simulate_many
+from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 
 ALL = sorted(PLACERS)
@@ -108,6 +110,17 @@ def test_independent_chains_go_to_devices_of_their_own():
     branches = {"heft": 0.7, "m-etf": 0.7, "annealing": 0.6}
     for name, ratio in branches.items():
         assert place(name, problem, 2000).step_time.total_s < ratio * problem.scale_s
+
+
+def test_a_rollout_finds_the_chains_and_beats_the_rule_it_follows():
+    chains = Problem(training_graph(4, 2), make_cluster(2, schedule="fifo"))
+    assert place("rollout", chains).step_time.total_s < 0.6 * chains.scale_s
+    problems = [Problem(graph, get_cluster("4xv100")) for graph in load_family("cifar10")[:4]]
+    ratios = [
+        place("rollout", problem).step_time.total_s / place("heft", problem).step_time.total_s
+        for problem in problems
+    ]
+    assert np.prod(ratios) < 1
 
 
 def test_best_prefers_a_fit_to_speed_and_little_overflow_to_much():

@@ -1,0 +1,48 @@
+"""The rollout algorithm: what a policy's foresight alone is worth, with nothing learned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.placers.base import Search, placer
+from agent.placers.fill import first_fit
+from agent.placers.units import complete
+from envs.episodes import EpisodeBatch
+from envs.lookahead import DEVICE_FEATURES
+from envs.problem import NoRoomError, Problem
+from graphs.op_graph import FloatArray, IntArray
+
+TIME, FINISH = len(DEVICE_FEATURES) - 2, len(DEVICE_FEATURES) - 1
+"""Positions of what is foreseen at the furthest horizon: step time and mean finish."""
+
+
+@placer("rollout")
+def rollout(search: Search, rng: np.random.Generator) -> None:
+    """Ops in program order, each where the step is shortest after the next ops, placed by a simple rule.
+
+    Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, cut off as `envs.foresight_kernels`
+    says; ties go to the earlier mean finish.
+    """
+    problem = search.problem
+
+    def plan(limit_bytes: FloatArray) -> IntArray:
+        device_of = complete(problem, _walk(problem.with_memory(limit_bytes)))
+        return device_of[problem.graph.groups.items[problem.graph.groups.ptr[:-1]]]
+
+    first_fit(search, plan)
+
+
+def _walk(problem: Problem) -> IntArray:
+    """Device of each op, int (n_ops,); -1 from the first op on that no device has room for."""
+    try:
+        batch = EpisodeBatch([problem], 1)
+    except NoRoomError:
+        return np.full(problem.graph.n_ops, -1)
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    over = False
+    while not over:
+        usable = np.flatnonzero(batch.observation.mask[0])
+        seen = batch.observation.devices[0, usable]
+        best = usable[np.lexsort((seen[:, FINISH], seen[:, TIME]))[:1]]
+        over = bool(batch.step(best)[1][0])
+    return batch.ending(0).device_of

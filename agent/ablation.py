@@ -34,6 +34,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "rounds-1": ("--rounds", "1"),
     "rounds-8": ("--rounds", "8"),
     "width-128": ("--hidden", "128"),
+    "no-foresight": ("--sight", "outlook"),
     "no-outlook": ("--sight", "lookahead"),
     "no-lookahead": ("--sight", "state"),
     "advantage-graph": ("--advantage", "graph"),

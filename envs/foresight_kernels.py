@@ -60,13 +60,9 @@ def new_foresight(n_devices: int, n_reads: int) -> Foresight:
 @kernel
 def foresee(w, p, episode, ahead):
     """Fill in `time_s` and `finish_s` of every candidate for the op at hand; the episode stays as it is."""
-    n_devices, timeline = len(p.memory), episode.timeline
-    for device in range(n_devices):
-        ahead.device_free[device] = timeline.device_free[device]
-        for other in range(n_devices):
-            link = device * n_devices + other
-            ahead.link_free[link] = timeline.link_free[link]
-    for device in range(n_devices):
+    copy(episode.timeline.device_free, ahead.device_free)
+    copy(episode.timeline.link_free, ahead.link_free)
+    for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
         n_units, n_slots = go_on(w, p, episode, device, ahead)
         undo(w, episode, ahead, n_units, n_slots)

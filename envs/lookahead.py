@@ -2,7 +2,8 @@
 
 `construct` in program order under a `program` cluster is simulated incrementally: the timeline of an episode
 always holds the walked prefix, and a candidate costs O(degree). Any other walk simulates the partial
-placement once per candidate. `envs.placement_env` computes the same observation the long way round.
+placement once per candidate. What `envs.foresight_kernels` adds costs some dozen ops more per candidate.
+`envs.placement_env` computes the same observation the long way round.
 """
 
 from __future__ import annotations

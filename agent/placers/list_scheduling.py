@@ -7,7 +7,7 @@ import numpy as np
 from agent.placers.base import Search, placer
 from agent.placers.fill import first_fit
 from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
-from agent.placers.units import units_of
+from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
 from graphs.levels import b_level
 from graphs.op_graph import FloatArray, IntArray
@@ -28,7 +28,7 @@ def heft(search: Search, rng: np.random.Generator) -> None:
     for order in orders:
 
         def plan(limit_bytes: FloatArray, order: IntArray = order) -> IntArray:
-            return _per_unit(problem, schedule_in_order(problem.arrays, units, order, limit_bytes))
+            return per_unit(problem.graph, schedule_in_order(problem.arrays, units, order, limit_bytes))
 
         first_fit(search, plan)
 
@@ -43,7 +43,7 @@ def m_etf(search: Search, rng: np.random.Generator) -> None:
     problem, units = search.problem, units_of(search.problem)
 
     def plan(limit_bytes: FloatArray) -> IntArray:
-        return _per_unit(problem, schedule_earliest_start(problem.arrays, units, limit_bytes))
+        return per_unit(problem.graph, schedule_earliest_start(problem.arrays, units, limit_bytes))
 
     first_fit(search, plan)
 
@@ -63,7 +63,3 @@ def upward_rank_order(problem: Problem) -> IntArray:
     rank = b_level(graph, problem.op_seconds.mean(axis=1), graph.tensor_bytes * seconds_per_byte + latency_s)
     running = np.flatnonzero(~graph.is_free)
     return running[np.argsort(-rank[running], kind="stable")]
-
-
-def _per_unit(problem: Problem, device_of: IntArray) -> IntArray:
-    return device_of[problem.graph.groups.items[problem.graph.groups.ptr[:-1]]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.placers.base import Search, placer
 from agent.placers.fill import first_fit
-from agent.placers.units import complete
+from agent.placers.units import complete, per_unit
 from envs.episodes import EpisodeBatch
 from envs.lookahead import DEVICE_FEATURES
 from envs.problem import NoRoomError, Problem
@@ -26,8 +26,7 @@ def rollout(search: Search, rng: np.random.Generator) -> None:
     problem = search.problem
 
     def plan(limit_bytes: FloatArray) -> IntArray:
-        device_of = complete(problem, _walk(problem.with_memory(limit_bytes)))
-        return device_of[problem.graph.groups.items[problem.graph.groups.ptr[:-1]]]
+        return per_unit(problem.graph, complete(problem, _walk(problem.with_memory(limit_bytes))))
 
     first_fit(search, plan)
 

@@ -86,14 +86,22 @@ def units_by_layer(graph: OpGraph) -> IntArray:
     return np.argsort(anchor[leader % graph.n_ops], kind="stable")
 
 
+def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
+    """Device of each decision unit, int (n_units,), from that of each op, int (n_ops,)."""
+    return device_of[graph.groups.items[graph.groups.ptr[:-1]]]
+
+
 def complete(problem: Problem, device_of: IntArray) -> IntArray:
     """Place what a walk left unplaced for want of memory, each unit where most memory is left.
 
     Args:
         device_of: -1 where unplaced, int (n_ops,).
+
+    Returns:
+        int (n_ops,), nothing unplaced.
     """
     graph = problem.graph
-    unit_device = device_of[graph.groups.items[graph.groups.ptr[:-1]]]
+    unit_device = per_unit(graph, device_of)
     held = problem.unit_bytes
     room = problem.cluster.memory_bytes.copy()
     placed = unit_device >= 0

@@ -84,26 +84,30 @@ class Policy(nn.Module):
         """As `scores`, with gradients: the graphs that occur in `obs` are encoded afresh, each once.
 
         Args:
-            obs: as for `scores`; its rows are shared out, graph by graph, among `threads` threads.
+            obs: as for `scores`; its rows are shared out among `threads` threads, graph by graph or, where
+                there are fewer graphs than threads, in pieces of each graph's rows.
         """
         problem = obs["problem"].flatten()
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         # By nothing but the graphs, so that the same unions come again.
         sizes = self._first_node[present + 1] - self._first_node[present] + len(problem) // len(present)
-        shares = _shares(sizes.tolist(), self.threads)
+        pieces = -(-self.threads // len(present))
+        shares = _shares(sizes.repeat_interleave(pieces).tolist(), self.threads)
         if len(shares) == 1:
             return self._encode_and_score(present, which, obs)
-        share_of = torch.empty_like(present)
+        share_of = torch.empty(len(present) * pieces, dtype=torch.int64, device=present.device)
         for number, members in enumerate(shares):
             share_of[members] = number
-        rows = [torch.nonzero(share_of[which] == number).squeeze(1) for number in range(len(shares))]
+        piece = torch.arange(len(problem), device=present.device) % pieces
+        share = share_of[which * pieces + piece]
+        rows = [torch.nonzero(share == number).squeeze(1) for number in range(len(shares))]
 
         def job(mine: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
             part = {name: column[mine] for name, column in obs.items()}
             there, at = problem[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
             return lambda: self._encode_and_score(there, at, part)
 
-        parts = in_threads([job(mine) for mine in rows], self._weights)
+        parts = in_threads([job(mine) for mine in rows if len(mine)], self._weights)
         back = torch.argsort(torch.cat(rows))
         logits, values = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return logits, values

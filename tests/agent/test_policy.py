@@ -172,6 +172,24 @@ def test_cached_and_fresh_scores_agree(encoder: str) -> None:
         torch.testing.assert_close(cached, fresh)
 
 
+@pytest.mark.parametrize("n_rows", [1, 32])
+@pytest.mark.parametrize("n_problems", [1, 3])
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_share_an_update_without_changing_it(threads: int, n_problems: int, n_rows: int) -> None:
+    policy = make_policy(n_problems=n_problems)
+    obs = observations(policy, n_rows)
+
+    def update() -> tuple[Tensor, ...]:
+        logits, values = policy.scores_for_update(obs)
+        loss = logits.log_softmax(1)[:, 0].sum() + values.square().sum()
+        return logits, values, *torch.autograd.grad(loss, policy.network.parameters())
+
+    alone = update()
+    policy.threads = threads
+    for expected, found in zip(alone, update(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_an_update_empties_the_cache() -> None:
     policy = make_policy()
     obs = observations(policy)

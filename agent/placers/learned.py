@@ -25,6 +25,9 @@ WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
 BEAM = 63
 """Walks of `policy-beam` beside the greedy one, where the budget allows."""
+BATCH_COST, MOST_WALKED = 4, 0.25
+"""How many times as long as the greedy walk `WALKS` drawn ones take, side by side, about; and the share of a
+budget that `policy-refine` gives them at most: what annealing would do with more is worth more."""
 
 
 def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
@@ -43,12 +46,18 @@ def policy_beam(search: Search, rng: np.random.Generator, *, policy: Policy, ord
 
 
 def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """Annealing from the best that the heuristics and a small beam find; so never worse than any of them."""
+    """Annealing from the best that the heuristics and a small beam find; so never worse than any of them.
+
+    Where the budget is short for a walk, as one second is on a graph of a thousand ops, there is no beam.
+    """
     for heuristic in PLACERS.values():
         if not heuristic.uses_rng and search.left:
             heuristic.strategy(search, rng)
     if search.left:
-        _walk_until_it_fits(search, rng, policy, order, WALKS, beam=True)
+        before = search.progress
+        _walk_until_it_fits(search, rng, policy, order, 0)
+        if search.left and BATCH_COST * (search.progress - before) < MOST_WALKED:
+            _walk_until_it_fits(search, rng, policy, order, WALKS, beam=True)
     anneal_from_best(search, rng)
 
 

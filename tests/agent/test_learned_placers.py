@@ -1,6 +1,7 @@
 """Placers that walk with a policy: the placers' contract, and what an evaluation leaves out."""
 
 import csv
+import time
 
 import numpy as np
 import pytest
@@ -210,3 +211,20 @@ def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
         patch.setattr(decoding, "decode", decode)
         assert place("policy-refine", evaluations=100, problem=problem).feasible
     assert len(walked_with) > 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "drawn"), [(Budget(evaluations=300), [0, 16]), (Budget(None, seconds=0.3), [0])]
+)
+def test_refining_draws_walks_only_where_the_budget_is_long_for_a_walk(monkeypatch, budget, drawn):
+    samples = []
+
+    def decode(policy, problem, *, n_samples, **_):
+        samples.append(n_samples)
+        time.sleep(0.05)
+        return np.zeros((1 + n_samples, problem.graph.n_ops), dtype=np.int64)
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    policy = Policy(untrained()[0])
+    learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    assert samples == drawn

@@ -42,6 +42,12 @@ class Comparison:
         """Geometric mean over graphs."""
         return float(np.exp(_means(self.ratios).mean()))
 
+    def above(self, ratio: float) -> dict[Where, float]:
+        """Where its step time is more than so many times the rival's, and how many times; the worst first."""
+        means = dict(zip(self.ratios, np.exp(_means(self.ratios)).tolist(), strict=True))
+        worst_first = sorted(means, key=lambda where: -means[where])
+        return {where: means[where] for where in worst_first if means[where] > ratio}
+
 
 def read_trials(folder: Path) -> tuple[Trial, ...]:
     """Read a folder that `evaluate.py` has written, even if it was interrupted.

@@ -48,6 +48,8 @@ EVERYTHING = (
 )
 BRIEFLY = ("heft", "rollout", "policy", "policy-sample", "policy-beam", *SEARCHES)
 RIVAL = "annealing"
+LOSS, N_WORST = 1.005, 4
+"""A graph is lost where the step time is this many times the rival's; so many are named."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,24 @@ def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Rac
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def losses_to_markdown(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
+    """A table of the graphs on which the policy's placers lose: how many, and the worst by name."""
+    lines = [[f"lost to {RIVAL}", *groups], ["---"] * (1 + len(groups))]
+    by_group = {group: compare(group, seeds, race) for group in groups}
+    for placer in race.placers:
+        if placer.startswith("policy"):
+            lines.append([placer, *(_losses(by_group[group].get(placer)) for group in groups)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _losses(compared: Comparison | None) -> str:
+    if compared is None:
+        return ""
+    lost = compared.above(LOSS)
+    worst = ", ".join(f"{graph} {ratio:.2f}" for (graph, _), ratio in list(lost.items())[:N_WORST])
+    return f"{len(lost)} of {len(compared.ratios)}" + (f": {worst}" if worst else "")
+
+
 def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
     """A dot per placer and group left out.
 
@@ -148,7 +168,7 @@ def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    """Train, evaluate, print the tables; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     names = [race.name for race in RACES]
     parser = argparse.ArgumentParser(prog="agent.study", description=__doc__)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP")
@@ -173,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for group, seed in runs:
                     evaluate_one(group, seed, race)
         print(to_markdown(options.groups, options.seeds, races))
+        print(losses_to_markdown(options.groups, options.seeds, races[0]))
         if options.figure:
             figure = to_svg(options.groups, options.seeds, races[0])
             write_bytes_atomic(options.figure, figure.encode())

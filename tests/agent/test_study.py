@@ -3,8 +3,8 @@ from xml.etree import ElementTree
 import pytest
 
 from agent import study
-from agent.ratios import LOWER_BOUND
-from agent.study import GROUPS, RACES, Race, compare, graphs_of, to_markdown, to_svg
+from agent.ratios import LOWER_BOUND, Comparison
+from agent.study import GROUPS, RACES, Race, compare, graphs_of, losses_to_markdown, to_markdown, to_svg
 from graphs.files import read_graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -44,6 +44,16 @@ def test_what_was_raced_is_in_the_table_and_the_figure(tmp_path, monkeypatch):
     dots = ElementTree.fromstring(to_svg(["cnn"], [0], RACES[0])).iter(f"{SVG}circle")
     _of_legend, *of_placers = dots
     assert len(of_placers) == len({dot.get("cy") for dot in of_placers}) == len(compared)
+
+
+def test_graphs_that_are_lost_are_named_the_worst_first(monkeypatch):
+    ratios = {"won": [-0.1, -0.3], "level": [0.001], "b": [0.0, 0.1], "a": [0.2]}
+    compared = Comparison({(graph, "4xv100"): logs for graph, logs in ratios.items()})
+    monkeypatch.setattr(study, "compare", lambda group, *_: {"policy": compared} if group == "cnn" else {})
+    head, _, *rows = losses_to_markdown(["cnn", "ptb"], [0], RACES[0]).splitlines()
+    assert head == "| lost to annealing | cnn | ptb |"
+    assert rows[0] == "| policy | 2 of 4: a 1.22, b 1.05 |  |"
+    assert len(rows) == sum(placer.startswith("policy") for placer in RACES[0].placers)
 
 
 def test_a_race_on_some_graphs_takes_them_from_every_family(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.experiments import evaluate_run, exit_code, train_run
+from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
 from agent.ratios import Comparison, Where, describe, read_trials
 from agent.runs import run_folder
 
@@ -98,12 +98,12 @@ def against_whole(arm: str, seeds: Sequence[int]) -> dict[Column, Comparison]:
 def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
     """A row per arm: its step time over that of the whole policy."""
     names = [f"{known}, {PLACERS[placer]}" for placer, known in COLUMNS]
-    lines = [["arm", "flags", *names], ["---"] * (2 + len(names))]
+    lines = [["arm", "flags", *names]]
     for arm in arms:
         compared = against_whole(arm, seeds).values()
         cells = [describe(each if each.ratios else None) for each in compared]
         lines.append([arm, f"`{' '.join(ARMS[arm])}`" if ARMS[arm] else "", *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

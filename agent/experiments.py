@@ -41,6 +41,12 @@ def evaluate_run(words: Sequence[str]) -> None:
     subprocess.run([sys.executable, "-m", "evaluate", *words], check=True, stdout=subprocess.DEVNULL)
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row is its head."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
 def exit_code(command: str, work: Callable[[], None]) -> int:
     """Do the work of a command; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.decoding import decode
-from agent.experiments import exit_code, train_run
+from agent.experiments import exit_code, markdown_table, train_run
 from agent.placers import PLACERS, Budget
 from agent.policy_files import load_policy
 from agent.runs import RUNS, run_folder
@@ -73,7 +73,7 @@ def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
     times = [second for second in TIMES_S if second <= 60 * minutes]
     names = list(references(graphs[0], "4xv100"))
     header = ["graph", "from", *(f"{second} s" for second in times), *names]
-    lines = [header, ["---"] * len(header)]
+    lines = [header]
     for graph in graphs:
         others = [f"{value:.3f}" for value in references(graph, "4xv100").values()]
         for start in STARTS:
@@ -81,7 +81,7 @@ def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
             curve = [best_by(folder, second) for second in times]
             cells = ["" if value is None else f"{value:.3f}" for value in curve]
             lines.append([graph.name, start, *cells, *others])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

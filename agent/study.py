@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agent.dot_plot import dot_plot
-from agent.experiments import evaluate_run, exit_code, train_run
+from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
 from agent.ratios import LOWER_BOUND, Comparison, against_rival, describe
 from agent.runs import RUNS, run_folder
 from graphs.dataset import load_family
@@ -120,7 +120,7 @@ def compare(group: str, seeds: Sequence[int], race: Race) -> dict[str, Compariso
 
 def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Race] = RACES) -> str:
     """A table of step times over the rival's: a row per race and placer, a column per group left out."""
-    lines = [["race", "placer", *groups, "s/graph"], ["---"] * (3 + len(groups))]
+    lines = [["race", "placer", *groups, "s/graph"]]
     for race in races:
         by_group = {group: compare(group, seeds, race) for group in groups}
         for placer in (*race.placers, LOWER_BOUND):
@@ -128,17 +128,17 @@ def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Rac
             wall_s = [second for each in compared if each for second in each.wall_s]
             cells = [*map(describe, compared), f"{fmean(wall_s):.2g}" if wall_s else ""]
             lines.append([race.title, placer, *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def losses_to_markdown(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
     """A table of the graphs on which the policy's placers lose: how many, and the worst by name."""
-    lines = [[f"lost to {RIVAL}", *groups], ["---"] * (1 + len(groups))]
+    lines = [[f"lost to {RIVAL}", *groups]]
     by_group = {group: compare(group, seeds, race) for group in groups}
     for placer in race.placers:
         if placer.startswith("policy"):
             lines.append([placer, *(_losses(by_group[group].get(placer)) for group in groups)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def _losses(compared: Comparison | None) -> str:

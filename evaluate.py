@@ -9,7 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from agent.command_line import OneLineParser
 
 if TYPE_CHECKING:
     from agent.comparison import Study
@@ -70,13 +72,6 @@ def _compare(study: Study, out: Path, jobs: int, command: str) -> None:
     print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
-
-
 def _processes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} processes; give a whole number of at least 1")
@@ -84,7 +79,7 @@ def _processes(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="evaluate.py",
         description=__doc__,
         epilog=EPILOG,

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from agent import runs
+from agent.command_line import OneLineParser
 from agent.config import ConfigError, TrainConfig, config_from_json, field_types
 
 if TYPE_CHECKING:
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 
 EXTENDABLE = ("name", "timesteps", "minutes")
 """Settings that `--resume` may change."""
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a wrong command line on one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

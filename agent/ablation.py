@@ -8,7 +8,6 @@ repeated: an ablation that was interrupted, or is asked for more seeds, goes on.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.command_line import OneLineParser
 from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
 from agent.ratios import Comparison, Where, describe, read_trials
 from agent.runs import run_folder
@@ -108,7 +108,7 @@ def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
-    parser = argparse.ArgumentParser(prog="agent.ablation", description=__doc__)
+    parser = OneLineParser(prog="agent.ablation", description=__doc__)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
     parser.add_argument("--minutes", type=float, default=10, help="of each training, on one core")

@@ -7,7 +7,6 @@ groups.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from agent.command_line import OneLineParser
 from agent.placers import PLACERS, Budget
 from agent.summary import geometric_mean
 from envs.cluster import Cluster
@@ -96,7 +96,7 @@ def _number(value: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; returns the exit code: 0 done, 2 wrong input."""
-    parser = argparse.ArgumentParser(prog="python -m agent.coarsening_table", description=__doc__)
+    parser = OneLineParser(prog="python -m agent.coarsening_table", description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
     parser.add_argument("--groups", nargs="+", type=int, default=[GROUPS], metavar="N", help="default: 512")
     parser.add_argument("--cluster", default="4xv100", metavar="NAME|FILE", help="default: %(default)s")

@@ -6,7 +6,6 @@ judged by one greedy walk as they go. What is done is not repeated; runs are `ru
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.command_line import OneLineParser
 from agent.decoding import decode
 from agent.experiments import exit_code, markdown_table, train_run
 from agent.placers import PLACERS, Budget
@@ -86,7 +86,7 @@ def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, print the table; returns 0: done, 1: a training failed or was stopped, 2: wrong input."""
-    parser = argparse.ArgumentParser(prog="agent.finetuning", description=__doc__)
+    parser = OneLineParser(prog="agent.finetuning", description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["nmt-03", "inception-03", "bert-03"], metavar="GRAPH")
     parser.add_argument("--minutes", type=float, default=3, help="of each training, on one core")
     options = parser.parse_args(arguments)

@@ -6,7 +6,6 @@ seeds, goes on. Runs are `runs/study-GROUP-SEED`, their evaluations `RACE` folde
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from agent.command_line import OneLineParser
 from agent.dot_plot import dot_plot
 from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
 from agent.ratios import LOWER_BOUND, Comparison, against_rival, describe
@@ -170,7 +170,7 @@ def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, print the tables; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     names = [race.name for race in RACES]
-    parser = argparse.ArgumentParser(prog="agent.study", description=__doc__)
+    parser = OneLineParser(prog="agent.study", description=__doc__)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
     parser.add_argument("--minutes", type=float, default=20, help="of each training, on one core")

@@ -80,4 +80,6 @@ def test_an_unknown_group_is_wrong_input(capsys):
     with pytest.raises(SystemExit) as ended:
         study.main(["--groups", "mlp"])
     assert ended.value.code == 2
-    assert "cifar10" in capsys.readouterr().err
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "'mlp'" in said
+    assert "cifar10" in said

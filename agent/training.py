@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from agent import ppo
+from agent.allocation import keep_freed_memory
 from agent.arithmetic import coarse_products
 from agent.averaging import averaged
 from agent.callbacks import EpisodeLog
@@ -72,6 +73,7 @@ def train(config: TrainConfig, context: Context) -> Result:
         ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from.
     """
     check_inputs(config, context.graphs)
+    keep_freed_memory()
     with torch_threads(1):
         return _Training(config, context).run()
 

@@ -11,6 +11,8 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from agent.allocation import keep_freed_memory
+from agent.arithmetic import coarse_products
 from agent.callbacks import EpisodeLog
 from agent.config import TrainConfig
 from agent.network import PlacementNetwork
@@ -86,7 +88,8 @@ def test_training(
     threads: int,
 ) -> None:
     problem, log = captured("cifar10", 200), EpisodeLog()
-    with torch_threads(1):
+    keep_freed_memory()
+    with torch_threads(1), coarse_products():
         roll_out(ours(threads), log)
         roll_out(naive(), None)
         seconds = stopwatch(lambda: work(ours(threads), log), rounds=5)

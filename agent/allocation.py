@@ -1,0 +1,28 @@
+"""How a process that trains on CPU keeps its memory."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
+NEVER = -1
+LARGEST_KEPT_BYTES = 32 * 2**20
+"""The most that all versions of glibc take."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let malloc keep blocks of up to 32 MiB that are freed, for the rest of the process.
+
+    Each operation of an update frees and allocates tensors of megabytes. glibc gives those back to the
+    system, which faults in every page of the next anew: half a million faults in an update of 98,304
+    decisions, which was up to half of its time. Does nothing where malloc is not glibc's.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+    mallopt(M_TRIM_THRESHOLD, NEVER)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from agent.command_line import OneLineParser
-from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
+from agent.experiments import evaluate_run, exit_code, markdown_table, side_by_side, train_run
 from agent.ratios import Comparison, Where, describe, read_trials
 from agent.runs import run_folder
 
@@ -124,8 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         if options.only is None:
-            with ThreadPoolExecutor(options.jobs) as pool:
-                list(pool.map(lambda run: train_one(*run), runs))
+            side_by_side(lambda run: train_one(*run), runs, options.jobs)
             for arm, seed in runs:
                 evaluate_one(arm, seed, options.cluster)
         print(to_markdown(options.arms, options.seeds))

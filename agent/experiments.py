@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
 from agent.runs import run_folder
+
+Run = TypeVar("Run")
 
 
 def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> None:
@@ -30,6 +35,33 @@ def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> 
     flags = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *words]
     given = ["--resume"] if begun else flags
     subprocess.run([sys.executable, "-m", "train_agent", *given, "--name", name], check=True)
+
+
+def side_by_side(train: Callable[[Run], None], runs: Iterable[Run], count: int) -> None:
+    """Train runs, so many at a time; once one has failed or was stopped, no other is begun.
+
+    Raises:
+        Exception: what the first to fail raised, when those under way have ended.
+    """
+    failed = Event()
+
+    def train_unless_failed(run: Run) -> None:
+        if failed.is_set():
+            return
+        try:
+            train(run)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(train_unless_failed, run) for run in runs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            failed.set()
+            raise
 
 
 def evaluate_run(words: Sequence[str]) -> None:

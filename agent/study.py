@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from agent.command_line import OneLineParser
 from agent.dot_plot import dot_plot
-from agent.experiments import evaluate_run, exit_code, markdown_table, train_run
+from agent.experiments import evaluate_run, exit_code, markdown_table, side_by_side, train_run
 from agent.ratios import LOWER_BOUND, Comparison, against_rival, describe
 from agent.runs import RUNS, run_folder
 from graphs.dataset import load_family
@@ -186,8 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         if options.only != "table":
-            with ThreadPoolExecutor(options.jobs) as pool:
-                list(pool.map(lambda run: train_one(run[0], run[1], options.minutes), runs))
+            side_by_side(lambda run: train_one(*run, options.minutes), runs, options.jobs)
         if options.only is None:
             for race in races:
                 for group, seed in runs:

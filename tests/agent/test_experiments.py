@@ -56,3 +56,18 @@ def test_a_training_that_fails_is_one_line(capsys):
 
     assert experiments.exit_code("study", work) == 1
     assert "ended with 3" in capsys.readouterr().err
+
+
+def test_after_a_failure_no_training_is_begun():
+    begun = []
+
+    def train(run):
+        begun.append(run)
+        if run == 1:
+            raise ValueError("no such family")
+
+    with pytest.raises(ValueError, match="no such family"):
+        experiments.side_by_side(train, range(5), 1)
+    assert begun == [0, 1]
+    experiments.side_by_side(begun.append, range(5, 8), 2)
+    assert sorted(begun[2:]) == [5, 6, 7]

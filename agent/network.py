@@ -112,8 +112,7 @@ class PlacementNetwork(nn.Module):
 
 def _pool(devices: Tensor, usable: Tensor) -> Tensor:
     """Mean, least and greatest of each feature over the usable devices, (n, 3 * n_features)."""
-    there = usable[:, :, None]
+    there = usable[:, :, None].to(devices.dtype)
+    beyond = torch.zeros_like(there).masked_fill(~usable[:, :, None], torch.inf)
     mean = (devices * there).sum(1) / there.sum(1)
-    least = devices.masked_fill(~there, torch.inf).amin(1)
-    most = devices.masked_fill(~there, -torch.inf).amax(1)
-    return torch.cat([mean, least, most], dim=1)
+    return torch.cat([mean, (devices + beyond).amin(1), (devices - beyond).amax(1)], dim=1)

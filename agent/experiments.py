@@ -41,27 +41,26 @@ def side_by_side(train: Callable[[Run], None], runs: Iterable[Run], count: int) 
     """Train runs, so many at a time; once one has failed or was stopped, no other is begun.
 
     Raises:
-        Exception: what the first to fail raised, when those under way have ended.
+        Exception: what a run raised, when those under way have ended; of several, the first in `runs`.
     """
-    failed = Event()
+    is_over = Event()
 
-    def train_unless_failed(run: Run) -> None:
-        if failed.is_set():
+    def train_unless_over(run: Run) -> None:
+        if is_over.is_set():
             return
         try:
             train(run)
         except BaseException:
-            failed.set()
+            is_over.set()
             raise
 
     with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(train_unless_failed, run) for run in runs]
+        futures = [pool.submit(train_unless_over, run) for run in runs]
         try:
             for future in futures:
                 future.result()
-        except BaseException:
-            failed.set()
-            raise
+        finally:
+            is_over.set()
 
 
 def evaluate_run(words: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Placements and observations are those of before the code was moved, to the last bit.
 
-`tests/golden/placements.json` holds hashes. `python -m tests.agent.test_golden_placements` writes them anew, for
-a change that is meant to change placements; say so in the commit.
+`tests/golden/placements.json` holds hashes. `python -m tests.agent.test_golden_placements` writes them anew,
+for a change that is meant to change placements; say so in the commit.
 """
 
 from __future__ import annotations

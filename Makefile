@@ -27,12 +27,12 @@ $(INSTALLED):
 	@touch $@
 
 train: setup ## train the default policy, then compare it on graphs it never saw
-	$(BIN)/python train_agent.py --config agent/default.json --name '$(NAME)'
+	$(BIN)/python train_agent.py --config agent/experiments/default.json --name '$(NAME)'
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 
 study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/study.py
-	$(BIN)/python -m agent.study --figure tests/benchmarks/results/study.svg
+	$(BIN)/python -m agent.experiments.leave_one_out --figure tests/benchmarks/results/study.svg
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest

@@ -1,11 +1,11 @@
 """The world: clusters, what ops cost on them, placements, and the step times that follow."""
 
-from envs.cluster import Cluster, ClusterError, Device
-from envs.cluster_files import read_cluster, write_cluster
+from envs.cluster.cluster import Cluster, ClusterError, Device
+from envs.cluster.files import read_cluster, write_cluster
+from envs.cluster.presets import PRESETS, get_cluster
 from envs.costs import CostError, op_seconds
-from envs.placement import Placement, PlacementError, check_placement, single_device
-from envs.placement_files import read_placement, write_placement
-from envs.presets import PRESETS, get_cluster
+from envs.placement.files import read_placement, write_placement
+from envs.placement.placement import Placement, PlacementError, check_placement, single_device
 
 __all__ = [
     "PRESETS",

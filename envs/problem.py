@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from envs.cluster import Cluster
+from envs.cluster.cluster import Cluster
 from envs.costs import op_seconds
-from envs.kernels import FIFO, PROGRAM, ProblemArrays
+from envs.simulator.kernels import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 

@@ -1,7 +1,7 @@
 """What is placed: op graphs, their files, how they are captured, and the orders to walk them in."""
 
-from graphs.files import read_graphs, write_graphs
-from graphs.json_files import FileFormatError
+from graphs.io.graph_files import read_graphs, write_graphs
+from graphs.io.json_files import FileFormatError
 from graphs.op_graph import Csr, GraphError, OpGraph, build_graph
 from graphs.orders import ORDERS, Order, OrderError, Walk, get_order
 

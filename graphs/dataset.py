@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.families import FAMILIES, check_family, draw
-from graphs.files import graph_to_json, read_graphs, write_graphs
-from graphs.json_fields import fields
-from graphs.json_files import read_json, write_json_atomic
+from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
+from graphs.io.json_fields import fields
+from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def capture_draw(family: str, seed: int) -> OpGraph:
     Raises:
         FamilyError: unknown family or negative seed.
     """
-    from graphs.capture import capture
+    from graphs.capture.capture import capture
 
     module, inputs = draw(family, seed)
     return capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", family=family)

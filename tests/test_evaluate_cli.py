@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from envs.cluster_files import write_cluster
-from envs.placement import single_device
-from envs.placement_files import write_placement
-from envs.presets import get_cluster
-from graphs.files import write_graphs
+from envs.cluster.files import write_cluster
+from envs.cluster.presets import get_cluster
+from envs.placement.files import write_placement
+from envs.placement.placement import single_device
+from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +127,7 @@ def test_a_small_comparison_end_to_end(here):
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, words, clause):
-    import evaluate
+    from agent.commands import evaluate
 
     monkeypatch.chdir(here)
     assert evaluate.main(words) == 2
@@ -147,7 +147,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, w
     ],
 )
 def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
-    import evaluate
+    from agent.commands import evaluate
 
     with pytest.raises(SystemExit) as leaving:
         evaluate.main(words)

@@ -12,15 +12,15 @@ from typing import Self
 
 from rich.console import Console
 
-from agent import runs
-from agent.checkpoints import CheckpointFolder
-from agent.config import ConfigError, TrainConfig
-from agent.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
-from agent.split import Split, split_graphs
-from agent.training import Result
+from agent.training import run_folder as runs
+from agent.training.checkpoints import CheckpointFolder
+from agent.training.config import ConfigError, TrainConfig
+from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
+from agent.training.split import Split, split_graphs
+from agent.training.trainer import Result
 from graphs.dataset import load_graphs
-from graphs.files import read_graphs
-from graphs.json_files import write_json_atomic
+from graphs.io.graph_files import read_graphs
+from graphs.io.json_files import write_json_atomic
 
 
 class LocalContext:

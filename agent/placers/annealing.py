@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.placers.annealing_kernels import OVERFLOW_COST, Walker, anneal
 from agent.placers.base import BATCH, Search, placer
 from agent.placers.list_scheduling import heft, m_etf
 from agent.placers.single import single
 from agent.placers.units import units_of
-from agent.placers.walk_kernels import OVERFLOW_COST, Walker, anneal
-from envs.kernels import new_pair
+from envs.simulator.kernels import new_pair
 
 FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
 """In units of a step on the fastest single device: from nothing, from a good placement, at the end."""

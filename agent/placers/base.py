@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from envs.placement import Placement
+from envs.placement.placement import Placement
 from envs.problem import Problem
-from envs.simulator import StepTime, simulate_many, simulate_problem
+from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
 from graphs.op_graph import FloatArray, IntArray
 
 BATCH = 64

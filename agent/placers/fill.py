@@ -9,7 +9,7 @@ import numpy as np
 from agent.placers.base import Search, placer
 from agent.placers.memory_limits import TRIALS, next_limit
 from agent.placers.units import units_by_layer
-from envs.simulator import simulate_problem
+from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import FloatArray, IntArray
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.jit import kernel
-from envs.kernels import copy, inputs_ready, new_timeline, run_op
+from envs.simulator.jit import kernel
+from envs.simulator.kernels import copy, inputs_ready, new_timeline, run_op
 
 
 @kernel

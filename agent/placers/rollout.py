@@ -7,8 +7,8 @@ import numpy as np
 from agent.placers.base import Search, placer
 from agent.placers.fill import first_fit
 from agent.placers.units import complete, per_unit
-from envs.episodes import EpisodeBatch
-from envs.lookahead import DEVICE_FEATURES
+from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.observation import DEVICE_FEATURES
 from envs.problem import NoRoomError, Problem
 from graphs.op_graph import FloatArray, IntArray
 
@@ -20,7 +20,7 @@ TIME, FINISH = len(DEVICE_FEATURES) - 2, len(DEVICE_FEATURES) - 1
 def rollout(search: Search, rng: np.random.Generator) -> None:
     """Ops in program order, each where the step is shortest after the next ops, placed by a simple rule.
 
-    Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, cut off as `envs.foresight_kernels`
+    Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, cut off as `envs.mdp.rollout_features`
     says; ties go to the earlier mean finish.
     """
     problem = search.problem

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from agent.placers import PLACERS, Budget
-from agent.placers.learned import LEARNED, learned_placer
-from agent.policy import Policy
-from agent.policy_files import load_policy
-from envs.episodes import EpisodeBatch
-from envs.presets import get_cluster
+from agent.policy.placers import LEARNED, learned_placer
+from agent.policy.policy import Policy
+from agent.policy.serialization import load_policy
+from envs.cluster.presets import get_cluster
+from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
 from graphs.dataset import load_family
 

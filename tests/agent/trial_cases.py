@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.results import Journal, Trial
-from graphs.json_files import write_json_atomic
+from agent.evaluation.results import Journal, Trial
+from graphs.io.json_files import write_json_atomic
 
 
 def trial(

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 
-from envs.cluster import Cluster
-from envs.presets import V100, get_cluster, uniform
+from envs.cluster.cluster import Cluster
+from envs.cluster.presets import V100, get_cluster, uniform
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.dataset import load_family

@@ -12,9 +12,9 @@ import numpy as np
 
 from agent.placers import PLACERS
 from agent.placers.base import Budget
-from envs.episodes import EpisodeBatch
+from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
-from envs.simulator import simulate_problem
+from envs.simulator.simulate import simulate_problem
 from tests.benchmarks.cases import layered_graph, v100s
 
 

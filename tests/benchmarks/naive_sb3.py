@@ -24,10 +24,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor, nn
 
-from agent.config import TrainConfig
-from agent.node_features import contract, node_features
+from agent.policy.node_features import contract, node_features
+from agent.training.config import TrainConfig
 from envs.problem import Problem
-from envs.simulator import step_time_s
+from envs.simulator.simulate import step_time_s
 
 with warnings.catch_warnings():
     # It warns once a process of its own use of TorchScript.

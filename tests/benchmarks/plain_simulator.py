@@ -1,7 +1,7 @@
 """The simulator as plain Python would have it: lists, dictionaries and a heap of events.
 
-It computes what `envs.kernels` does, for clusters that send one copy per destination and graphs without free
-ops, in n log n. (The reference of the tests is quadratic: it is there to be believed.)
+It computes what `envs.simulator.kernels` does, for clusters that send one copy per destination and graphs without
+free ops, in n log n. (The reference of the tests is quadratic: it is there to be believed.)
 """
 
 from __future__ import annotations

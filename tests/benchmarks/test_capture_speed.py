@@ -18,7 +18,7 @@ ALLOWED_S, ALLOWED_BYTES = 90.0, 2e9
 CAPTURE = """
 import json, resource, sys, time
 began = time.perf_counter()
-from agent.graph_sources import capture_model
+from agent.evaluation.graph_sources import capture_model
 graph = capture_model("graphs.families.large:" + sys.argv[1])
 taken_s = time.perf_counter() - began
 unit = 1 if sys.platform == "darwin" else 1024

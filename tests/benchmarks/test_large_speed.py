@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graphs.files import write_graphs
+from graphs.io.graph_files import write_graphs
 from tests.benchmarks.cases import layered_graph
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import ROOT, Figure
@@ -20,7 +20,7 @@ ALLOWED_S, ALLOWED_BYTES = 20.0, 4e9
 """What placing one graph may take."""
 EVALUATE = """
 import json, resource, sys
-from evaluate import main
+from agent.commands.evaluate import main
 code = main(sys.argv[1:])
 unit = 1 if sys.platform == "darwin" else 1024
 print(json.dumps([code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]))

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from agent.config import TrainConfig
-from agent.decoding import decode
-from agent.network import PlacementNetwork
 from agent.placers import PLACERS
 from agent.placers.base import Budget
-from agent.policy import Policy
-from agent.policy_files import current_shape
-from envs import kernels
-from envs.deviations import deviations
+from agent.policy.decoding import decode
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy
+from agent.policy.serialization import current_shape
+from agent.training.config import TrainConfig
 from envs.problem import Problem
+from envs.simulator import kernels
+from envs.simulator.single_moves import deviations
 from tests.benchmarks.cases import (
     captured,
     decisions,

@@ -8,14 +8,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from envs import kernels
 from envs.problem import Problem
-from envs.simulator import simulate_many, simulate_problem
+from envs.simulator import kernels
+from envs.simulator.simulate import simulate_many, simulate_problem
 from tests.benchmarks.cases import layered_graph, nodes_and_edges, random_placements, seconds_of, v100s
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.plain_simulator import PlainSimulator
-from tests.envs.reference_simulator import simulate_plainly
+from tests.envs.simulator.reference_simulator import simulate_plainly
 
 Record = Callable[[Figure], None]
 

@@ -11,16 +11,16 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from agent.allocation import keep_freed_memory
-from agent.arithmetic import coarse_products
-from agent.callbacks import EpisodeLog
-from agent.config import TrainConfig
-from agent.network import PlacementNetwork
-from agent.policy import Policy
-from agent.policy_files import current_shape
-from agent.ppo import make_ppo
-from agent.threads import torch_threads
-from envs.batched_env import BatchedPlacementEnv
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy
+from agent.policy.serialization import current_shape
+from agent.policy.threads import torch_threads
+from agent.training.callbacks import EpisodeLog
+from agent.training.config import TrainConfig
+from agent.training.performance.bf16 import coarse_products
+from agent.training.performance.malloc import keep_freed_memory
+from agent.training.ppo import make_ppo
+from envs.mdp.batched_env import BatchedPlacementEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
@@ -32,7 +32,7 @@ Work = Callable[[MaskablePPO, BaseCallback | None], None]
 
 @cache
 def ours(threads: int) -> MaskablePPO:
-    """Set up as `agent.training` does it, at the default configuration."""
+    """Set up as `agent.training.trainer` does it, at the default configuration."""
     problem = captured("cifar10", 200)
     env = BatchedPlacementEnv([problem], CONFIG.n_envs, repeats=CONFIG.repeats, threads=threads)
     shape = current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)

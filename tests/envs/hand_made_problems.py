@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster, Device
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from envs.cluster import SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
+from envs.cluster.cluster import SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
 from graphs import OpGraph, build_graph
 
 

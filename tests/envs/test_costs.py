@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster, Device
 from envs.costs import CostError, op_seconds
 from graphs.op_graph import build_graph
 

@@ -19,7 +19,7 @@ from graphs.dataset import (
     read_manifest,
 )
 from graphs.families import FAMILIES, FamilyError
-from graphs.files import write_graphs
+from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph, build_graph
 
 

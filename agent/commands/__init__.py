@@ -1,0 +1,1 @@
+"""The command lines: what `train_agent.py` and `evaluate.py` do."""

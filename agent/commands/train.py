@@ -1,0 +1,125 @@
+"""Train a placement policy: `python train_agent.py --families cifar10 --cluster 4xv100 --name first`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from agent.command_line import OneLineParser
+from agent.training import run_folder as runs
+from agent.training.config import ConfigError, TrainConfig, config_from_json, field_types
+
+if TYPE_CHECKING:
+    from agent.contexts.local import LocalContext
+
+EXTENDABLE = ("name", "timesteps", "minutes")
+"""Settings that `--resume` may change."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    # Read when torch is loaded. Threads that spin while they wait starve others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    options = vars(make_parser().parse_args(arguments))
+    try:
+        config, folder = resolve(options)
+        context = _open(config, folder, resume=options["resume"])
+    except (ValueError, OSError) as error:
+        print(f"train_agent.py: {error}", file=sys.stderr)
+        return 2
+    return _train(config, context)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """One flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    parser = OneLineParser(prog="train_agent.py", description=__doc__, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
+    parser.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
+    kinds, defaults = field_types(), TrainConfig()
+    for item in fields(TrainConfig):
+        kind = kinds[item.name]
+        many = get_origin(kind) is tuple
+        default = " ".join(getattr(defaults, item.name)) if many else getattr(defaults, item.name)
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}",
+            type=get_args(kind)[0] if many else kind,
+            nargs="+" if many else None,
+            metavar="|".join(item.metadata["choices"]) if "choices" in item.metadata else kind_name(kind),
+            help=f"{item.metadata['help']} (default: {default or 'none'})".replace("%", "%%"),
+        )
+    return parser
+
+
+def kind_name(kind: Any) -> str:
+    """How a flag's value is shown in the help."""
+    inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return {str: "NAME", int: "N", float: "X"}[inner]
+
+
+def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
+    """The configuration and the folder of the run that a command line asks for.
+
+    Raises:
+        ValueError: settings that do not fit together, or a run that exists or does not.
+    """
+    given = {key: value for key, value in options.items() if key not in ("config", "resume")}
+    if not options["resume"]:
+        base = runs.config_from_file(Path(options["config"])) if options["config"] else None
+        config = config_from_json(given, "command line", base)
+        return config, runs.check_is_new(config.name)
+    fixed = [key for key in given if key not in EXTENDABLE] + (["config"] if options["config"] else [])
+    if fixed:
+        raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
+    started = runs.read_config(options.get("name", ""))
+    return config_from_json(given, "command line", started), runs.run_folder(started.name)
+
+
+def _open(config: TrainConfig, folder: Path, *, resume: bool) -> LocalContext:
+    """All that is slow to import comes after the settings are known to be right."""
+    from rich.console import Console
+
+    from agent.contexts.local import LocalContext
+    from agent.training.trainer import check_inputs
+
+    context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
+    if too_large := check_inputs(config, context.graphs):
+        print(f"left out, as they fit on no placement: {', '.join(too_large)}", file=sys.stderr)
+    return context
+
+
+def _train(config: TrainConfig, context: LocalContext) -> int:
+    from agent.training.trainer import train
+
+    try:
+        with context:
+            result = train(config, context)
+            context.finish(result)
+    except runs.RunError as error:
+        print(f"train_agent.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
+        return 1
+    if not result.finished:
+        print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
+        return 1
+    print(
+        f"{context.folder}: {result.best_score:.3f} of one device's step time on graphs not held out, "
+        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes\n"
+        f"curves: tensorboard --logdir {context.folder}"
+    )
+    return 0
+
+
+def how_to_resume(config: TrainConfig) -> str:
+    """The command that goes on with a run."""
+    return f"go on with: python train_agent.py --resume --name {config.name}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

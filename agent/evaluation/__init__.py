@@ -1,0 +1,1 @@
+"""Evaluation: placers compared over graphs, clusters, orders and seeds."""

@@ -1,0 +1,159 @@
+"""The report of an evaluation: one HTML file with its tables, bars and caveats, and nothing to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from agent.evaluation.results import Trial, best_times
+from agent.evaluation.summary import Line, geometric_mean
+from graphs.io.json_files import write_bytes_atomic
+
+BAR_WIDTH, BAR_HEIGHT = 240, 14
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+code { background: #f3f3f3; padding: .1rem .3rem; overflow-wrap: anywhere }
+svg { vertical-align: middle }
+.bar { fill: #4477aa } .bound { stroke: #cc3311; stroke-width: 2 }
+.one { stroke: #222; stroke-dasharray: 2 2 }
+"""
+CAVEATS = (
+    "Step times are simulated, not measured: compare placers by them, and do not read them as a promise.",
+    "Ratios are geometric means over graphs and seeds, of placements that fit in memory; "
+    "the share that fits stands beside them. Lower is better.",
+    "“To single” is relative to the fastest single device, its memory taken as unlimited.",
+    "“To best” is relative to the best placement that any placer of this run found for the same graph.",
+    "“To bound” is relative to a lower bound that ignores transfers and memory; none is below 1.",
+    "± is the sample standard deviation over seeds.",
+    "An evaluation is one simulated complete placement. A policy's walk is one evaluation, although it looks "
+    "ahead with partial simulations: compare wall time as well.",
+)
+HEADINGS = (
+    "placer",
+    "order",
+    "graphs",
+    "to single",
+    "",
+    "±",
+    "to best",
+    "to bound",
+    "fits",
+    "evaluations",
+    "s",
+)
+
+
+def write_report(path: Path, trials: Sequence[Trial], lines: Sequence[Line], command: str) -> None:
+    """Write the report atomically.
+
+    Args:
+        trials: in the order of the evaluation.
+        lines: their summary.
+        command: what made them, as typed.
+    """
+    sections = "".join(_section(case, part, trials) for case, part in by_case(lines))
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Placewalk evaluation</title>'
+        f"<style>{STYLE}</style><h1>Placewalk evaluation</h1><p><code>{escape(command)}</code></p>"
+        f"{sections}<h2>How to read this</h2><ul>{''.join(f'<li>{caveat}</li>' for caveat in CAVEATS)}</ul>"
+        f"<h2>Graphs</h2>{_graph_table(trials)}</html>\n"
+    )
+    write_bytes_atomic(path, page.encode())
+
+
+Case = tuple[str, str, bool]
+
+
+def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
+    """The lines of each family, cluster and whether seen, the shortest step first, what never fits last."""
+
+    def case(line: Line) -> Case:
+        return line.family, line.cluster, line.seen
+
+    def rank(line: Line) -> tuple[bool, float]:
+        return line.ratio_to_single is None, line.ratio_to_single or 0.0
+
+    for key, part in groupby(sorted(lines, key=case), key=case):
+        yield key, sorted(part, key=rank)
+
+
+def title(case: Case) -> str:
+    """What the table of a case is headed with."""
+    family, cluster, seen = case
+    return f"{family or 'no family'} on {cluster}" + (" (seen by the policy in training)" if seen else "")
+
+
+def _section(case: Case, lines: Sequence[Line], trials: Sequence[Trial]) -> str:
+    bound = geometric_mean(
+        trial.lower_bound_s / trial.single_s
+        for trial in trials
+        if (trial.family, trial.cluster, trial.seen) == case
+    )
+    widest = max([1.0, *(line.ratio_to_single or 0.0 for line in lines)])
+    rows = [_row(line, bound or 0.0, widest) for line in lines]
+    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    return f"<h2>{escape(title(case))}</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _row(line: Line, bound: float, widest: float) -> str:
+    cells = (
+        escape(line.placer),
+        escape(line.order),
+        str(line.graphs),
+        number(line.ratio_to_single),
+        _bar(line.ratio_to_single, bound, widest),
+        number(line.seed_spread),
+        number(line.ratio_to_best),
+        number(line.ratio_to_bound),
+        f"{line.feasible_share:.0%}",
+        f"{line.evaluations:,.0f}",
+        f"{line.wall_s:.2g}",
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _bar(ratio: float | None, bound: float, widest: float) -> str:
+    """A bar up to the ratio, with a line at the lower bound and a dashed one at a single device."""
+    length, bound_at, one_at = (BAR_WIDTH * value / widest for value in (ratio or 0.0, bound, 1.0))
+    return (
+        f'<svg width="{BAR_WIDTH + 2}" height="{BAR_HEIGHT}" role="img" aria-label="{number(ratio)}">'
+        f'<rect class="bar" width="{length:.1f}" height="{BAR_HEIGHT}"/>'
+        f'<line class="bound" x1="{bound_at:.1f}" x2="{bound_at:.1f}" y2="{BAR_HEIGHT}"/>'
+        f'<line class="one" x1="{one_at:.1f}" x2="{one_at:.1f}" y2="{BAR_HEIGHT}"/></svg>'
+    )
+
+
+def _graph_table(trials: Sequence[Trial]) -> str:
+    best = best_times(trials)
+    winners: dict[tuple[str, str], Trial] = {}
+    for trial in trials:
+        if trial.feasible and trial.step_time_s == best[trial.graph, trial.cluster]:
+            winners.setdefault((trial.graph, trial.cluster), trial)
+    cases = dict.fromkeys((trial.graph, trial.cluster) for trial in trials)
+    rows = "".join(_graph_row(*case, winners.get(case)) for case in cases)
+    names = ("graph", "cluster", "best placer", "order", "step time, ms", "to single", "to bound")
+    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
+
+
+def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:
+    found = ["nothing fits", "", "", "", ""]
+    if winner is not None:
+        to_bound = winner.step_time_s / winner.lower_bound_s if winner.lower_bound_s else None
+        found = [
+            escape(winner.placer),
+            escape(winner.order),
+            f"{winner.step_time_s * 1e3:.4g}",
+            number(winner.ratio_to_single),
+            number(to_bound),
+        ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (escape(graph), escape(cluster), *found))}</tr>"
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash."""
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,155 @@
+"""What an evaluation compares: placers over graphs x clusters x orders x seeds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from agent.evaluation.results import Key
+from agent.placers import PLACERS, Budget
+from agent.policy.placers import LEARNED, draws_at_random
+from envs.cluster.cluster import Cluster
+from envs.cluster.files import cluster_to_json
+from envs.problem import NoRoomError, Problem
+from graphs.dataset import graph_hash
+from graphs.op_graph import IntArray, OpGraph
+from graphs.orders import get_order
+
+FORMAT = "placewalk.evaluation/1"
+
+
+class EvaluationError(ValueError):
+    """An evaluation that cannot be made as asked; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One trial to make; graph and cluster by index."""
+
+    graph: int
+    cluster: int
+    placer: str
+    order: str
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Everything that decides what an evaluation finds.
+
+    Attributes:
+        placers: names from `PLACERS` and `LEARNED`.
+        orders: names of traversal orders; only learned placers take one.
+        seeds: seeds 0 to seeds - 1 for placers that draw at random, 0 for the others.
+        policy: folder of the learned placers' policy, or `pretrained`; empty where there is none.
+        policy_hash: tells that policy from others.
+        seen: names of those graphs that the policy was trained on.
+        given: placements to score beside: (graph, cluster, name) -> device of each op.
+        coarsen: groups that graphs of more decision units are placed by; None = always op by op. Step times
+            are those of the graphs themselves in any case.
+
+    Raises:
+        EvaluationError: on construction, if a name is unknown or taken twice, or nothing is to be done.
+    """
+
+    graphs: tuple[OpGraph, ...]
+    clusters: tuple[Cluster, ...]
+    placers: tuple[str, ...]
+    orders: tuple[str, ...] = ("topo",)
+    seeds: int = 1
+    budget: Budget = field(default_factory=Budget)
+    policy: str = ""
+    policy_hash: str = ""
+    seen: frozenset[str] = frozenset()
+    given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
+    coarsen: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def tasks(self) -> list[Task]:
+        """Every trial of the evaluation, in the order of the results."""
+        return [
+            Task(graph, cluster, placer, order, seed)
+            for graph in range(len(self.graphs))
+            for cluster in range(len(self.clusters))
+            for placer, order, seeds in self._runs(self.graphs[graph].name, self.clusters[cluster].name)
+            for seed in range(seeds)
+        ]
+
+    def _runs(self, graph: str, cluster: str) -> Iterator[tuple[str, str, int]]:
+        """(placer, order, number of seeds) for one graph and cluster."""
+        for of_graph, of_cluster, name in self.given:
+            if (of_graph, of_cluster) == (graph, cluster):
+                yield name, "", 1
+        for name in self.placers:
+            for order in self.orders if name in LEARNED else ("",):
+                random = draws_at_random(name, order) if name in LEARNED else PLACERS[name].uses_rng
+                yield name, order, self.seeds if random else 1
+
+    def key(self, task: Task) -> Key:
+        """What the trial of a task is told by."""
+        graph, cluster = self.graphs[task.graph].name, self.clusters[task.cluster].name
+        return (graph, cluster, task.placer, task.order, task.seed)
+
+    def to_json(self) -> dict[str, object]:
+        """The settings: equal settings make an evaluation resumable."""
+        return {
+            "format": FORMAT,
+            "graphs": {graph.name: graph_hash(graph) for graph in self.graphs},
+            "clusters": [cluster_to_json(cluster) for cluster in self.clusters],
+            "placers": list(self.placers),
+            "orders": list(self.orders),
+            "seeds": self.seeds,
+            "budget": asdict(self.budget),
+            "policy": self.policy_hash,
+            "coarsen": self.coarsen,
+            "placements": sorted(
+                [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]
+                for names, device_of in self.given.items()
+            ),
+        }
+
+    def check_room(self) -> None:
+        """Raise `NoRoomError` if a cluster has room for none of the graphs."""
+        for cluster in self.clusters:
+            lacks = [_lack_of_room(Problem(graph, cluster)) for graph in self.graphs]
+            if lacks[0] is not None and None not in lacks:
+                raise lacks[0]
+
+
+def _lack_of_room(problem: Problem) -> NoRoomError | None:
+    try:
+        problem.check_room()
+    except NoRoomError as error:
+        return error
+    return None
+
+
+def _check(study: Study) -> None:
+    known = (*PLACERS, *LEARNED)
+    for name in study.placers:
+        if name not in known:
+            raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
+    for order in study.orders:
+        get_order(order)
+    _check_distinct("placer", study.placers)
+    _check_distinct("order", study.orders)
+    _check_distinct("cluster", [cluster.name for cluster in study.clusters])
+    _check_distinct("graph", [graph.name for graph in study.graphs])
+    for _, _, name in study.given:
+        if name in known:
+            raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
+    if study.seeds < 1:
+        raise EvaluationError(f"{study.seeds} seeds; give at least 1")
+    if study.coarsen is not None and study.coarsen < 1:
+        raise EvaluationError(f"graphs of {study.coarsen} groups; give at least 1 to --coarsen")
+    if not study.tasks():
+        raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
+
+
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise EvaluationError(f"{what} '{name}' is given twice; name it once")

@@ -1,0 +1,99 @@
+"""Results per family: geometric means over graphs, their spread over seeds, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from statistics import fmean, stdev
+
+from agent.evaluation.results import Trial, best_times, ratio_to_best, write_csv
+
+
+@dataclass(frozen=True)
+class Line:
+    """One placer (in one order) on one family and cluster.
+
+    Attributes:
+        seen: whether these are graphs that the evaluation's policy was trained on.
+        graphs, seeds: how many.
+        ratio_to_single, ratio_to_best: geometric mean over the trials that fit; None if none does.
+        seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
+            one seed. Seeds are compared on the graphs on which all of them fit.
+        ratio_to_bound: geometric mean of step time over lower bound, at least 1.
+        feasible_share: share of the trials whose placement fits in memory.
+        evaluations, wall_s: mean per trial.
+    """
+
+    family: str
+    cluster: str
+    placer: str
+    order: str
+    seen: bool
+    graphs: int
+    seeds: int
+    ratio_to_single: float | None
+    seed_spread: float | None
+    ratio_to_best: float | None
+    ratio_to_bound: float | None
+    feasible_share: float
+    evaluations: float
+    wall_s: float
+
+
+COLUMNS = tuple(item.name for item in fields(Line))
+
+
+def summarise(trials: Sequence[Trial]) -> list[Line]:
+    """One line per family, cluster, placer, order and whether seen, in the order of the trials."""
+    best = best_times(trials)
+    groups: dict[tuple[str, str, str, str, bool], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.family, trial.cluster, trial.placer, trial.order, trial.seen].append(trial)
+    return [
+        Line(
+            *key,
+            graphs=len({trial.graph for trial in group}),
+            seeds=len({trial.seed for trial in group}),
+            ratio_to_single=geometric_mean(trial.ratio_to_single for trial in group),
+            seed_spread=_seed_spread(group),
+            ratio_to_best=geometric_mean(ratio_to_best(trial, best) for trial in group),
+            ratio_to_bound=geometric_mean(_ratio_to_bound(trial) for trial in group),
+            feasible_share=fmean(trial.feasible for trial in group),
+            evaluations=fmean(trial.evaluations for trial in group),
+            wall_s=fmean(trial.wall_s for trial in group),
+        )
+        for key, group in groups.items()
+    ]
+
+
+def write_summary(path: Path, lines: Iterable[Line]) -> None:
+    """Write `summary.csv` atomically; None is an empty cell."""
+    rows = (
+        [str(cell).lower() if isinstance(cell, bool) else cell for cell in astuple(line)] for line in lines
+    )
+    write_csv(path, COLUMNS, rows)
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of the values that are not None; None if there are none, 0 if one is 0."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
+
+
+def _ratio_to_bound(trial: Trial) -> float | None:
+    return trial.step_time_s / trial.lower_bound_s if trial.feasible and trial.lower_bound_s else None
+
+
+def _seed_spread(group: Sequence[Trial]) -> float | None:
+    misfits = {trial.graph for trial in group if not trial.feasible}
+    by_seed: dict[int, list[float | None]] = defaultdict(list)
+    for trial in group:
+        if trial.graph not in misfits:
+            by_seed[trial.seed].append(trial.ratio_to_single)
+    means = [mean for values in by_seed.values() if (mean := geometric_mean(values)) is not None]
+    return stdev(means) if len(means) > 1 else None

@@ -1,0 +1,1 @@
+"""Experiments of many trainings: what they ask, their settings and their tables."""

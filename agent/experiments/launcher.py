@@ -1,0 +1,96 @@
+"""What experiments of many trainings have in common: runs that go on, and how a command ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+
+from agent.training.run_folder import run_folder
+
+Run = TypeVar("Run")
+
+
+def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> None:
+    """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
+
+    Raises:
+        CalledProcessError: the training failed or was stopped.
+        ValueError: a run of this name was begun with other minutes.
+    """
+    folder = run_folder(name)
+    begun = any((folder / "checkpoints").glob("*.safetensors"))
+    done = (folder / "result.json").exists()
+    if begun or done:
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))["minutes"]
+        if before != minutes:
+            raise ValueError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
+    if done:
+        return
+    flags = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *words]
+    given = ["--resume"] if begun else flags
+    subprocess.run([sys.executable, "-m", "agent.commands.train", *given, "--name", name], check=True)
+
+
+def side_by_side(train: Callable[[Run], None], runs: Iterable[Run], count: int) -> None:
+    """Train runs, so many at a time; once one has failed or was stopped, no other is begun.
+
+    Raises:
+        Exception: what a run raised, when those under way have ended; of several, the first in `runs`.
+    """
+    is_over = Event()
+
+    def train_unless_over(run: Run) -> None:
+        if is_over.is_set():
+            return
+        try:
+            train(run)
+        except BaseException:
+            is_over.set()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(train_unless_over, run) for run in runs]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            is_over.set()
+
+
+def evaluate_run(words: Sequence[str]) -> None:
+    """Evaluate with some flags, or go on where that was stopped; the table stays in the files.
+
+    Raises:
+        CalledProcessError: the evaluation failed or was stopped.
+    """
+    subprocess.run(
+        [sys.executable, "-m", "agent.commands.evaluate", *words], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row is its head."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def exit_code(command: str, work: Callable[[], None]) -> int:
+    """Do the work of a command; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    try:
+        work()
+    except subprocess.CalledProcessError as error:
+        print(f"{command}: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 2
+    return 0

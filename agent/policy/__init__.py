@@ -1,0 +1,1 @@
+"""The policy: encoders, network, decoding, files, and the placers that use it."""

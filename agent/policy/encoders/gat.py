@@ -1,0 +1,46 @@
+"""Attention over neighbours, along and against the edges."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch_geometric.nn import GATv2Conv
+
+from agent.policy.encoders import encoder
+from agent.policy.encoders.sage import Sage
+from agent.policy.graph_batch import GraphBatch
+
+HEADS = 4
+
+
+class AttentionRound(nn.Module):
+    """One round: own state, attention over producers, attention over consumers; normalised, residual."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.own = nn.Linear(hidden, hidden)
+        self.from_producers = GATv2Conv(hidden, hidden // heads, heads, add_self_loops=False, bias=False)
+        self.from_consumers = GATv2Conv(hidden, hidden // heads, heads, add_self_loops=False, bias=False)
+        self.activation = nn.SiLU()
+
+    def forward(self, state: Tensor, batch: GraphBatch) -> Tensor:
+        said = self.norm(state)
+        heard: Tensor = (
+            self.own(said)
+            + self.from_producers(said, batch.to_consumers)
+            + self.from_consumers(said, batch.to_producers)
+        )
+        answer: Tensor = self.activation(heard)
+        return state + answer
+
+
+@encoder("gat")
+class Gat(Sage):
+    """Like `sage`, but what neighbours say is weighed by attention instead of averaged.
+
+    Source: GATv2, Brody, Alon and Yahav 2022 (arXiv 2105.14491).
+    """
+
+    def make_round(self, hidden: int) -> nn.Module:
+        """A round with as many heads as `HEADS` if they divide the width, else one."""
+        return AttentionRound(hidden, HEADS if hidden % HEADS == 0 else 1)

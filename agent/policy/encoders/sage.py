@@ -1,0 +1,55 @@
+"""GraphSAGE along and against the edges."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from agent.policy.encoders import Encoder, encoder
+from agent.policy.graph_batch import GraphBatch
+
+
+class Round(nn.Module):
+    """One round of messages: own state, mean of producers, mean of consumers; normalised, residual."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.own = nn.Linear(hidden, hidden)
+        self.from_producers = nn.Linear(hidden, hidden, bias=False)
+        self.from_consumers = nn.Linear(hidden, hidden, bias=False)
+        self.activation = nn.SiLU()
+
+    def forward(self, state: Tensor, batch: GraphBatch) -> Tensor:
+        said = self.norm(state)
+        heard: Tensor = (
+            self.own(said)
+            + self.from_producers(batch.mean_of_producers(said))
+            + self.from_consumers(batch.mean_of_consumers(said))
+        )
+        answer: Tensor = self.activation(heard)
+        return state + answer
+
+
+@encoder("sage")
+class Sage(Encoder):
+    """Mean message passing in both directions with separate weights, `rounds` times.
+
+    Source: Hamilton, Ying and Leskovec 2017 (arXiv 1706.02216), mean aggregator without sampling.
+    """
+
+    def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
+        super().__init__(n_features, hidden, rounds)
+        self.lift = nn.Linear(n_features, hidden)
+        self.rounds = nn.ModuleList(self.make_round(hidden) for _ in range(rounds))
+        self.norm = nn.LayerNorm(hidden)
+
+    def make_round(self, hidden: int) -> nn.Module:
+        """A layer that takes the state and the batch and returns the new state, (n_nodes, hidden)."""
+        return Round(hidden)
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        state = self.lift(batch.nodes)
+        for one_round in self.rounds:
+            state = one_round(state, batch)
+        embedding: Tensor = self.norm(state)
+        return embedding

@@ -1,0 +1,138 @@
+"""Several graphs as one disjoint union, and the means over neighbours that encoders are made of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent.policy.node_features import contract, graph_features, node_features
+from envs.problem import Problem
+
+with warnings.catch_warnings():
+    # Both libraries warn once a process: of their own use of TorchScript, and that CSR tensors are in beta.
+    warnings.simplefilter("ignore")
+    from torch_geometric import EdgeIndex
+
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+    torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class GraphTensors:
+    """One problem as the encoder sees it: the compute ops, contracted as `node_features.contract` does.
+
+    Attributes:
+        nodes: features of the compute ops, float32 (n_nodes, n_node_features).
+        graph: features of the whole, float32 (n_graph_features,).
+        edges: (producer, consumer) columns sorted by producer, int64 (2, n_edges).
+        node_of: node of each op, int64 (n_ops,); -1 for ops that no walk decides.
+    """
+
+    nodes: Tensor
+    graph: Tensor
+    edges: Tensor
+    node_of: Tensor
+
+    @staticmethod
+    def of(problem: Problem, device: torch.device) -> GraphTensors:
+        """Features and edges of a problem, on a torch device."""
+        node_of, edges = contract(problem.graph)
+        arrays = (
+            node_features(problem)[problem.graph.is_compute],
+            graph_features(problem),
+            np.ascontiguousarray(edges.T),
+            node_of,
+        )
+        return GraphTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """Whether a path leads from the column's node to the row's, bool (n_nodes, n_nodes).
+
+        The diagonal is False. Contraction may close cycles; nodes on one are ancestors of each other.
+        """
+        above = np.zeros((len(self.nodes), len(self.nodes)), dtype=bool)
+        producers, consumers = self.edges.cpu().numpy()
+        above[consumers, producers] = True
+        known = -1
+        while known != (known := int(above.sum())):
+            # Nodes are nearly in program order: one sweep finds most.
+            for at in np.argsort(consumers, kind="stable"):
+                above[consumers[at]] |= above[producers[at]]
+        np.fill_diagonal(above, val=False)
+        return torch.from_numpy(above).to(self.nodes.device)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBatch:
+    """A disjoint union of graphs.
+
+    Attributes:
+        nodes: features, float32 (n_nodes of all, n_node_features).
+        graphs: features of each graph, float32 (n_graphs, n_graph_features).
+        member: graph of each node, int64 (n_nodes of all,).
+        parts: the graphs themselves.
+        start: first node of each graph, int64 (n_graphs,).
+        sizes: nodes of each graph, float32 (n_graphs, 1).
+        to_consumers, to_producers: the edges in each direction, with both orders cached.
+    """
+
+    nodes: Tensor
+    graphs: Tensor
+    member: Tensor
+    parts: tuple[GraphTensors, ...]
+    start: Tensor
+    sizes: Tensor
+    to_consumers: EdgeIndex
+    to_producers: EdgeIndex
+
+    @staticmethod
+    def of(parts: Sequence[GraphTensors]) -> GraphBatch:
+        """Put graphs side by side."""
+        device = parts[0].nodes.device
+        sizes = torch.tensor([len(part.nodes) for part in parts], device=device)
+        start = sizes.cumsum(0) - sizes
+        n_nodes = int(sizes.sum())
+        edges = torch.cat([part.edges + first for part, first in zip(parts, start, strict=True)], dim=1)
+        backward = edges.flip(0)
+        by_consumer = torch.argsort(edges[1], stable=True)
+        return GraphBatch(
+            nodes=torch.cat([part.nodes for part in parts]),
+            graphs=torch.stack([part.graph for part in parts]),
+            member=torch.repeat_interleave(torch.arange(len(parts), device=device), sizes),
+            parts=tuple(parts),
+            start=start,
+            sizes=sizes[:, None].float(),
+            to_consumers=_edge_index(edges[:, by_consumer], n_nodes),
+            to_producers=_edge_index(backward, n_nodes),
+        )
+
+    def mean_of_producers(self, state: Tensor) -> Tensor:
+        """Mean over the nodes that each node reads from, zero without any; (n_nodes, width) both."""
+        return _mean(self.to_consumers, state)
+
+    def mean_of_consumers(self, state: Tensor) -> Tensor:
+        """Mean over the nodes that read from each node, zero without any; (n_nodes, width) both."""
+        return _mean(self.to_producers, state)
+
+    def mean_of_graph(self, state: Tensor) -> Tensor:
+        """Mean state of each graph's nodes, (n_graphs, width)."""
+        total = state.new_zeros(len(self.sizes), state.shape[1]).index_add(0, self.member, state)
+        return total / self.sizes
+
+
+def _edge_index(edges: Tensor, n_nodes: int) -> EdgeIndex:
+    return EdgeIndex(edges.contiguous(), sparse_size=(n_nodes, n_nodes), sort_order="col").fill_cache_()
+
+
+def _mean(edges: EdgeIndex, state: Tensor) -> Tensor:
+    if edges.shape[1] == 0:
+        return torch.zeros_like(state)
+    mean: Tensor = edges.matmul(state, reduce="mean", transpose=True)
+    return mean

@@ -1,0 +1,89 @@
+"""How a policy walks: from nothing, or over a placement that it improves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from agent.placers import PLACERS, Budget, Search
+from agent.training.config import TrainConfig
+from envs.mdp.episodes import Start, on_fastest_device
+from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+SINGLE, BEST = "single", "best"
+"""Starts with everything on the device that is fastest alone, and with the best that heuristics find."""
+
+
+@dataclass(frozen=True)
+class Walks:
+    """What `EpisodeBatch` needs to know besides problems and orders.
+
+    Attributes:
+        mdp: `construct` or `improve`; what follows is for the latter.
+        passes: how often every decision unit is visited.
+        start: placer whose placement is improved, or `best`.
+    """
+
+    mdp: str = "construct"
+    passes: int = 2
+    start: str = SINGLE
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Walks:
+        """Those of a training."""
+        return cls(config.mdp, config.passes, config.start)
+
+    @classmethod
+    def of_card(cls, config: Mapping[str, Any]) -> Walks:
+        """Those that a policy was trained for, from what its card says; older cards know no `start`."""
+        known = {key: config[key] for key in ("mdp", "passes", "start") if key in config}
+        return cls(**known)
+
+    @property
+    def improves(self) -> bool:
+        """Whether a complete placement exists from the start."""
+        return self.mdp == "improve"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `EpisodeBatch` and the environments."""
+        return {"mdp": self.mdp, "passes": self.passes, "start": start_of(self.start)}
+
+    def evaluations(self, problem: Problem) -> int:
+        """Complete placements that one walk simulates: every other device of a unit, at each visit."""
+        if not self.improves:
+            return 0
+        return self.passes * len(problem.graph.groups) * (problem.n_devices - 1)
+
+    def within(self, problem: Problem, evaluations: int | None) -> Walks | None:
+        """These walks with as many passes as a budget allows; None if it allows none."""
+        one = replace(self, passes=1).evaluations(problem)
+        if evaluations is None or one == 0:
+            return self
+        passes = min(self.passes, max(evaluations, 0) // one)
+        return replace(self, passes=passes) if passes else None
+
+
+@cache
+def start_of(placer: str) -> Start:
+    """The start that a placer without randomness gives, or the best of them; a problem's is found once."""
+    if placer == SINGLE:
+        return on_fastest_device
+    names = [name for name, each in PLACERS.items() if not each.uses_rng] if placer == BEST else [placer]
+    found: dict[int, tuple[Problem, IntArray]] = {}
+
+    def place(problem: Problem) -> IntArray:
+        if id(problem) not in found:
+            search, rng = Search(problem, Budget(1_000)), np.random.default_rng(0)
+            for name in names:
+                PLACERS[name].strategy(search, rng)
+            assert search.best is not None
+            found[id(problem)] = (problem, search.best)
+        return found[id(problem)][1]
+
+    return place

@@ -1,0 +1,24 @@
+"""How many threads torch uses for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads within the block.
+
+    Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
+    operations waits for the other processes. Updates share their work out more coarsely
+    (`agent.training.performance.parallel`).
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Training: imitation, reinforcement, validation, and the folder of a run."""

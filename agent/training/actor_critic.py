@@ -1,0 +1,77 @@
+"""The policy as stable-baselines3's maskable PPO wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from sb3_contrib.common.maskable.distributions import MaskableDistribution
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from torch import Tensor
+
+from agent.policy.policy import MASKED_LOGIT, Policy
+
+Masks = NDArray[np.bool_] | Tensor | None
+
+
+class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
+    """Adapts a `Policy` to SB3: rollouts score from cached embeddings, updates encode with gradients.
+
+    Args:
+        lr_schedule: learning rate by the share of the training that remains.
+        make_policy: builds the policy; called once.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.Discrete,
+        lr_schedule: Callable[[float], float],
+        *,
+        make_policy: Callable[[], Policy],
+    ) -> None:
+        super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
+        self.placer = make_policy()
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
+
+    def _build(self, lr_schedule: Callable[[float], float]) -> None:
+        """The base class would build a perceptron here; ours comes with `make_policy`."""
+
+    def forward(
+        self, obs: Mapping[str, Tensor], deterministic: bool = False, action_masks: Masks = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step."""
+        logits, values = self.placer.scores(obs)
+        log_probs = _log_probs(logits, action_masks)
+        actions = log_probs.argmax(1) if deterministic else torch.multinomial(log_probs.exp(), 1).squeeze(1)
+        return actions, values[:, None], log_probs.gather(1, actions[:, None]).squeeze(1)
+
+    def evaluate_actions(
+        self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values (n, 1), log-probabilities (n,) and entropies (n,) of a minibatch, with gradients."""
+        logits, values = self.placer.scores_for_update(obs)
+        log_probs = _log_probs(logits, action_masks)
+        entropy = -(log_probs.exp() * log_probs).sum(1)
+        return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
+
+    def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
+        """The distribution over devices, for `predict`."""
+        distribution = self.action_dist.proba_distribution(self.placer.scores(obs)[0])
+        if action_masks is not None:
+            distribution.apply_masking(action_masks)
+        return distribution
+
+    def predict_values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """State values, (n, 1)."""
+        return self.placer.scores(obs)[1][:, None]
+
+
+def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:
+    if action_masks is not None:
+        allowed = torch.as_tensor(action_masks, dtype=torch.bool, device=logits.device)
+        logits = logits.masked_fill(~allowed.reshape(logits.shape), MASKED_LOGIT)
+    return logits.log_softmax(1)

@@ -1,0 +1,49 @@
+"""Where a training runs: what `agent.training.trainer.train` is given besides its configuration.
+
+To add one, implement `Context`; `train` knows nothing of processes, searches or clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from agent.training.checkpoints import CheckpointFolder
+from agent.training.split import Split
+
+
+class Context(Protocol):
+    """What a training asks of the place it runs in.
+
+    Attributes:
+        seed: of everything random.
+        device: torch device of the network.
+        folder: where the policy is written.
+        graphs: what to train, validate and report on.
+        checkpoints: where to go on from and to save to.
+    """
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def graphs(self) -> Split: ...
+
+    @property
+    def checkpoints(self) -> CheckpointFolder: ...
+
+    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
+        """Take the numbers of one update; a repeated `iteration` replaces the earlier one."""
+
+    def announce(self, activity: str, share: float) -> None:
+        """Hear what goes on before the first update, and which share of it is done."""
+
+    def should_stop(self) -> bool:
+        """Whether to stop after this update, leaving a checkpoint."""

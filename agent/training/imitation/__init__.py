@@ -1,0 +1,1 @@
+"""Learning from searched placements before reinforcement."""

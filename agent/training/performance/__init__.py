@@ -1,0 +1,1 @@
+"""What makes training fast on CPU."""

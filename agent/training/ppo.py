@@ -1,0 +1,130 @@
+"""Maskable PPO set up for walks, and its whole state as tensors and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.logger import Logger
+
+from agent.policy.policy import Policy
+from agent.training.actor_critic import WalkActorCritic
+from agent.training.checkpoints import Checkpoint, under
+from agent.training.config import TrainConfig
+from agent.training.rollout_buffer import PerGraphRolloutBuffer
+from envs.mdp.batched_env import BatchedPlacementEnv
+
+LOSSES = {
+    "loss/policy": "train/policy_gradient_loss",
+    "loss/value": "train/value_loss",
+    "loss/total": "train/loss",
+    "explained_variance": "train/explained_variance",
+    "approx_kl": "train/approx_kl",
+    "clip_fraction": "train/clip_fraction",
+}
+"""Our name of each number that SB3 records during an update."""
+
+
+def make_ppo(
+    config: TrainConfig,
+    env: BatchedPlacementEnv,
+    make_policy: Callable[[], Policy],
+    learning_rate: Callable[[], float],
+    *,
+    seed: int,
+    device: str,
+) -> MaskablePPO:
+    """PPO over undiscounted returns: the return is minus the step time, whatever the length of the walk.
+
+    Args:
+        learning_rate: called before each update.
+    """
+    ppo = MaskablePPO(
+        WalkActorCritic,
+        env,
+        learning_rate=lambda _: learning_rate(),
+        n_steps=config.n_steps,
+        batch_size=config.batch_size,
+        n_epochs=config.epochs,
+        gamma=1.0,
+        gae_lambda=config.gae_lambda,
+        clip_range=config.clip,
+        ent_coef=config.entropy,
+        vf_coef=config.value_weight,
+        max_grad_norm=config.max_grad_norm,
+        rollout_buffer_class=PerGraphRolloutBuffer,
+        rollout_buffer_kwargs={"advantage": config.advantage},
+        normalize_advantage=False,
+        policy_kwargs={"make_policy": make_policy},
+        seed=seed,
+        device=device,
+    )
+    ppo.set_logger(Logger(folder=None, output_formats=[]))
+    return ppo
+
+
+def update_metrics(ppo: MaskablePPO) -> dict[str, float]:
+    """What the last update recorded, under our names."""
+    recorded = ppo.logger.name_to_value
+    metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items() if theirs in recorded}
+    if "train/entropy_loss" in recorded:
+        metrics["entropy"] = -float(recorded["train/entropy_loss"])
+    ppo.logger.dump()
+    return metrics
+
+
+def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
+    """Everything between two updates but the episodes under way: weights, optimizer, random generators."""
+    tensors = {f"policy/{name}": tensor for name, tensor in ppo.policy.state_dict().items()}
+    for index, slots in ppo.policy.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    tensors["random/torch"] = torch.get_rng_state()
+    generator = np.random.get_state(legacy=False)  # noqa: NPY002 (SB3 shuffles with it)
+    tensors["random/numpy"] = torch.from_numpy(generator["state"]["key"].astype(np.int64))
+    return Checkpoint(
+        tensors,
+        {
+            "timesteps": ppo.num_timesteps,
+            "updates": ppo._n_updates,
+            "random": {
+                "pos": generator["state"]["pos"],
+                "has_gauss": generator["has_gauss"],
+                "gauss": generator["gauss"],
+            },
+            "env": env.state_dict(),
+        },
+    )
+
+
+def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
+    """Put a fresh PPO where another was captured; it goes on as that one would have."""
+    tensors, state = checkpoint.tensors, checkpoint.state
+    ppo.policy.load_state_dict(under("policy/", tensors))
+    slots: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in under("optimizer/", tensors).items():
+        index, slot = name.split("/")
+        slots.setdefault(int(index), {})[slot] = tensor
+    groups = ppo.policy.optimizer.state_dict()["param_groups"]
+    ppo.policy.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+    torch.set_rng_state(tensors["random/torch"])
+    generator = {
+        "bit_generator": "MT19937",
+        "state": {"key": tensors["random/numpy"].numpy().astype(np.uint32), "pos": state["random"]["pos"]},
+        "has_gauss": state["random"]["has_gauss"],
+        "gauss": state["random"]["gauss"],
+    }
+    np.random.set_state(generator)  # noqa: NPY002 (SB3 shuffles with it)
+    env.load_state_dict(state["env"])
+    ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
+    begin_episodes(ppo, env)
+
+
+def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
+    """Begin every episode anew: after a checkpoint, so that going on and resuming are the same.
+
+    A checkpoint holds no half-walked episodes; they would be most of it.
+    """
+    ppo._last_obs = env.reset()
+    ppo._last_episode_starts = np.ones(env.num_envs, dtype=bool)

@@ -1,0 +1,59 @@
+"""Which problems a configuration trains a policy on, and which it judges it by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent.training.config import ConfigError, TrainConfig
+from agent.training.split import Split
+from envs.cluster.presets import get_cluster
+from envs.domain_randomization import vary
+from envs.problem import Problem
+from graphs.op_graph import OpGraph
+
+
+def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
+    """What a configuration trains on: its clusters as they are, or variations of them."""
+    if not config.variants:
+        return problems_of(graphs, config.cluster)
+    clusters = [get_cluster(cluster) for cluster in config.cluster]
+    problems = []
+    for index, graph in enumerate(graphs):
+        for variant in range(config.variants):
+            rng = np.random.default_rng([seed, index, variant])
+            problems.append(vary(graph, clusters[int(rng.integers(len(clusters)))], rng))
+    return [problem for problem in problems if problem.has_room]
+
+
+def judged_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
+    """What its policy is judged by: all graphs on all clusters, or each on one where they vary."""
+    if not config.variants:
+        return problems_of(graphs, config.cluster)
+    named = itertools.cycle(config.cluster)
+    return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
+
+
+def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+    """Every graph on every cluster that has room for it."""
+    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
+    return [problem for problem in problems if problem.has_room]
+
+
+def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
+    """Which graphs `problems_of` leaves out, as `graph on cluster`.
+
+    Raises:
+        NoRoomError: all that could be trained on.
+        ConfigError: a graph without compute ops.
+    """
+    everything = (*graphs.train, *graphs.validation, *graphs.held_out)
+    for graph in everything:
+        if not graph.is_compute.any():
+            raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
+    if not problems_of(graphs.train, clusters):
+        Problem(graphs.train[0], get_cluster(clusters[0])).check_room()
+    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
+    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.has_room]

@@ -1,0 +1,1 @@
+"""Devices and links: clusters, their files and presets."""

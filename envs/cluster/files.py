@@ -1,0 +1,116 @@
+"""Cluster files, format `placewalk.cluster/1`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
+from graphs.io.json_fields import array, check_format, fields, json_number, name, number, text
+from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
+from graphs.op_graph import FloatArray
+
+FORMAT = "placewalk.cluster/1"
+REQUIRED = frozenset({"format", "name", "devices", "links"})
+OPTIONAL = frozenset({"schedule", "op_gap_s", "transfer_gap_s"})
+LINK_REQUIRED = frozenset({"bytes_per_s", "latency_s"})
+LINK_OPTIONAL = frozenset({"sharing", "transfer_per"})
+DEVICE_NUMBERS = ("memory_bytes", "flops_per_s", "bytes_per_s", "launch_s")
+DEVICE_KEYS = frozenset({"name", "kind", *DEVICE_NUMBERS})
+
+
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """Read a cluster file, format `placewalk.cluster/1`.
+
+    Raises:
+        FileFormatError: the path is no readable JSON file, or the file breaks the format.
+        ClusterError: the cluster breaks a rule of `Cluster`.
+    """
+    return cluster_from_json(read_json(path), str(path))
+
+
+def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
+    """Write a cluster file atomically."""
+    write_json_atomic(path, cluster_to_json(cluster))
+
+
+def cluster_from_json(value: object, where: str) -> Cluster:
+    """Make a cluster from its parsed JSON; `where` begins the message of any error.
+
+    Raises:
+        FileFormatError: the value breaks the format.
+        ClusterError: the cluster breaks a rule of `Cluster`.
+    """
+    record = fields(value, where, REQUIRED, OPTIONAL)
+    check_format(record, where, FORMAT)
+    devices = array(record["devices"], f"{where}: devices")
+    if not 1 <= len(devices) <= MAX_DEVICES:
+        raise ClusterError(f"{where}: has {len(devices)} devices; give 1 to {MAX_DEVICES}")
+    links = fields(record["links"], f"{where}: links", LINK_REQUIRED, LINK_OPTIONAL)
+    try:
+        return Cluster(
+            name=name(record["name"], f"{where}: name"),
+            devices=tuple(
+                _device(device, f"{where}: device {index}") for index, device in enumerate(devices)
+            ),
+            bytes_per_s=_matrix(links["bytes_per_s"], len(devices), f"{where}: links: bytes_per_s"),
+            latency_s=_matrix(links["latency_s"], len(devices), f"{where}: links: latency_s"),
+            schedule=text(record.get("schedule", "program"), f"{where}: schedule"),
+            sharing=text(links.get("sharing", "egress"), f"{where}: links: sharing"),
+            transfer_per=text(links.get("transfer_per", "destination"), f"{where}: links: transfer_per"),
+            op_gap_s=number(record.get("op_gap_s", 0), f"{where}: op_gap_s"),
+            transfer_gap_s=number(record.get("transfer_gap_s", 0), f"{where}: transfer_gap_s"),
+        )
+    except ClusterError as error:
+        raise ClusterError(f"{where}: {error}") from None
+
+
+def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
+    """The cluster as JSON values; a matrix of equal entries is one number."""
+    devices = [
+        {"name": device.name, "kind": device.kind}
+        | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}
+        for device in cluster.devices
+    ]
+    matrices = {"bytes_per_s": cluster.bytes_per_s, "latency_s": cluster.latency_s}
+    links = {key: _matrix_to_json(matrix) for key, matrix in matrices.items()}
+    return {
+        "format": FORMAT,
+        "name": cluster.name,
+        "schedule": cluster.schedule,
+        "devices": devices,
+        "links": links | {"sharing": cluster.sharing, "transfer_per": cluster.transfer_per},
+        "op_gap_s": json_number(float(cluster.op_gap_s)),
+        "transfer_gap_s": json_number(float(cluster.transfer_gap_s)),
+    }
+
+
+def _device(value: object, where: str) -> Device:
+    record = fields(value, where, DEVICE_KEYS)
+    return Device(
+        name=name(record["name"], f"{where}: name"),
+        kind=name(record["kind"], f"{where}: kind"),
+        **{key: number(record[key], f"{where}: {key}") for key in DEVICE_NUMBERS},
+    )
+
+
+def _matrix(value: object, n_devices: int, where: str) -> FloatArray:
+    if not isinstance(value, list):
+        return np.full((n_devices, n_devices), number(value, where))
+    rows = [array(row, f"{where}: row {index}") for index, row in enumerate(value)]
+    if len(rows) != n_devices or {len(row) for row in rows} != {n_devices}:
+        raise FileFormatError(f"{where}: expected one number, or {n_devices} rows of {n_devices} numbers")
+    return np.array(
+        [
+            [number(v, f"{where}: row {i}, column {j}") for j, v in enumerate(row)]
+            for i, row in enumerate(rows)
+        ]
+    )
+
+
+def _matrix_to_json(matrix: FloatArray) -> object:
+    if (matrix == matrix[0, 0]).all():
+        return json_number(float(matrix[0, 0]))
+    return [[json_number(value) for value in row] for row in matrix.tolist()]

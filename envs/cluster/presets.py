@@ -1,0 +1,178 @@
+"""Clusters by name.
+
+Every speed is a peak from a datasheet. Captured graphs count 32-bit tensors, so the arithmetic peak is that
+for 32-bit tensors: fp32 without TF32 tensor cores (K80, V100), dense TF32 with them (A100, H100).
+Capacities are decimal, as datasheets print them, which leaves room for the CUDA context. No datasheet states
+launch times and latencies: 6 us to launch a kernel and 10 us to begin a copy are usual for PyTorch on CUDA.
+
+Sources:
+    K80: NVIDIA Tesla K80 board specification BD-07317-001, one of the board's two GK210.
+    V100: NVIDIA Tesla V100 architecture whitepaper WP-08608-001, SXM2 16 GB.
+    A100: NVIDIA A100 Tensor Core GPU datasheet and architecture whitepaper (2020), SXM4 40 GB.
+    H100: NVIDIA H100 Tensor Core GPU datasheet (2023), SXM5 80 GB; TF32 without sparsity.
+    Xeon: NVIDIA DGX-1 datasheet (two E5-2698 v4, 512 GB DDR4-2133) and Intel ARK.
+    PCIe: PCI Express base specification 3.0, 16 lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
+from envs.cluster.files import read_cluster
+
+K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
+"""GK210: 2,496 cores at 560 MHz, two flops each; 12 GB GDDR5."""
+V100 = Device("gpu", "v100", 16e9, flops_per_s=15.7e12, bytes_per_s=900e9, launch_s=6e-6)
+A100 = Device("gpu", "a100", 40e9, flops_per_s=156e12, bytes_per_s=1555e9, launch_s=6e-6)
+H100 = Device("gpu", "h100", 80e9, flops_per_s=494.5e12, bytes_per_s=3350e9, launch_s=6e-6)
+XEON = Device("cpu", "xeon", 512e9, flops_per_s=2.8e12, bytes_per_s=136.5e9, launch_s=5e-6)
+"""Two sockets: 40 cores at 2.2 GHz, 32 flops each (two AVX2 FMA units); eight channels of 17.06e9 B/s."""
+
+PCIE3_BYTES_PER_S = 15.75e9
+NVLINK2_BYTES_PER_S = 25e9
+"""One NVLink 2.0 link, one direction; a V100 has six."""
+NVLINK3_BYTES_PER_S = 300e9
+"""Half of the 600 GB/s (both directions) of an A100 into its NVSwitch."""
+NVLINK4_BYTES_PER_S = 450e9
+"""Half of the 900 GB/s (both directions) of an H100 into its NVSwitch."""
+INFINIBAND_BYTES_PER_S = 25e9
+"""HDR, 200 Gb/s: one adapter a GPU, as in the NVIDIA DGX A100 datasheet."""
+LATENCY_S = 10e-6
+NODE_LATENCY_S = 20e-6
+
+PRESETS: dict[str, Callable[..., Cluster]] = {}
+"""Builders of named clusters; those in `SIZED` take a number of devices."""
+SIZED: set[str] = set()
+
+
+def preset(name: str, *, sized: bool = False) -> Callable[[Callable[..., Cluster]], Callable[..., Cluster]]:
+    """Register a cluster builder under a name; a `sized` one takes the number of devices."""
+
+    def register(build: Callable[..., Cluster]) -> Callable[..., Cluster]:
+        PRESETS[name] = build
+        if sized:
+            SIZED.add(name)
+        return build
+
+    return register
+
+
+def uniform(
+    name: str,
+    device: Device,
+    n_devices: int,
+    bytes_per_s: float,
+    *,
+    latency_s: float = LATENCY_S,
+    **rules: object,
+) -> Cluster:
+    """Equal devices with equal links.
+
+    Args:
+        device: copied `n_devices` times; copies are named `<name>0`, `<name>1`, ...
+        bytes_per_s, latency_s: of every link.
+        rules: further fields of `Cluster`.
+    """
+    shape = (n_devices, n_devices)
+    devices = tuple(replace(device, name=f"{device.name}{index}") for index in range(n_devices))
+    return Cluster(name, devices, np.full(shape, bytes_per_s), np.full(shape, latency_s), **rules)  # type: ignore[arg-type]
+
+
+@preset("2xk80")
+def two_k80() -> Cluster:
+    """The two GPUs of one K80 board, each behind the board's PCIe 3.0 switch."""
+    return uniform("2xk80", K80, 2, PCIE3_BYTES_PER_S)
+
+
+@preset("4xv100")
+def four_v100() -> Cluster:
+    """Four V100 on one board, two of the six NVLinks of each to every other."""
+    return uniform("4xv100", V100, 4, 2 * NVLINK2_BYTES_PER_S, sharing="pair")
+
+
+@preset("8xa100")
+def eight_a100() -> Cluster:
+    """One DGX A100: eight GPUs on NVSwitch."""
+    return uniform("8xa100", A100, 8, NVLINK3_BYTES_PER_S)
+
+
+@preset("4xh100")
+def four_h100() -> Cluster:
+    """Four H100 on NVSwitch."""
+    return uniform("4xh100", H100, 4, NVLINK4_BYTES_PER_S)
+
+
+@preset("2x4xa100")
+def two_nodes_of_a100() -> Cluster:
+    """Two nodes of four A100: NVSwitch within a node, InfiniBand between nodes."""
+    node = np.arange(8) // 4
+    local = node[:, None] == node[None, :]
+    within = uniform("2x4xa100", A100, 8, NVLINK3_BYTES_PER_S)
+    return replace(
+        within,
+        bytes_per_s=np.where(local, NVLINK3_BYTES_PER_S, INFINIBAND_BYTES_PER_S),
+        latency_s=np.where(local, LATENCY_S, NODE_LATENCY_S),
+    )
+
+
+@preset("gpu+cpu")
+def gpu_and_cpu() -> Cluster:
+    """One V100 and its host, a DGX-1's pair of Xeons with far more memory, over PCIe 3.0."""
+    shape = (2, 2)
+    devices = (replace(V100, name="gpu0"), replace(XEON, name="cpu0"))
+    return Cluster("gpu+cpu", devices, np.full(shape, PCIE3_BYTES_PER_S), np.full(shape, LATENCY_S))
+
+
+@preset("placeto-k80", sized=True)
+def placeto_k80(n_devices: int = 2) -> Cluster:
+    """K80s as the published Placeto simulator schedules them; by default two.
+
+    Source: Addanki et al. 2019 (arXiv 1906.08879), the simulator published with it.
+    """
+    return uniform(
+        "placeto-k80",
+        K80,
+        n_devices,
+        7.6e9,
+        latency_s=0.0,
+        schedule="fifo",
+        sharing="egress",
+        transfer_per="tensor",
+        op_gap_s=5.7e-6,
+        transfer_gap_s=25e-6,
+    )
+
+
+def get_cluster(spec: str) -> Cluster:
+    """Find a cluster: the preset that `spec` names, else the cluster file whose path it is.
+
+    Raises:
+        ClusterError: `spec` names no preset and ends in no `.json`, or the cluster breaks a rule.
+        FileFormatError: the path is no readable cluster file.
+    """
+    return read_cluster(spec) if spec.endswith((".json", ".json.gz")) else get_preset(spec)
+
+
+def get_preset(spec: str) -> Cluster:
+    """Build the preset that `spec` names: `NAME`, or `NAME:N` for N devices where the preset takes a count.
+
+    Raises:
+        ClusterError: an unknown name, or a count that is no number from 1 to `MAX_DEVICES` or not taken.
+    """
+    name, colon, count = spec.partition(":")
+    if name not in PRESETS:
+        known = ", ".join(f"{known}[:N]" if known in SIZED else known for known in PRESETS)
+        raise ClusterError(
+            f"unknown cluster {spec!r}; use one of {known}, or the path of a cluster file (.json)"
+        )
+    if not colon:
+        return PRESETS[name]()
+    if name not in SIZED:
+        raise ClusterError(f"cluster '{spec}': '{name}' has a fixed number of devices; write '{name}'")
+    if not (count.isascii() and count.isdigit() and len(count) < 6 and 1 <= int(count) <= MAX_DEVICES):
+        raise ClusterError(f"cluster '{spec}': write '{name}:N' with N devices, 1 to {MAX_DEVICES}")
+    return replace(PRESETS[name](int(count)), name=spec)

@@ -1,0 +1,149 @@
+"""The environment as training uses it: many episodes stepped by one numba loop, as an SB3 VecEnv."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
+from envs.mdp.placement_env import observation_space
+from envs.problem import Problem
+
+
+class BatchedPlacementEnv(VecEnv):
+    """`n_envs` episodes of `PlacementEnv` in step; one that ends is followed by one on another problem.
+
+    Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again; longer
+    walks so get more decisions, but no more episodes. The `info` of a last step holds `ending` (an `Ending`),
+    `episode` and `terminal_observation`.
+
+    Args:
+        problems, orders, mdp, passes, start: as `PlacementEnv`.
+        n_envs: number of episodes side by side.
+        repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin
+            together stay together, so fewer graphs are walked, and have to be encoded, at a time.
+        seed: of the draws of problems and orders.
+        threads: how many share the episodes of a step.
+
+    Raises:
+        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        n_envs: int,
+        *,
+        orders: Sequence[str] = ("topo",),
+        mdp: str = "construct",
+        passes: int = 2,
+        start: Start = on_fastest_device,
+        repeats: int = 1,
+        seed: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._batch = EpisodeBatch(
+            problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start, threads=threads
+        )
+        self._rng = np.random.default_rng(seed)
+        self._repeats = repeats
+        self._round: list[int] = []
+        self._actions = np.zeros(n_envs, dtype=np.int64)
+        self._started_s = time.time()
+        self.render_mode = None
+        super().__init__(
+            n_envs,
+            observation_space(len(problems), self._batch.max_ops, self._batch.max_devices),
+            spaces.Discrete(self._batch.max_devices),
+        )
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems that episodes are drawn from."""
+        return self._batch.problems
+
+    def reset(self) -> VecEnvObs:
+        """Begin every episode anew."""
+        for episode in range(self.num_envs):
+            self._begin(episode)
+        return self._observation()
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Take note of a device per episode, int (n_envs,)."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Take the decisions."""
+        rewards, over = self._batch.step(self._actions)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for episode in np.flatnonzero(over):
+            ending = self._batch.ending(int(episode))
+            infos[episode] = {
+                "ending": ending,
+                "episode": {
+                    "r": ending.episode_return,
+                    "l": ending.decisions,
+                    "t": time.time() - self._started_s,
+                },
+                "terminal_observation": {name: rows[episode] for name, rows in self._observation().items()},
+                "TimeLimit.truncated": False,
+            }
+            self._begin(int(episode))
+        return self._observation(), rewards.astype(np.float32), over, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Devices with room for the op at hand, bool (n_envs, max_devices)."""
+        return self._batch.observation.mask.astype(bool)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next draws depend on, as JSON; episodes under way are not part of it."""
+        return {"rng": self._rng.bit_generator.state, "round": list(self._round)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the draws where `state_dict` left them; `reset` afterwards."""
+        self._rng.bit_generator.state = state["rng"]
+        self._round = list(state["round"])
+
+    def _begin(self, episode: int) -> None:
+        if not self._round:
+            self._round = self._rng.permutation(len(self.problems)).repeat(self._repeats).tolist()
+        order = int(self._rng.integers(len(self._batch.orders)))
+        self._batch.begin(episode, self._round.pop(), order, self._rng)
+
+    def _observation(self) -> dict[str, NDArray[Any]]:
+        seen = self._batch.observation
+        return {
+            "problem": seen.problem.copy(),
+            "op": seen.op.copy(),
+            "devices": seen.devices.reshape(self.num_envs, -1).copy(),
+            "mask": seen.mask.copy(),
+        }
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute once per environment."""
+        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Environments share their attributes; set it for all."""
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Result of a method per environment; `action_masks` gives one mask each."""
+        chosen: Iterable[int] = self._get_indices(indices)
+        method: Callable[..., Any] = getattr(self, method_name)
+        result = method(*args, **kwargs)
+        return [result[index] for index in chosen]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """No environment is wrapped."""
+        return [False] * len(list(self._get_indices(indices)))

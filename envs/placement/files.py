@@ -1,0 +1,133 @@
+"""Placement files, format `placewalk.placement/1`: a device name for every op name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.cluster.cluster import Cluster
+from envs.placement.placement import Placement, PlacementError, check_placement
+from graphs.io.json_fields import check_format, fields, kind_of, name
+from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
+from graphs.op_graph import OpGraph
+
+FORMAT = "placewalk.placement/1"
+KEYS = frozenset({"format", "graph", "cluster", "device_of"})
+
+
+@dataclass(frozen=True)
+class NamedPlacement:
+    """A placement as its file holds it, before its graph and cluster are at hand.
+
+    Attributes:
+        graph, cluster: names of what it is for.
+        device_of: device name of each op name.
+        where: what error messages begin with, the path.
+    """
+
+    graph: str
+    cluster: str
+    device_of: Mapping[str, str]
+    where: str
+
+    def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        """Look the names up in the graph and the cluster.
+
+        Raises:
+            PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
+                out, or splits a colocation group.
+        """
+        for label, own, given in (("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)):
+            if own != given:
+                raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
+        self._check_ops(graph)
+        index_of = {device.name: index for index, device in enumerate(cluster.devices)}
+        for op, device in self.device_of.items():
+            if device not in index_of:
+                known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
+                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
+        devices = [index_of[self.device_of[op]] for op in graph.op_names]
+        placement = Placement(np.array(devices, dtype=np.int64))
+        try:
+            check_placement(graph, cluster, placement)
+        except PlacementError as error:
+            raise PlacementError(f"{self.where}: {error}") from None
+        return placement
+
+    def _check_ops(self, graph: OpGraph) -> None:
+        known = set(graph.op_names)
+        unknown = [op for op in self.device_of if op not in known]
+        if unknown:
+            raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
+        missing = [op for op in graph.op_names if op not in self.device_of]
+        if missing:
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise PlacementError(f"{self.where}: op '{missing[0]}'{others} has no device; place every op")
+
+
+def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster) -> Placement:
+    """Read the placement of a graph on a cluster.
+
+    Raises:
+        FileFormatError: the path is no readable JSON file, or the file breaks the format.
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    return read_named_placement(path).resolve(graph, cluster)
+
+
+def read_named_placement(path: str | os.PathLike[str]) -> NamedPlacement:
+    """Read a placement file by itself; it says which graph and cluster it is for.
+
+    Raises:
+        FileFormatError: the path is no readable JSON file, or the file breaks the format.
+    """
+    return placement_from_json(read_json(path), str(path))
+
+
+def write_placement(
+    path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster, placement: Placement
+) -> None:
+    """Write a placement file atomically.
+
+    Raises:
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    write_json_atomic(path, placement_to_json(graph, cluster, placement))
+
+
+def placement_from_json(value: object, where: str) -> NamedPlacement:
+    """Make a named placement from its parsed JSON; `where` begins the message of any error.
+
+    Raises:
+        FileFormatError: the value breaks the format.
+    """
+    record = fields(value, where, KEYS)
+    check_format(record, where, FORMAT)
+    device_of = record["device_of"]
+    if not isinstance(device_of, dict):
+        at = f"{where}: device_of"
+        raise FileFormatError(f"{at}: is {kind_of(device_of)}; expected an object, op name to device name")
+    for op, device in device_of.items():
+        name(device, f"{where}: device of {name(op, f'{where}: an op of device_of')!r}")
+    return NamedPlacement(
+        graph=name(record["graph"], f"{where}: graph"),
+        cluster=name(record["cluster"], f"{where}: cluster"),
+        device_of=device_of,
+        where=where,
+    )
+
+
+def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, Any]:
+    """The placement as JSON values, ops in program order.
+
+    Raises:
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    check_placement(graph, cluster, placement)
+    devices = [cluster.devices[index].name for index in placement.device_of]
+    device_of = dict(zip(graph.op_names, devices, strict=True))
+    return {"format": FORMAT, "graph": graph.name, "cluster": cluster.name, "device_of": device_of}

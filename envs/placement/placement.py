@@ -1,0 +1,71 @@
+"""A device for every op, and whether it suits the graph and the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from envs.cluster.cluster import Cluster
+from graphs.op_graph import IntArray, OpGraph
+
+
+class PlacementError(ValueError):
+    """A placement that does not suit its graph or cluster; the message says where."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Device index of each op in program order, int (n_ops,); -1 = not placed yet."""
+
+    device_of: IntArray
+
+
+def single_device(graph: OpGraph, device: int) -> Placement:
+    """Everything on one device."""
+    return Placement(np.full(graph.n_ops, device, dtype=np.int64))
+
+
+def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, partial: bool = False) -> None:
+    """Check that a placement suits a graph and a cluster.
+
+    Args:
+        partial: whether ops may be unplaced (-1). An unplaced member splits no colocation group.
+
+    Raises:
+        PlacementError: wrong length or not integers, an unplaced op, a device the cluster lacks, or a split
+            colocation group.
+    """
+    where = f"placement of graph '{graph.name}'"
+    device_of = np.asarray(placement.device_of)
+    if device_of.shape != (graph.n_ops,) or device_of.dtype.kind not in "iu":
+        raise PlacementError(
+            f"{where}: is {device_of.dtype} {device_of.shape}; expected {graph.n_ops} integers"
+        )
+    lowest = -1 if partial else 0
+    bad = (device_of < lowest) | (device_of >= cluster.n_devices)
+    if bad.any():
+        op = int(np.argmax(bad))
+        at = f"{where}: op {op} ('{graph.op_names[op]}')"
+        if device_of[op] == -1:
+            raise PlacementError(f"{at} is not placed; give every op a device")
+        known = f"cluster '{cluster.name}' has 0 to {cluster.n_devices - 1}"
+        raise PlacementError(f"{at} is on device {device_of[op]}, but {known}")
+    _check_colocation(where, graph, cluster, device_of)
+
+
+def _check_colocation(where: str, graph: OpGraph, cluster: Cluster, device_of: IntArray) -> None:
+    members = np.flatnonzero((graph.colocate >= 0) & (device_of >= 0))
+    _, first, group = np.unique(graph.colocate[members], return_index=True, return_inverse=True)
+    leader = members[first[group]]
+    split = device_of[members] != device_of[leader]
+    if split.any():
+        at = int(np.argmax(split))
+        pair = [
+            f"'{graph.op_names[op]}' is on '{cluster.devices[device_of[op]].name}'"
+            for op in (leader[at], members[at])
+        ]
+        raise PlacementError(
+            f"{where}: colocation group {graph.colocate[members[at]]} is split: {' but '.join(pair)}; "
+            "put them on one device"
+        )

@@ -1,0 +1,1 @@
+"""The step-time simulator: numba kernels and the functions that call them."""

@@ -1,0 +1,143 @@
+"""Time one training step under a placement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from envs.cluster.cluster import Cluster
+from envs.placement.placement import Placement, check_placement
+from envs.problem import Problem
+from envs.simulator import kernels
+from graphs.op_graph import FloatArray, IntArray, OpGraph
+
+CHUNKS_PER_THREAD = 4
+"""Of the placements timed at once: a core that is taken away for a while delays one of these."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepTime:
+    """One simulated training step.
+
+    Attributes:
+        total_s: finish of the last op, seconds.
+        start_s, finish_s: when each op runs, (n_ops,); 0 for parameters and inputs.
+        busy_s: seconds each device computes, (n_devices,).
+        transfer_bytes: bytes sent between devices.
+        peak_bytes: greatest memory in use on each device, (n_devices,).
+        fits: whether no device needs more memory than it has.
+    """
+
+    total_s: float
+    start_s: FloatArray
+    finish_s: FloatArray
+    busy_s: FloatArray
+    transfer_bytes: float
+    peak_bytes: FloatArray
+    fits: bool
+
+
+def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime:
+    """Time one training step under a placement.
+
+    Args:
+        placement: device index of each op, int (n_ops,); none may be -1.
+
+    Raises:
+        PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split colocation group.
+
+    Source: Addanki et al. 2019, section 4; departures are in envs/README.md.
+    """
+    check_placement(graph, cluster, placement)
+    return simulate_problem(Problem(graph, cluster), placement.device_of)
+
+
+def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
+    """`simulate` without the checks; ops at -1 are absent.
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,).
+    """
+    arrays = problem.arrays
+    timeline = _new_timeline(problem)
+    total_s, peak = np.zeros(1), np.zeros((1, problem.n_devices))
+    kernels.run_many(arrays, device_of[None], timeline, True, total_s, peak)
+    present = device_of >= 0
+    seconds = problem.op_seconds[np.flatnonzero(present), device_of[present]]
+    busy = np.bincount(device_of[present], weights=seconds, minlength=problem.n_devices).astype(np.float64)
+    return StepTime(
+        total_s=float(total_s[0]),
+        start_s=timeline.start,
+        finish_s=timeline.finish,
+        busy_s=busy,
+        transfer_bytes=_transfer_bytes(problem, device_of, timeline.sent),
+        peak_bytes=peak[0],
+        fits=bool((peak[0] <= arrays.memory).all()),
+    )
+
+
+def simulate_many(
+    problem: Problem, devices_of: IntArray, *, memory: bool = True
+) -> tuple[FloatArray, FloatArray]:
+    """Time many placements of one problem, over all cores.
+
+    Args:
+        devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are absent.
+        memory: whether to track memory; without it, the bytes are 0.
+
+    Returns:
+        Step times in seconds, (n,), and peak bytes, (n, n_devices).
+    """
+    total_s = np.empty(len(devices_of))
+    peak = np.zeros((len(devices_of), problem.n_devices))
+    n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_chunks = min(CHUNKS_PER_THREAD * n_threads, max(len(devices_of), 1))
+    cuts = np.linspace(0, len(devices_of), n_chunks + 1).astype(int)
+    arrays = problem.arrays
+
+    def run_rows(low: int, high: int) -> None:
+        rows, timeline = slice(low, high), _new_timeline(problem)
+        kernels.run_many(arrays, devices_of[rows], timeline, memory, total_s[rows], peak[rows])
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(run_rows, cuts[:-1], cuts[1:]))
+    return total_s, peak
+
+
+def step_time_s(problem: Problem, device_of: IntArray) -> float:
+    """Step time alone, in seconds; unchecked and without memory, for search loops."""
+    total_s = np.zeros(1)
+    kernels.run_many(
+        problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0))
+    )
+    return float(total_s[0])
+
+
+def best_fitting(total_s: FloatArray, peak_bytes: FloatArray, memory_bytes: FloatArray) -> int:
+    """Index of the fastest placement that fits; if none fits, of the one that overflows least.
+
+    Args:
+        total_s: (n,). peak_bytes: (n, n_devices). memory_bytes: (n_devices,).
+    """
+    overflow = np.maximum(peak_bytes - memory_bytes, 0).sum(axis=1)
+    return int(np.lexsort((total_s, overflow))[0])
+
+
+def _new_timeline(problem: Problem) -> kernels.Timeline:
+    graph = problem.graph
+    timeline: kernels.Timeline = kernels.new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
+    return timeline
+
+
+def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:
+    sent = sent_s.reshape(problem.graph.n_tensors, problem.n_devices) >= 0
+    own = np.zeros_like(sent)
+    source: Sequence[int] = device_of[problem.graph.tensor_producer].tolist()
+    own[np.arange(len(own)), source] = True
+    once = problem.arrays.rules[1]
+    times = (sent & own).sum(axis=1) if once else (sent & ~own).sum(axis=1)
+    return float((times * problem.graph.tensor_bytes).sum())

@@ -1,0 +1,1 @@
+"""From a PyTorch module to the op graph of its training step."""

@@ -1,0 +1,257 @@
+"""From a traced step to an op graph: views vanish, sources become ops, optimizer updates are added."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from graphs.capture.op_costs import node_value, op_bytes, op_flops, op_packet, size_bytes
+from graphs.capture.tracing import Trace, call_of, is_mutable
+from graphs.op_graph import OpGraph, build_graph
+
+_ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
+
+
+@dataclass(frozen=True)
+class Update:
+    """An optimizer's update of a parameter, per element: flops, passes over memory, values kept as state."""
+
+    optimizer: str
+    flops: int
+    passes: int
+    states: int
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Memory that one node allocates; all views of it are the same storage."""
+
+    node: fx.Node
+    bytes: float
+
+
+def find_storages(trace: Trace) -> dict[fx.Node, Any]:
+    """The storages behind what each node yields, nested as it is; None where a value is no tensor."""
+    found: dict[fx.Node, Any] = {}
+    of_source: dict[str, Any] = {}
+    for node in trace.nodes:
+        if node.target is operator.getitem:
+            found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif _is_view(node):
+            base = storages_in(found[node.all_input_nodes[0]])[0]
+            value = node_value(node)
+            found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
+        elif node in trace.sources:
+            found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
+        else:
+            found[node] = _allocate(node)
+    return found
+
+
+def _allocate(node: fx.Node) -> Any:
+    def storage(value: Any) -> Storage | None:
+        return Storage(node, size_bytes(value)) if isinstance(value, Tensor) else None
+
+    value = node_value(node)
+    return storage(value) if isinstance(value, Tensor) else tree_map(storage, value)
+
+
+def storages_in(nested: Any) -> list[Storage]:
+    """The storages of one value of `find_storages`."""
+    if isinstance(nested, Storage):
+        return [nested]
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Storage)]
+
+
+def live_nodes(trace: Trace) -> set[fx.Node]:
+    """Nodes that a result, a gradient or a change in place depends on."""
+    live = {*trace.results, *trace.gradients.values()}
+    for node in reversed(trace.nodes):
+        if node in live or is_mutable(node):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _is_view(node: fx.Node) -> bool:
+    if op_packet(node) in _ALIASES or getattr(node.target, "is_view", False):
+        return True
+    return op_packet(node) is torch.ops.aten.clone and _keeps_layout(node)
+
+
+def _keeps_layout(clone: fx.Node) -> bool:
+    """Whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on."""
+    before, after = node_value(clone.all_input_nodes[0]), node_value(clone)
+    return bool(before.stride() == after.stride())
+
+
+class Folder:
+    """Builds the op graph of one trace, op by op in program order.
+
+    Args:
+        held: parameters and buffers by path, tied ones once.
+        update: what the optimizer does to each parameter with a gradient; None for nothing.
+    """
+
+    def __init__(self, trace: Trace, held: Mapping[str, Tensor], update: Update | None) -> None:
+        self.trace, self.held, self.update = trace, held, update
+        self.storages = find_storages(trace)
+        self.ops: list[dict[str, Any]] = []
+        self.op_of: dict[Storage, int] = {}
+        self.readers: dict[Storage, list[int]] = {}
+        self.op_of_source: dict[str, int] = {}
+        self.n_groups = 0
+        self.times_named: dict[str, int] = {}
+
+    def fold(self, name: str, family: str) -> OpGraph:
+        """The op graph of the trace."""
+        live = live_nodes(self.trace)
+        for node in self.trace.nodes:
+            if node in live and self._allocates(node):
+                self._add_compute(node)
+        self._add_unread()
+        for path in self.held:
+            if path in self.trace.gradients and self.update is not None:
+                self._add_update(path, self.update)
+        kept = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
+        tensors = [
+            (op, storage.bytes, self.readers.get(storage, []))
+            for storage, op in self.op_of.items()
+            if storage in kept
+        ]
+        return build_graph(name, family, self.ops, tensors)
+
+    def _allocates(self, node: fx.Node) -> bool:
+        """Whether a node computes something, rather than being a source, a view or metadata."""
+        is_source = node.op in ("placeholder", "get_attr")
+        return not is_source and any(storage.node is node for storage in self._storages_of([node]))
+
+    def _add_compute(self, node: fx.Node) -> None:
+        reads = self._storages_of(node.all_input_nodes)
+        backward = node in self.trace.backward
+        path, scope = _module_of(node)
+        kind = str(op_packet(node))
+        op_name = "/".join(["gradients"] * backward + [scope] * bool(scope) + [kind.rpartition(".")[2]])
+        group = self._add_sources(reads)
+        self._add_op(
+            op_name,
+            reads,
+            self._storages_of([node]),
+            type=kind,
+            module=path,
+            phase="backward" if backward else "forward",
+            flops=op_flops(node),
+            bytes_moved=op_bytes(node, self._sole_storage),
+            colocate=group,
+        )
+
+    def _sole_storage(self, node: fx.Node) -> tuple[object, float]:
+        storage = next(iter(self._storages_of([node])), None)
+        return storage, storage.bytes if storage else 0.0
+
+    def _add_sources(self, reads: Iterable[Storage]) -> int | None:
+        """Add what is read here first; the group that joins it to its reader, None if nothing is new."""
+        self._add_loss_gradient(reads)
+        new = [storage for storage in reads if storage not in self.op_of]
+        if not new:
+            return None
+        group = self._new_group()
+        for storage in new:
+            self._add_source(self.trace.sources[storage.node], storage, group)
+        return group
+
+    def _add_source(self, name: str, storage: Storage | None, group: int | None) -> None:
+        tensor = self.held.get(name)
+        self.op_of_source[name] = self._add_op(
+            name,
+            [],
+            [storage] if storage else [],
+            type="input" if tensor is None else "parameter",
+            module=name.rpartition(".")[0] if tensor is not None else "",
+            resident_bytes=0 if tensor is None else self._resident_bytes(name, tensor),
+            colocate=group,
+        )
+
+    def _resident_bytes(self, path: str, tensor: Tensor) -> int:
+        if path not in self.trace.gradients:
+            return size_bytes(tensor)
+        return size_bytes(tensor) * (2 + (self.update.states if self.update else 0))
+
+    def _add_unread(self) -> None:
+        """Add the parameters and buffers that no op reads; they still take memory."""
+        storage_of = {name: self.storages[node] for node, name in self.trace.sources.items()}
+        for path in self.held:
+            if path not in self.op_of_source:
+                group = self._new_group() if path in self.trace.gradients else None
+                self._add_source(path, storage_of.get(path), group)
+
+    def _add_loss_gradient(self, reads: Iterable[Storage]) -> None:
+        """Add the gradient of the loss by itself, with which the backward pass starts, if read here first."""
+        for storage in reads:
+            if storage.node in self.trace.tangents and storage not in self.op_of:
+                loss = self._storages_of([self.trace.tangents[storage.node]])
+                group = self._add_sources(loss)
+                self._add_op(
+                    "gradients/ones_like",
+                    loss,
+                    [storage],
+                    type="aten.ones_like",
+                    phase="backward",
+                    bytes_moved=storage.bytes,
+                    colocate=group,
+                )
+
+    def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:
+        """The distinct storages behind some nodes, in order."""
+        return list(dict.fromkeys(leaf for node in nodes for leaf in storages_in(self.storages[node])))
+
+    def _add_update(self, path: str, update: Update) -> None:
+        tensor, gradients = self.held[path], self._storages_of([self.trace.gradients[path]])
+        self._add_loss_gradient(gradients)
+        self._add_op(
+            f"{update.optimizer}/{path}",
+            gradients,
+            [],
+            type=f"optim.{update.optimizer}",
+            module=path.rpartition(".")[0],
+            phase="optimizer",
+            flops=update.flops * tensor.numel(),
+            bytes_moved=update.passes * size_bytes(tensor),
+            colocate=self.ops[self.op_of_source[path]]["colocate"],
+        )
+
+    def _new_group(self) -> int:
+        self.n_groups += 1
+        return self.n_groups - 1
+
+    def _add_op(self, name: str, reads: Iterable[Storage], makes: Iterable[Storage], **fields: object) -> int:
+        index = len(self.ops)
+        self.ops.append({"name": self._unique(name), **fields})
+        for storage in reads:
+            self.readers.setdefault(storage, []).append(index)
+        for storage in makes:
+            self.op_of[storage] = index
+        return index
+
+    def _unique(self, name: str) -> str:
+        """The name, with a running number if it is taken."""
+        unique = name
+        while unique in self.times_named:
+            self.times_named[name] += 1
+            unique = f"{name}_{self.times_named[name]}"
+        self.times_named[unique] = 0
+        return unique
+
+
+def _module_of(node: fx.Node) -> tuple[str, str]:
+    """Path of the module that ran a node; the same with `@` and the number of the call after the first."""
+    call = call_of(node)
+    if call is None:
+        return "", ""
+    return call.path, f"{call.path}@{call.number}" if call.number else call.path

@@ -1,0 +1,1 @@
+"""From ops to a smaller graph of groups of ops, and back."""

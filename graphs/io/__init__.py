@@ -1,0 +1,1 @@
+"""Graph files: reading, writing and checking the JSON formats."""

@@ -1,0 +1,130 @@
+"""Checks of parsed JSON values: what is expected where, and what stands there instead.
+
+Unknown keys are errors, booleans are no numbers, and strings can be printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from graphs.io.json_files import FileFormatError
+
+MAX_INTEGER = 2**53
+"""Integers up to here survive every JSON reader."""
+
+
+def fields(
+    value: object, where: str, required: AbstractSet[str], optional: AbstractSet[str] = frozenset()
+) -> Mapping[str, Any]:
+    """Check that a value is an object with all `required` keys and no key beyond `optional`.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
+    unknown = value.keys() - required - optional
+    if unknown:
+        known = ", ".join(sorted(required | optional))
+        raise FileFormatError(f"{where}: unknown key {min(unknown)!r}; known keys are {known}")
+    missing = required - value.keys()
+    if missing:
+        raise FileFormatError(f"{where}: key {min(missing)!r} is missing")
+    return value
+
+
+def check_format(record: Mapping[str, Any], where: str, expected: str) -> None:
+    """Check the `format` of a record.
+
+    Raises:
+        FileFormatError: it is another one.
+    """
+    if record["format"] != expected:
+        raise FileFormatError(f"{where}: format is {shown(record['format'])}; expected '{expected}'")
+
+
+def text(value: object, where: str) -> str:
+    """Check that a value is a printable string: it may end up in a table or on a terminal.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if not isinstance(value, str):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected a string")
+    if not value.isprintable():
+        raise FileFormatError(f"{where}: {shown(value)} holds characters that cannot be printed")
+    return value
+
+
+def name(value: object, where: str) -> str:
+    """Check that a value is a printable string of at least one character.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if not text(value, where):
+        raise FileFormatError(f"{where}: is empty; expected a name")
+    return str(value)
+
+
+def number(value: object, where: str) -> float:
+    """Check that a value is a finite number, integer or not.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected a number")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise FileFormatError(f"{where}: is too large; expected a finite number")
+    return result
+
+
+def integer(value: object, where: str) -> int:
+    """Check that a value is an integer of at most `MAX_INTEGER` in size; 1.0 is none.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if type(value) is not int:
+        raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+    if abs(value) > MAX_INTEGER:
+        raise FileFormatError(f"{where}: is {shown(value)}; expected an integer of at most 2**53")
+    return value
+
+
+def array(value: object, where: str) -> list[Any]:
+    """Check that a value is an array.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    if not isinstance(value, list):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an array")
+    return value
+
+
+def json_number(value: float) -> int | float | None:
+    """A number as files hold it: whole numbers are integers, NaN (not known) is null."""
+    if value != value:
+        return None
+    return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else value
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a parsed value, e.g. 'an object'."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def shown(value: object) -> str:
+    """A parsed value on one short line, as an error message quotes it."""
+    line = repr(value) if isinstance(value, (str, bool, int, float)) else kind_of(value)
+    return line if len(line) <= 80 else f"{line[:77]}..."

@@ -1,0 +1,267 @@
+"""Evaluation: which trials, what they record, resuming, and the summary's numbers."""
+
+import csv
+import json
+import math
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from agent.evaluation.html_report import write_report
+from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, write_results
+from agent.evaluation.run import evaluate, open_folder, placement_path
+from agent.evaluation.spec import EvaluationError, Study
+from agent.evaluation.summary import geometric_mean, summarise
+from agent.placers import PLACERS, Budget
+from agent.placers.units import complete
+from envs.placement.files import read_placement
+from envs.problem import NoRoomError, Problem
+from envs.simulator.simulate import simulate
+from tests.agent.placement_cases import GB, make_cluster, training_graph
+
+
+def small_study(**changes):
+    settings = {
+        "graphs": (training_graph(2, 2, name="a"), training_graph(3, 1, name="b")),
+        "clusters": (make_cluster(2, name="two"),),
+        "placers": ("single", "random"),
+        "seeds": 2,
+        "budget": Budget(20),
+    }
+    return Study(**(settings | changes))
+
+
+def quiet(done, total):
+    pass
+
+
+def make_trial(**changes):
+    base = {
+        "graph": "g",
+        "family": "f",
+        "cluster": "c",
+        "order": "",
+        "placer": "p",
+        "seed": 0,
+        "step_time_s": 2.0,
+        "feasible": True,
+        "evaluations": 5,
+        "wall_s": 0.1,
+        "lower_bound_s": 1.0,
+        "single_s": 4.0,
+        "seen": False,
+    }
+    return Trial(**(base | changes))
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_only_random_placers_run_for_every_seed():
+    study = small_study()
+    assert [study.key(task) for task in study.tasks()] == [
+        (graph, "two", placer, "", seed)
+        for graph in ("a", "b")
+        for placer, seed in (("single", 0), ("random", 0), ("random", 1))
+    ]
+
+
+def test_orders_multiply_learned_placers_only():
+    study = small_study(placers=("single", "policy", "policy-sample"), orders=("topo", "random"))
+    runs = [(task.placer, task.order, task.seed) for task in study.tasks() if task.graph == 0]
+    assert runs == [
+        ("single", "", 0),
+        ("policy", "topo", 0),
+        ("policy", "random", 0),
+        ("policy", "random", 1),
+        *(("policy-sample", order, seed) for order in ("topo", "random") for seed in (0, 1)),
+    ]
+
+
+def test_results_have_the_contract_columns_and_true_values(tmp_path):
+    study = small_study()
+    trials = evaluate(study, tmp_path, report=quiet)
+    rows = rows_of(tmp_path)
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == len(trials) == len(study.tasks())
+    best = min(float(row["step_time_s"]) for row in rows if row["graph"] == "a")
+    for row, trial in zip(rows, trials, strict=True):
+        graph = study.graphs["ab".index(row["graph"])]
+        placement = read_placement(placement_path(tmp_path, trial), graph, study.clusters[0])
+        assert simulate(graph, study.clusters[0], placement).total_s <= float(row["step_time_s"])
+        assert float(row["ratio_to_single"]) == pytest.approx(trial.step_time_s / trial.single_s)
+        if row["graph"] == "a":
+            assert float(row["ratio_to_best"]) == pytest.approx(trial.step_time_s / best)
+        assert float(row["lower_bound_s"]) <= float(row["step_time_s"])
+
+
+def test_two_evaluations_differ_in_wall_time_only(tmp_path):
+    first, second = (evaluate(small_study(), tmp_path / name, report=quiet) for name in "xy")
+    for one, other in zip(first, second, strict=True):
+        assert (one.key, one.step_time_s, one.evaluations) == (
+            other.key,
+            other.step_time_s,
+            other.evaluations,
+        )
+
+
+def test_a_trial_does_not_depend_on_what_else_is_evaluated(tmp_path):
+    both = evaluate(small_study(), tmp_path / "x", report=quiet)
+    alone = evaluate(small_study(graphs=(small_study().graphs[1],)), tmp_path / "y", report=quiet)
+    assert [trial.step_time_s for trial in both[3:]] == [trial.step_time_s for trial in alone]
+
+
+def test_interrupted_evaluation_goes_on_and_keeps_its_rows(tmp_path):
+    def interrupt(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(small_study(), tmp_path, report=interrupt)
+    before = rows_of(tmp_path)
+    assert len(before) == 2
+    calls = []
+    evaluate(small_study(), tmp_path, report=lambda done, total: calls.append(done))
+    assert calls[0] == 2
+    assert [row["wall_s"] for row in rows_of(tmp_path)[:2]] == [row["wall_s"] for row in before]
+
+
+def test_processes_find_what_one_process_finds(tmp_path):
+    alone = evaluate(small_study(), tmp_path / "x", report=quiet)
+    shared = evaluate(small_study(), tmp_path / "y", jobs=2, report=quiet)
+    assert [(t.key, t.step_time_s) for t in alone] == [(t.key, t.step_time_s) for t in shared]
+
+
+def test_other_settings_do_not_share_a_folder(tmp_path):
+    open_folder(tmp_path, small_study())
+    open_folder(tmp_path, small_study())
+    with pytest.raises(EvaluationError, match="differs in seeds, budget"):
+        open_folder(tmp_path, small_study(seeds=3, budget=Budget(9)))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(EvaluationError, match="not empty"):
+        open_folder(tmp_path, small_study())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_given_placements_are_scored_under_their_name(tmp_path):
+    graph = training_graph(2, 2, name="a")
+    given = {("a", "two", "mine"): np.ones(graph.n_ops, dtype=np.int64)}
+    trials = evaluate(small_study(graphs=(graph,), placers=("single",), given=given), tmp_path, report=quiet)
+    assert [trial.placer for trial in trials] == ["mine", "single"]
+    assert trials[0].step_time_s == trials[0].single_s
+    assert trials[0].evaluations == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "clause"),
+    [
+        ({"placers": ("singel",)}, "unknown placer 'singel'; use "),
+        ({"orders": ("zigzag",)}, "unknown order 'zigzag'"),
+        ({"placers": ("single", "single")}, "placer 'single' is given twice"),
+        ({"clusters": (make_cluster(2), make_cluster(3))}, "cluster 'toy' is given twice"),
+        ({"seeds": 0}, "give at least 1"),
+        ({"graphs": ()}, "no graph is left"),
+        ({"given": {("a", "two", "heft"): np.zeros(1, dtype=np.int64)}}, "rename it"),
+    ],
+)
+def test_studies_that_cannot_be_made_are_refused(changes, clause):
+    with pytest.raises(ValueError, match=clause):
+        small_study(**changes)
+
+
+def test_a_cluster_too_small_for_every_graph_is_refused():
+    small = make_cluster(2, memory_bytes=0.6 * GB, name="small")
+    with pytest.raises(NoRoomError, match="graph 'a' on cluster 'small'"):
+        small_study(clusters=(small,)).check_room()
+    small_study(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_room()
+
+
+def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with closing(Journal(path)) as journal:
+        journal.add(make_trial())
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"graph": "g", "fam')
+    with closing(Journal(path)) as journal:
+        journal.add(make_trial(seed=1))
+    assert len(path.read_text().splitlines()) == 2
+    with closing(Journal(path)) as journal:
+        assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
+    path.write_text('{"graph": "g"}\n')
+    with pytest.raises(ResultsError, match=r"journal.jsonl:1: is no trial"):
+        Journal(path)
+
+
+def test_a_placement_that_does_not_fit_is_neither_best_nor_compared(tmp_path):
+    write_results(
+        tmp_path / "results.csv", [make_trial(), make_trial(placer="q", step_time_s=1.0, feasible=False)]
+    )
+    fits, overflows = rows_of(tmp_path)
+    assert (fits["ratio_to_best"], fits["feasible"]) == ("1.0", "true")
+    assert (overflows["ratio_to_best"], overflows["ratio_to_single"], overflows["feasible"]) == (
+        "",
+        "",
+        "false",
+    )
+    assert overflows["step_time_s"] == "1.0"
+
+
+def test_summary_of_a_hand_made_evaluation():
+    trials = [
+        make_trial(graph=graph, seed=seed, step_time_s=step_s, feasible=feasible)
+        for graph, seed, step_s, feasible in [
+            ("g", 0, 2.0, True),
+            ("h", 0, 1.0, True),
+            ("g", 1, 4.0, True),
+            ("h", 1, 1.0, True),
+            ("k", 0, 1.0, True),
+            ("k", 1, 9.0, False),
+        ]
+    ]
+    (line,) = summarise(trials)
+    assert (line.graphs, line.seeds) == (3, 2)
+    assert line.ratio_to_single == pytest.approx((0.5 * 0.25 * 1.0 * 0.25 * 0.25) ** 0.2)
+    assert line.ratio_to_best == pytest.approx(2 ** (1 / 5))
+    means = math.sqrt(0.5 * 0.25), math.sqrt(1.0 * 0.25)
+    assert line.seed_spread == pytest.approx(abs(means[0] - means[1]) / math.sqrt(2))
+    assert line.feasible_share == pytest.approx(5 / 6)
+
+
+def test_geometric_mean_of_nothing_is_none():
+    assert geometric_mean([None]) is None
+    assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([0.0, 8.0]) == 0.0
+
+
+def test_report_is_one_file_that_escapes_names(tmp_path):
+    trials = [make_trial(family="<script>"), make_trial(family="<script>", placer="q", feasible=False)]
+    write_report(tmp_path / "report.html", trials, summarise(trials), "evaluate.py --graphs '<b>'")
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt; on c" in page
+    assert "http" not in page
+    assert page.count("<svg") == 2
+
+
+def test_unplaced_units_go_where_memory_is_left():
+    problem = Problem(training_graph(3, 2), make_cluster(2))
+    device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
+    last = problem.graph.group_of == problem.graph.group_of.max()
+    device_of[last] = -1
+    completed = complete(problem, device_of)
+    assert (completed[last] == 1).all()
+    assert (completed[~last] == 0).all()
+
+
+def test_settings_name_all_that_decides_the_results(tmp_path):
+    open_folder(tmp_path, small_study())
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["budget"] == {"evaluations": 20, "seconds": None}
+    assert set(settings["graphs"]) == {"a", "b"}
+    assert set(settings["placers"]) <= set(PLACERS)

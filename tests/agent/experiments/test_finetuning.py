@@ -1,0 +1,35 @@
+import json
+
+import pytest
+
+from agent.experiments import finetuning
+
+
+def test_the_curve_is_the_best_so_far(tmp_path):
+    scores = [(5.0, 0.9), (12.0, 0.7), (14.0, None), (18.0, 0.8), (30.0, 0.6)]
+    rows = [{"wall_s": second} | ({} if score is None else {"score": score}) for second, score in scores]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert finetuning.best_by(tmp_path, 4.0) is None
+    assert [finetuning.best_by(tmp_path, second) for second in (10, 20, 40)] == [0.9, 0.7, 0.6]
+
+
+def test_an_unknown_graph_is_refused_in_one_line(capsys):
+    assert finetuning.main(["--graphs", "gpt-99"]) == 2
+    assert capsys.readouterr().err == (
+        "agent.experiments.finetuning: unknown graph 'gpt-99'; use FAMILY-NN of the benchmark set\n"
+    )
+
+
+@pytest.mark.parametrize("start", ["pretrained", "scratch"])
+def test_a_graph_is_trained_on_from_each_start(start, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        finetuning, "train_run", lambda name, config, minutes, words: asked.append((name, words))
+    )
+    graph = finetuning.load_graphs(["gpt"])[1]
+    finetuning.train_one(graph, start, 2)
+    ((name, words),) = asked
+    assert name == f"finetune-gpt-01-{start}"
+    assert ("--init" in words) == (start == "pretrained")
+    assert (tmp_path / words[words.index("--graphs") + 1]).is_file()

@@ -1,0 +1,55 @@
+"""Placing by groups: reported op by op, and compared over the benchmark set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.evaluation.run import evaluate, placement_path
+from agent.evaluation.spec import EvaluationError, Study
+from agent.experiments.coarsening import main
+from agent.placers import PLACERS, Budget
+from agent.placers.coarse import place_coarsely
+from envs.coarse_problem import coarse_problem
+from envs.placement.files import read_placement
+from envs.placement.placement import check_placement
+from envs.simulator.simulate import simulate
+from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+
+
+@pytest.mark.parametrize("name", PLACERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_placer_places_groups_and_is_timed_op_by_op(name: str, seed: int) -> None:
+    problem = random_problem(seed)
+    coarse = coarse_problem(problem, 8)
+    assert len(coarse.graph.groups) <= 8 < len(problem.graph.groups)
+    found = place_coarsely(PLACERS[name], coarse, Budget(50), np.random.default_rng(0))
+    check_placement(problem.graph, problem.cluster, found.placement)
+    assert found.step_time.total_s == simulate(problem.graph, problem.cluster, found.placement).total_s
+    assert found.evaluations <= 50
+
+
+def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
+    graph, cluster = training_graph(3, 2), make_cluster(2)
+    study = Study((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
+    assert study.to_json()["coarsen"] == 5
+    for trial in evaluate(study, tmp_path, report=lambda done, total: None):
+        placement = read_placement(placement_path(tmp_path, trial), graph, cluster)
+        assert trial.step_time_s == simulate(graph, cluster, placement).total_s
+        assert len(set(placement.device_of.tolist())) <= 2
+
+
+def test_no_groups_are_refused() -> None:
+    with pytest.raises(EvaluationError, match="graphs of 0 groups; give at least 1 to --coarsen"):
+        Study((training_graph(),), (make_cluster(),), ("single",), coarsen=0)
+
+
+def test_the_table_has_a_row_per_family_and_number_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--families", "gpt", "--groups", "600", "100000"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpt")]
+    assert [row[0] for row in rows] == ["gpt", "gpt"]
+    assert int(rows[0][1]) > 0
+    assert 0.5 < float(rows[0][2]) < 2.0
+    assert rows[1][1:4] == ["0", "-", "-"]
+    assert main(["--families", "lstm"]) == 2
+    assert capsys.readouterr().err.startswith("coarsening_table: no family 'lstm'")

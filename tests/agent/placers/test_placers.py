@@ -1,0 +1,181 @@
+"""The contract of every placer, and known answers of each."""
+
+import numpy as np
+import pytest
+
+from agent.evaluation.bounds import lower_bound_s
+from agent.placers import PLACERS, Budget, PlacerError, Search
+from agent.placers.contiguous import cut
+from agent.placers.fill import fill
+from agent.placers.list_scheduling import upward_rank_order
+from agent.placers.units import units_by_layer
+from envs.cluster.presets import get_cluster
+from envs.placement.placement import check_placement
+from envs.problem import Problem
+from envs.simulator.simulate import simulate, simulate_many
+from graphs.dataset import load_family
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
+
+ALL = sorted(PLACERS)
+CASES = [Problem(training_graph(3, 2), make_cluster(2)), *(random_problem(seed) for seed in range(4))]
+
+
+def place(name, problem, evaluations=200, seed=0):
+    return PLACERS[name].place(problem, Budget(evaluations), np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.graph.name)
+@pytest.mark.parametrize("name", ALL)
+def test_placement_is_valid_and_timed_by_the_simulator(name, problem):
+    found = place(name, problem)
+    check_placement(problem.graph, problem.cluster, found.placement)
+    assert found.step_time.total_s == simulate(problem.graph, problem.cluster, found.placement).total_s
+    assert found.step_time.total_s >= lower_bound_s(problem) * (1 - 1e-9)
+    assert found.wall_s > 0
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 7, 65, 200])
+@pytest.mark.parametrize("name", ALL)
+def test_budget_of_evaluations_is_kept(name, evaluations):
+    assert 1 <= place(name, CASES[0], evaluations).evaluations <= evaluations
+
+
+@pytest.mark.parametrize("name", ["random", "annealing", "local-search"])
+def test_search_spends_its_whole_budget(name):
+    assert place(name, CASES[0], 1000).evaluations == 1000
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_budget_of_seconds_ends_a_run(name):
+    found = PLACERS[name].place(CASES[0], Budget(None, seconds=0.05), np.random.default_rng(0))
+    assert found.wall_s < 1.0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_same_seed_same_placement(name):
+    first, second = (place(name, CASES[1], seed=3).placement.device_of for _ in range(2))
+    assert (first == second).all()
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if not PLACERS[name].uses_rng])
+def test_placers_without_randomness_ignore_the_seed(name):
+    first, second = (place(name, CASES[1], seed=seed).placement.device_of for seed in range(2))
+    assert (first == second).all()
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "single"])
+def test_a_model_too_big_for_one_device_is_spread(name):
+    tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=6 * GB))
+    assert place(name, tight).feasible
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
+    found = place(name, Problem(training_graph(4, 3), make_cluster(2, memory_bytes=3 * GB)))
+    assert not found.feasible
+    assert not found.step_time.fits
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_device_leaves_no_choice(name):
+    problem = random_problem(5, n_devices=1)
+    assert (place(name, problem).placement.device_of == 0).all()
+
+
+@pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.graph.name)
+@pytest.mark.parametrize("name", ["contiguous", "annealing", "local-search"])
+def test_searches_that_include_the_fastest_device_are_never_worse(name, problem):
+    assert place(name, problem).step_time.total_s <= place("single", problem).step_time.total_s
+
+
+@pytest.mark.parametrize("name", ["annealing", "local-search"])
+def test_search_finds_the_optimum_of_a_small_graph(name):
+    problem = random_problem(1, n_ops=9, n_devices=2)
+    n_units = len(problem.graph.groups)
+    every = (np.arange(2**n_units)[:, None] >> np.arange(n_units)) & 1
+    total_s, _ = simulate_many(problem, every[:, problem.graph.group_of], memory=False)
+    assert place(name, problem, 3000).step_time.total_s == pytest.approx(total_s.min())
+
+
+def test_annealing_with_less_memory_stays_within_it_and_beats_the_fill():
+    tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=5 * GB))
+    annealed = place("annealing", tight, 2000)
+    assert annealed.feasible
+    assert annealed.step_time.total_s < place("memory-fill", tight).step_time.total_s
+
+
+def test_independent_chains_go_to_devices_of_their_own():
+    problem = Problem(training_graph(4, 2), make_cluster(2))
+    branches = {"heft": 0.7, "m-etf": 0.7, "annealing": 0.6}
+    for name, ratio in branches.items():
+        assert place(name, problem, 2000).step_time.total_s < ratio * problem.scale_s
+
+
+def test_a_rollout_finds_the_chains_and_beats_the_rule_it_follows():
+    chains = Problem(training_graph(4, 2), make_cluster(2, schedule="fifo"))
+    assert place("rollout", chains).step_time.total_s < 0.6 * chains.scale_s
+    problems = [Problem(graph, get_cluster("4xv100")) for graph in load_family("cifar10")[:4]]
+    ratios = [
+        place("rollout", problem).step_time.total_s / place("heft", problem).step_time.total_s
+        for problem in problems
+    ]
+    assert np.prod(ratios) < 1
+
+
+def test_best_prefers_a_fit_to_speed_and_little_overflow_to_much():
+    problem = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=6 * GB))
+    search = Search(problem, Budget(10))
+    one = np.zeros((1, problem.graph.n_ops), dtype=np.int64)
+    spread = (np.arange(len(problem.graph.groups)) % 3)[None]
+    assert search.score(one)[0, 1] > 0
+    assert not search.fits
+    assert search.score_units(spread)[0, 1] == 0
+    assert search.fits
+    search.score(one)
+    assert (search.best == spread[0][problem.graph.group_of]).all()
+
+
+def test_fill_goes_on_when_full_and_the_last_device_takes_the_rest():
+    held = np.array([2.0, 2.0, 1.0, 3.0, 9.0])
+    assert fill(np.arange(5), held, np.array([4.0, 4.0, 4.0])).tolist() == [0, 0, 1, 1, 2]
+
+
+def test_cut_is_in_proportion():
+    order, weight = np.array([3, 2, 1, 0]), np.ones(4)
+    assert cut(order, weight, np.array([5, 7]), np.array([3.0, 1.0])).tolist() == [7, 5, 5, 5]
+
+
+def test_layer_order_keeps_backward_beside_forward():
+    graph = training_graph(3, 1)
+    names = [graph.op_names[int(graph.groups.row(int(unit))[-1])] for unit in units_by_layer(graph)]
+    backward = [name for name in names if name.endswith("backward")]
+    assert backward == [f"b0.l{layer}.backward" for layer in range(3)]
+    assert names.index("b0.l0.backward") < names.index("b0.l2.update")
+
+
+def test_upward_rank_is_a_topological_order():
+    for problem in CASES:
+        place_in_order = np.full(problem.graph.n_ops, -1)
+        order = upward_rank_order(problem)
+        place_in_order[order] = np.arange(len(order))
+        producer, consumer = problem.graph.edges.T
+        running = ~problem.graph.is_free[producer]
+        assert (place_in_order[producer[running]] < place_in_order[consumer[running]]).all()
+
+
+def test_earliest_finish_pays_for_transfers():
+    ops = [{"name": f"op{i}", "flops": 1e9} for i in range(3)]
+    cheap, dear = (build_graph("g", "f", ops, [(0, size, [1, 2])]) for size in (1e6, 1e9))
+    spread, together = (place("heft", Problem(graph, make_cluster(2))) for graph in (cheap, dear))
+    assert len(set(spread.placement.device_of.tolist())) == 2
+    assert len(set(together.placement.device_of.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "clause"),
+    [((0, None), "at least 1"), ((None, None), "give evaluations, seconds or both"), ((1, 0.0), "above 0")],
+)
+def test_budgets_that_allow_nothing_are_refused(limits, clause):
+    with pytest.raises(PlacerError, match=clause):
+        Budget(*limits)

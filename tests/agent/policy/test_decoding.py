@@ -1,0 +1,129 @@
+"""Placements from a policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agent.policy.decoding import decode, decode_many
+from agent.policy.mdp_config import Walks
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy
+from agent.policy.serialization import current_shape
+from envs.placement.placement import Placement, check_placement
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs import build_graph
+from graphs.op_graph import IntArray
+from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+
+
+@pytest.fixture
+def policy() -> Policy:
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape("sage", 16, 2))
+    torch.nn.init.normal_(network.actor[-1].weight)
+    return Policy(network)
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+@pytest.mark.parametrize("n_samples", [0, 3])
+def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
+    problem = random_problem(3)
+    placements = decode(policy, problem, n_samples=n_samples, walks=Walks(mdp))
+    assert placements.shape == (1 + n_samples, problem.graph.n_ops)
+    assert placements.dtype == np.int64
+    for device_of in placements:
+        check_placement(problem.graph, problem.cluster, Placement(device_of))
+
+
+@pytest.mark.parametrize("n_samples", [0, 4])
+def test_the_same_generator_gives_the_same_placements(policy: Policy, n_samples: int) -> None:
+    problem = random_problem(1)
+    first, second = (
+        decode(policy, problem, n_samples=n_samples, rng=np.random.default_rng(7)) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+def test_samples_differ(policy: Policy) -> None:
+    placements = decode(policy, random_problem(1), n_samples=8, greedy=False)
+    assert len(placements) == 8
+    assert len(np.unique(placements, axis=0)) > 1
+
+
+@pytest.mark.parametrize("n_samples", [1, 80])
+def test_the_greedy_placement_comes_before_the_drawn_ones(policy: Policy, n_samples: int) -> None:
+    problems = [random_problem(seed, n_ops=20 + 10 * seed) for seed in range(3)]
+    together = decode_many(policy, problems, n_samples=n_samples)
+    for problem, placements in zip(problems, together, strict=True):
+        assert placements.shape == (1 + n_samples, problem.graph.n_ops)
+        np.testing.assert_array_equal(placements[:1], decode(policy, problem))
+
+
+def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:
+    problems = [random_problem(seed, n_ops=20 + 10 * seed, n_devices=2 + seed) for seed in range(4)]
+    together = decode_many(policy, problems)
+    for problem, placements in zip(problems, together, strict=True):
+        np.testing.assert_array_equal(placements, decode(policy, problem))
+
+
+def test_the_bank_of_the_policy_stays(policy: Policy) -> None:
+    policy.set_problems([random_problem(0)])
+    bank = policy.bank
+    decode(policy, random_problem(1))
+    assert policy.bank is bank
+
+
+def test_a_walk_without_room_is_completed(policy: Policy) -> None:
+    graph = training_graph(2, 2)
+    tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
+    placements = decode(policy, tight, n_samples=8, rng=np.random.default_rng(0))
+    assert ((placements >= 0) & (placements < 2)).all()
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
+    policy: Policy, mdp: str, order: str
+) -> None:
+    problem = random_problem(3)
+    first, second = (
+        decode(policy, problem, order, 8, np.random.default_rng(5), beam=True, walks=Walks(mdp))
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert first.shape == (9, problem.graph.n_ops)
+    for device_of in first:
+        check_placement(problem.graph, problem.cluster, Placement(device_of))
+
+
+def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
+    problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
+    for n_samples in (0, 19):
+        together = decode_many(policy, problems, n_samples=n_samples, beam=True)
+        for problem, placements in zip(problems, together, strict=True):
+            assert len(placements) == 1 + n_samples
+            np.testing.assert_array_equal(placements[:1], decode(policy, problem))
+
+
+def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
+    def mean_s(problem: Problem, placements: IntArray) -> float:
+        return float(np.mean([simulate_problem(problem, device_of).total_s for device_of in placements]))
+
+    problems = [random_problem(seed, n_ops=80) for seed in range(5)]
+    alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
+    beams = decode_many(policy, problems, n_samples=31, beam=True)
+    in_beam = [mean_s(each, placements) for each, placements in zip(problems, beams, strict=True)]
+    assert (np.array(in_beam) < 0.95 * np.array(alone)).all()
+
+
+def test_a_walk_in_a_beam_that_has_no_room_goes_on_as_another(policy: Policy) -> None:
+    """Two ops of 2 bytes after four of 1 on two devices of 4 bytes: walks that put three together fail."""
+    ops = [{"name": str(op), "flops": 1e9, "resident_bytes": float(size)} for op, size in enumerate("111122")]
+    problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
+    alone = decode(policy, problem, n_samples=40, greedy=False)
+    assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
+    in_beam = decode(policy, problem, n_samples=39, beam=True)
+    assert all(simulate_problem(problem, device_of).fits for device_of in in_beam)

@@ -1,0 +1,230 @@
+"""Placers that walk with a policy: the placers' contract, and what an evaluation leaves out."""
+
+import csv
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from agent.commands import evaluate
+from agent.placers import PLACERS, Budget
+from agent.placers.memory_limits import MARGIN, TRIALS
+from agent.policy import decoding
+from agent.policy.mdp_config import Walks
+from agent.policy.network import PlacementNetwork
+from agent.policy.placers import LEARNED, WALKS, learned_placer
+from agent.policy.policy import Policy
+from agent.policy.serialization import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from envs.cluster.presets import get_cluster
+from envs.placement.placement import check_placement
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs.dataset import load_family
+from graphs.io.graph_files import write_graphs
+from graphs.orders import ORDERS
+from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
+
+PROBLEM = Problem(training_graph(2, 2), make_cluster(3))
+
+
+def untrained():
+    torch.manual_seed(0)
+    shape = current_shape("none", 8, 1)
+    return PlacementNetwork(shape), shape
+
+
+def place(name, order="topo", evaluations=10, seed=0, problem=PROBLEM):
+    placer = learned_placer(name, Policy(untrained()[0]), order)
+    return placer.place(problem, Budget(evaluations), np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_placement_is_valid_in_every_order(name, order):
+    check_placement(PROBLEM.graph, PROBLEM.cluster, place(name, order).placement)
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_same_seed_same_placement(name):
+    first, second = (place(name, seed=4).placement.device_of for _ in range(2))
+    assert (first == second).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluations", "used"),
+    [
+        ("policy", 10, 1),
+        ("policy-sample", 10, 10),
+        ("policy-sample", 1, 1),
+        ("policy-beam", 100, 64),
+        ("policy-beam", 10, 10),
+        ("policy-beam", 1, 1),
+    ],
+)
+def test_budget_is_kept(name, evaluations, used):
+    assert place(name, evaluations=evaluations).evaluations == used
+
+
+@pytest.mark.parametrize("name", ["policy", "policy-sample", "policy-beam"])
+@pytest.mark.parametrize("start", ["best", "heft", "single"])
+@pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
+def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
+    policy = Policy(untrained()[0], walks=Walks("improve", 2, start))
+    rng = np.random.default_rng(0)
+    found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
+    begun = [name for name in PLACERS if start in (name, "best") and not PLACERS[name].uses_rng]
+    assert begun
+    for heuristic in begun:
+        step_time = PLACERS[heuristic].place(PROBLEM, Budget(10), rng).step_time
+        assert found.step_time.total_s <= step_time.total_s
+    a_pass = len(PROBLEM.graph.groups) * (PROBLEM.n_devices - 1)
+    passes = min(2, (evaluations - 1) // a_pass)
+    walks = evaluations // (passes * a_pass + 1) if passes else 1
+    expected = min(walks, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
+        passes * a_pass + 1
+    )
+    assert found.evaluations == expected
+
+
+@pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
+def test_refining_an_improvement_keeps_to_its_budget(evaluations):
+    policy = Policy(untrained()[0], walks=Walks("improve", 2, "best"))
+    refine = learned_placer("policy-refine", policy, "topo")
+    found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
+    assert found.evaluations == evaluations
+
+
+def test_samples_are_never_worse_than_the_greedy_walk():
+    assert place("policy-sample").step_time.total_s <= place("policy").step_time.total_s
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
+    found = place(name, problem=Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB)))
+    assert not found.feasible
+
+
+def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    one_device = np.zeros_like(spread)
+    over_bytes = simulate_problem(problem, one_device).peak_bytes[0] - 3 * GB
+    left_bytes = 3 * GB - over_bytes - MARGIN * 3 * GB
+    walked_with = []
+
+    def decode(policy, problem, **_):
+        walked_with.append(problem.cluster.memory_bytes.tolist())
+        return (one_device if len(walked_with) == 1 else spread)[None]
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    found = place("policy", problem=problem)
+    assert found.feasible
+    assert walked_with[0] == [3 * GB, 3 * GB]
+    assert walked_with[1] == pytest.approx([left_bytes, 3 * GB])
+    assert len(walked_with) == 2
+    assert found.evaluations == 2
+    walked_with.clear()
+    assert not place("policy", problem=problem, evaluations=1).feasible
+
+
+def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+    spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
+    one_device = np.zeros_like(spread)
+
+    def decode(policy, problem, *, n_samples, **_):
+        return np.stack([one_device, *[spread] * n_samples])
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    found = place("policy", problem=problem, evaluations=100)
+    assert found.feasible
+    assert found.evaluations == TRIALS + 1 + WALKS
+    few = place("policy", problem=problem, evaluations=TRIALS + 2)
+    assert (few.feasible, few.evaluations) == (True, TRIALS + 2)
+    assert not place("policy", problem=problem, evaluations=TRIALS).feasible
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Graphs `a` and `b`, and a policy that was trained on `a`."""
+    graphs = [training_graph(2, 1, name="a"), training_graph(2, 2, name="b")]
+    write_graphs(tmp_path / "graphs.jsonl", graphs)
+    network, shape = untrained()
+    (tmp_path / "policy").mkdir()
+    save_policy(tmp_path / "policy", network, PolicyCard(shape, describe_seen(graphs[:1])))
+    return tmp_path
+
+
+def rows_after(folder, *words):
+    words = ("--graphs", str(folder / "graphs.jsonl"), "--policy", str(folder / "policy"), *words)
+    assert evaluate.main((*words, "--placers", "single", "policy", "--out", str(folder / "out"))) == 0
+    with (folder / "out" / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_graphs_seen_in_training_are_left_out(folder, capsys):
+    rows = rows_after(folder)
+    assert {(row["placer"], row["graphs"], row["seen"]) for row in rows} == {
+        ("single", "1", "false"),
+        ("policy", "1", "false"),
+    }
+    assert "1 graph is left out" in capsys.readouterr().out
+
+
+def test_graphs_seen_in_training_are_marked(folder):
+    rows = rows_after(folder, "--include-seen")
+    assert {(row["placer"], row["seen"]) for row in rows} == {
+        (placer, seen) for placer in ("single", "policy") for seen in ("true", "false")
+    }
+    assert "seen by the policy in training" in (folder / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_refined_placements_are_never_worse_than_any_heuristic(seed):
+    problem = random_problem(seed)
+    refined = place("policy-refine", evaluations=300, problem=problem).step_time.total_s
+    for name, placer in PLACERS.items():
+        if not placer.uses_rng:
+            found = placer.place(problem, Budget(300), np.random.default_rng(0))
+            assert refined <= found.step_time.total_s, name
+
+
+@pytest.mark.parametrize("name", sorted(LEARNED))
+def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
+    graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
+    problem = Problem(graph, get_cluster("4xv100"))
+    assert problem.unit_bytes.sum() > problem.cluster.memory_bytes.max()
+    placer = learned_placer(name, load_policy("pretrained"), "topo")
+    assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible
+
+
+def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
+    walked_with = []
+
+    def decode(policy, problem, **_):
+        walked_with.append(problem.cluster.memory_bytes.tolist())
+        return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "decode", decode)
+        assert place("policy-refine", evaluations=100, problem=problem).feasible
+    assert len(walked_with) > 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "drawn"), [(Budget(evaluations=300), [0, 16]), (Budget(None, seconds=0.3), [0])]
+)
+def test_refining_draws_walks_only_where_the_budget_is_long_for_a_walk(monkeypatch, budget, drawn):
+    samples = []
+
+    def decode(policy, problem, *, n_samples, **_):
+        samples.append(n_samples)
+        time.sleep(0.05)
+        return np.zeros((1 + n_samples, problem.graph.n_ops), dtype=np.int64)
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    policy = Policy(untrained()[0])
+    learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    assert samples == drawn

@@ -1,0 +1,235 @@
+"""Encoders, network and policy: equivariance, caching, gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agent.policy.encoders import ENCODERS, check_size
+from agent.policy.encoders.placeto import means_of_related
+from agent.policy.encoders.transformer import WINDOW
+from agent.policy.graph_batch import GraphBatch, GraphTensors
+from agent.policy.network import NetworkShape, PlacementNetwork
+from agent.policy.policy import MASKED_LOGIT, Policy
+from agent.policy.serialization import current_shape
+from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.observation import N_DEVICE_FEATURES, STATE_FEATURES
+from envs.problem import Problem
+from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+
+CPU = torch.device("cpu")
+
+
+def make_policy(encoder: str = "sage", n_problems: int = 3, n_devices: int = 3) -> Policy:
+    """A small policy over random problems, its last layer large enough for differences to show."""
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape(encoder, 16, 2))
+    torch.nn.init.normal_(network.actor[-1].weight)
+    policy = Policy(network)
+    policy.set_problems([random_problem(seed, n_devices=n_devices) for seed in range(n_problems)])
+    return policy
+
+
+def observations(policy: Policy, n: int = 32, n_devices: int = 3) -> dict[str, Tensor]:
+    """Random decisions on the ops that a walk visits."""
+    generator = torch.Generator().manual_seed(1)
+    problem = torch.randint(len(policy.bank), (n, 1), generator=generator)
+    visited = [torch.nonzero(graph.node_of >= 0).flatten() for graph in policy.bank]
+    draws = torch.randint(10, (n,), generator=generator)
+    op = torch.stack([visited[int(i)][draw] for i, draw in zip(problem, draws, strict=True)])[:, None]
+    devices = torch.randn(n, n_devices * policy.network.shape.device_features, generator=generator)
+    mask = torch.rand(n, n_devices, generator=generator) < 0.8
+    mask[:, 0] = True
+    return {"problem": problem, "op": op, "devices": devices, "mask": mask.to(torch.int8)}
+
+
+@pytest.mark.parametrize("encoder", sorted(ENCODERS.keys() - {"transformer"}))
+def test_permuting_nodes_permutes_embeddings(encoder: str) -> None:
+    graph = GraphTensors.of(random_problem(0), CPU)
+    order = torch.randperm(len(graph.nodes), generator=torch.Generator().manual_seed(0))
+    place = torch.argsort(order)
+    edges = place[graph.edges]
+    edges = edges[:, torch.argsort(edges[0], stable=True)]
+    moved = GraphTensors(graph.nodes[order], graph.graph, edges, graph.node_of)
+    torch.manual_seed(0)
+    model = ENCODERS[encoder](graph.nodes.shape[1], 16, 3)
+    expected = model(GraphBatch.of([graph]))[order]
+    torch.testing.assert_close(model(GraphBatch.of([moved])), expected)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_graphs_of_a_batch_do_not_meet(encoder: str) -> None:
+    chain = Problem(training_graph(80, 1), make_cluster(3))
+    parts = [GraphTensors.of(random_problem(seed), CPU) for seed in range(3)]
+    parts.insert(1, GraphTensors.of(chain, CPU))
+    assert len(parts[1].nodes) > 2 * WINDOW
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape(encoder, 16, 3))
+    alone = torch.cat([network.contexts(GraphBatch.of([part])) for part in parts])
+    torch.testing.assert_close(network.contexts(GraphBatch.of(parts)), alone)
+
+
+def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape("none", 16, 1, "state"))
+    context, usable = torch.randn(5, 32), torch.ones(5, 3, dtype=torch.bool)
+    devices = torch.randn(5, 3, N_DEVICE_FEATURES)
+    logits, values = network(context, devices, usable)
+    other = torch.randn_like(devices)
+    other[..., STATE_FEATURES] = devices[..., STATE_FEATURES]
+    torch.testing.assert_close(network(context, other, usable), (logits, values))
+    torch.testing.assert_close(network.logits(context, other, usable), logits)
+    assert not torch.equal(network.logits(context, torch.randn_like(devices), usable), logits)
+
+
+def test_attention_reaches_as_far_as_the_next_window() -> None:
+    part = GraphTensors.of(Problem(training_graph(80, 1), make_cluster(3)), CPU)
+    nowhere = part.edges[:, :0]
+    alone = GraphTensors(part.nodes, part.graph, nowhere, part.node_of)
+    torch.manual_seed(0)
+    model = ENCODERS["transformer"](part.nodes.shape[1], 16, 1)
+    before = model(GraphBatch.of([alone]))
+    nodes = part.nodes.clone()
+    nodes[0] += 1.0
+    after = model(GraphBatch.of([GraphTensors(nodes, part.graph, nowhere, part.node_of)]))
+    changed = torch.nonzero((before != after).any(1)).flatten()
+    assert changed.tolist() == list(range(2 * WINDOW))
+
+
+def test_related_ops_by_hand() -> None:
+    edges = torch.tensor([[0, 1, 2], [2, 3, 3]])
+    graph = GraphTensors(torch.zeros(5, 1), torch.zeros(1), edges, torch.arange(5))
+    assert [torch.nonzero(row).flatten().tolist() for row in graph.ancestors] == [[], [], [0], [0, 1, 2], []]
+    state = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
+    above, below, rest = means_of_related(GraphBatch.of([graph]), state)
+    assert above.flatten().tolist() == [0.0, 0.0, 1.0, pytest.approx(7 / 3), 0.0]
+    assert below.flatten().tolist() == [6.0, 8.0, 8.0, 0.0, 0.0]
+    assert rest.flatten().tolist() == [9.0, pytest.approx(7.0), 9.0, 16.0, pytest.approx(3.75)]
+
+
+def test_a_graph_too_large_for_an_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_graph(2, 2)
+    check_size("sage", [graph])
+    monkeypatch.setattr(ENCODERS["placeto"], "max_nodes", 3)
+    with pytest.raises(ValueError, match=r"graph 'toy' has \d+ ops to place; encoder 'placeto' takes 3"):
+        check_size("placeto", [graph])
+
+
+def test_mean_of_neighbours_by_hand() -> None:
+    edges = torch.tensor([[0, 0, 1], [1, 2, 2]])
+    graph = GraphTensors(torch.zeros(3, 1), torch.zeros(1), edges, torch.arange(3))
+    batch = GraphBatch.of([graph])
+    state = torch.tensor([[1.0], [2.0], [4.0]])
+    assert batch.mean_of_producers(state).flatten().tolist() == [0.0, 1.0, 1.5]
+    assert batch.mean_of_consumers(state).flatten().tolist() == [3.0, 4.0, 0.0]
+    assert batch.mean_of_graph(state).flatten().tolist() == [pytest.approx(7 / 3)]
+
+
+def test_a_graph_without_edges() -> None:
+    graph = GraphTensors(
+        torch.zeros(2, 1), torch.zeros(1), torch.zeros(2, 0, dtype=torch.int64), torch.arange(2)
+    )
+    assert GraphBatch.of([graph]).mean_of_producers(torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+def test_permuting_devices_permutes_scores() -> None:
+    policy = make_policy()
+    obs = observations(policy)
+    order = torch.tensor([2, 0, 1])
+    rows = obs["devices"].reshape(32, 3, -1)[:, order].reshape(32, -1)
+    moved = {**obs, "devices": rows, "mask": obs["mask"][:, order]}
+    logits, values = policy.scores(obs)
+    moved_logits, moved_values = policy.scores(moved)
+    torch.testing.assert_close(moved_logits, logits[:, order])
+    torch.testing.assert_close(moved_values, values)
+
+
+def test_devices_that_do_not_exist_change_nothing() -> None:
+    policy = make_policy()
+    obs = observations(policy)
+    width = policy.network.shape.device_features
+    padding = torch.full((32, 2 * width), 1e3)
+    nowhere = torch.zeros(32, 2, dtype=torch.int8)
+    padded = {
+        **obs,
+        "devices": torch.cat([obs["devices"], padding], 1),
+        "mask": torch.cat([obs["mask"], nowhere], 1),
+    }
+    logits, values = policy.scores(obs)
+    padded_logits, padded_values = policy.scores(padded)
+    torch.testing.assert_close(padded_logits[:, :3], logits)
+    torch.testing.assert_close(padded_values, values)
+    assert (padded_logits[:, 3:] == MASKED_LOGIT).all()
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_cached_and_fresh_scores_agree(encoder: str) -> None:
+    policy = make_policy(encoder)
+    obs = observations(policy)
+    for cached, fresh in zip(policy.scores(obs), policy.scores_for_update(obs), strict=True):
+        torch.testing.assert_close(cached, fresh)
+
+
+@pytest.mark.parametrize("n_rows", [1, 32])
+@pytest.mark.parametrize("n_problems", [1, 3])
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_share_an_update_without_changing_it(threads: int, n_problems: int, n_rows: int) -> None:
+    policy = make_policy(n_problems=n_problems)
+    obs = observations(policy, n_rows)
+
+    def update() -> tuple[Tensor, ...]:
+        logits, values = policy.scores_for_update(obs)
+        loss = logits.log_softmax(1)[:, 0].sum() + values.square().sum()
+        return logits, values, *torch.autograd.grad(loss, policy.network.parameters())
+
+    alone = update()
+    policy.threads = threads
+    for expected, found in zip(alone, update(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_update_empties_the_cache() -> None:
+    policy = make_policy()
+    obs = observations(policy)
+    before, _ = policy.scores(obs)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
+    policy.scores_for_update(obs)[1].sum().backward()
+    optimizer.step()
+    after, _ = policy.scores(obs)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, policy.scores_for_update(obs)[0])
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_parameter_gets_a_gradient(encoder: str) -> None:
+    policy = make_policy(encoder)
+    logits, values = policy.scores_for_update(observations(policy))
+    (logits.log_softmax(1)[:, 0].sum() + values.square().sum()).backward()
+    for name, parameter in policy.named_parameters():
+        # A bias before the softmax over devices moves all logits alike.
+        if name != "network.actor.3.bias":
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("n_devices", [1, 2, 8])
+def test_one_network_acts_on_any_number_of_devices(n_devices: int) -> None:
+    policy = make_policy(n_problems=1)
+    problem = random_problem(5, n_devices=n_devices)
+    policy.set_problems([problem])
+    batch = EpisodeBatch([problem], 2)
+    for episode in range(2):
+        batch.begin(episode, 0, 0, np.random.default_rng(0))
+    seen = {name: torch.from_numpy(rows) for name, rows in batch.observation._asdict().items()}
+    logits, values = policy.scores(seen)
+    assert logits.shape == (2, n_devices)
+    assert torch.isfinite(values).all()
+
+
+def test_first_policy_is_nearly_uniform() -> None:
+    torch.manual_seed(0)
+    network = PlacementNetwork(NetworkShape("none", 16, 1, 4, 2, 5))
+    logits, _ = network(torch.randn(8, 32), torch.randn(8, 3, 5), torch.ones(8, 3, dtype=torch.bool))
+    assert logits.abs().max() < 0.1

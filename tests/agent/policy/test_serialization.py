@@ -1,0 +1,159 @@
+"""Policies on disk: what is written is read back; whatever else is there is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from agent.policy.network import PlacementNetwork
+from agent.policy.serialization import (
+    PolicyCard,
+    PolicyFileError,
+    current_shape,
+    describe_seen,
+    load_policy,
+    read_card,
+    save_policy,
+)
+from tests.agent.placement_cases import random_problem, training_graph
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with a small policy."""
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape("sage", 8, 1))
+    seen = describe_seen([training_graph(), random_problem(0).graph])
+    save_policy(tmp_path, network, PolicyCard(network.shape, seen, {"seed": 3}))
+    return tmp_path
+
+
+def test_round_trip(saved: Path) -> None:
+    torch.manual_seed(0)
+    expected = PlacementNetwork(current_shape("sage", 8, 1)).state_dict()
+    found = load_policy(saved).network.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_card_without_sight_is_of_a_policy_that_sees_no_outlook(saved: Path) -> None:
+    network = PlacementNetwork(current_shape("sage", 8, 1, "lookahead"))
+    save_policy(saved, network, replace(read_card(saved), shape=network.shape))
+    card = json.loads((saved / "policy.json").read_text())
+    del card["shape"]["sight"]
+    (saved / "policy.json").write_text(json.dumps(card))
+    assert load_policy(saved).network.shape == network.shape
+
+
+def test_loaded_weights_can_be_trained(saved: Path) -> None:
+    assert all(parameter.requires_grad for parameter in load_policy(saved).parameters())
+
+
+def test_card_knows_what_was_seen(saved: Path) -> None:
+    card = read_card(saved)
+    assert card.config == {"seed": 3}
+    assert card.has_seen(training_graph())
+    assert not card.has_seen(training_graph(n_layers=2))
+
+
+def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """Set a key of the card; `shape.x` reaches into the shape."""
+
+    def apply(record: dict[str, Any]) -> object:
+        *outer, last = key.split(".")
+        inner = record[outer[0]] if outer else record
+        inner[last] = value
+        return record
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (change("format", "placewalk.opgraph/1"), "format"),
+        (change("extra", 1), "unknown key"),
+        (change("feature_version", 99), "version"),
+        (change("config", []), "config"),
+        (change("seen", {}), "array"),
+        (change("seen", [{"name": "x"}]), "missing"),
+        (change("shape.encoder", "gnn"), "unknown encoder"),
+        (change("shape.encoder", ["sage"]), "expected a string"),
+        (change("shape.sight", "blind"), "unknown sight"),
+        (change("shape.hidden", 0), "hidden"),
+        (change("shape.hidden", 10**9), "hidden"),
+        (change("shape.hidden", True), "integer"),
+        (change("shape.rounds", 2), "tensor"),
+        (change("shape.hidden", 16), "tensor"),
+        (change("shape.node_features", 3), "features"),
+        (change("shape.layers", 3), "unknown key"),
+        (lambda record: [record], "object"),
+    ],
+)
+def test_a_wrong_card_is_refused(
+    saved: Path, spoil: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    file = saved / "policy.json"
+    file.write_text(json.dumps(spoil(json.loads(file.read_text()))))
+    with pytest.raises(PolicyFileError, match=message) as caught:
+        load_policy(saved)
+    assert "\n" not in str(caught.value)
+    assert str(saved) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: b"", "no safetensors"),
+        (lambda data: data[: len(data) // 2], "no safetensors"),
+        (lambda data: b"PK\x03\x04" + data, "no safetensors"),
+        (lambda data: save({"x": torch.zeros(2)}), "not of this policy|not part"),
+        (lambda data: save(dict(list(load(data).items())[1:])), "is missing"),
+        (lambda data: save({name: t * float("nan") for name, t in load(data).items()}), "NaN"),
+        (lambda data: save({name: t.double() for name, t in load(data).items()}), "float64"),
+        (lambda data: save({name: t.flatten() for name, t in load(data).items()}), "expected"),
+    ],
+)
+def test_wrong_weights_are_refused(saved: Path, spoil: Callable[[bytes], bytes], message: str) -> None:
+    file = saved / "policy.safetensors"
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(PolicyFileError, match=message) as caught:
+        load_policy(saved)
+    assert "\n" not in str(caught.value)
+
+
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_a_changed_byte_never_crashes(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int) -> None:
+    folder = tmp_path_factory.mktemp("policy")
+    network = PlacementNetwork(current_shape("none", 2, 1))
+    save_policy(folder, network, PolicyCard(network.shape))
+    for name in ("policy.json", "policy.safetensors"):
+        file = folder / name
+        data = bytearray(file.read_bytes())
+        data[at % len(data)] = byte
+        file.write_bytes(bytes(data))
+    # A changed digit or weight may still be a policy; anything else that is raised fails the test.
+    with suppress(PolicyFileError):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize("missing", ["policy.json", "policy.safetensors"])
+def test_a_missing_file_is_named(saved: Path, missing: str) -> None:
+    (saved / missing).unlink()
+    with pytest.raises(PolicyFileError, match=missing):
+        load_policy(saved)
+
+
+def test_no_such_folder() -> None:
+    with pytest.raises(PolicyFileError, match="give the folder"):
+        load_policy("nowhere")

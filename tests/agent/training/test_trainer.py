@@ -1,0 +1,248 @@
+"""Training: it learns what is known to be best, a seed gives one run, and a killed run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent.policy.serialization import load_policy, read_card
+from agent.training.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
+from agent.training.config import ConfigError, TrainConfig
+from agent.training.problems import judged_problems, problems_of, training_problems
+from agent.training.split import Split
+from agent.training.trainer import train
+from envs.cluster.cluster import ClusterError
+from envs.problem import Problem
+from graphs.op_graph import OpGraph, build_graph
+
+SMALL = TrainConfig(
+    cluster=("4xh100",),
+    demonstrations=1,
+    search=50,
+    imitation_epochs=2,
+    practice=1,
+    timesteps=2048,
+    hidden=16,
+    rounds=1,
+    n_envs=8,
+    repeats=4,
+    n_steps=32,
+    batch_size=128,
+    epochs=2,
+    eval_every=2,
+    checkpoint_every=2,
+    threads=1,
+)
+
+
+def chains(n_chains: int, length: int, name: str) -> OpGraph:
+    """Chains of equal ops without anything between them: four devices take a fourth of the time."""
+    ops = [{"name": f"{c}.{i}", "flops": 1e12} for i in range(length) for c in range(n_chains)]
+    tensors = [(op, 1e3, [op + n_chains]) for op in range(n_chains * (length - 1))]
+    return build_graph(name, "chains", ops, tensors)
+
+
+@dataclass
+class MemoryContext:
+    """A context that keeps the numbers, and stops after some updates."""
+
+    folder: Path
+    stop_after: int = 10**9
+    seed: int = 0
+    device: str = "cpu"
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        train_on = tuple(chains(4, length, f"chains{length}") for length in (3, 4))
+        self.graphs = Split(train_on, (chains(4, 5, "chains5"),), (chains(4, 6, "chains6"),))
+        self.folder.mkdir(exist_ok=True)
+        self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
+
+    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
+        self.rows.append({"timesteps": timesteps, **metrics})
+
+    def announce(self, activity: str, share: float) -> None:
+        assert 0 <= share <= 1
+
+    def should_stop(self) -> bool:
+        return len(self.rows) >= self.stop_after
+
+
+def numbers(context: MemoryContext) -> list[dict[str, float]]:
+    """What was reported, without what the clock decides."""
+    clock = {"wall_s", "decisions_per_s"}
+    return [{key: value for key, value in row.items() if key not in clock} for row in context.rows]
+
+
+def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
+    saved = context.checkpoints.latest()
+    assert saved is not None
+    return dict(saved.tensors)
+
+
+def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    result = train(replace(SMALL, demonstrations=0, timesteps=12_000, learning_rate=5e-3), context)
+    assert result.finished
+    assert result.best_score == pytest.approx(0.25, abs=0.01)
+    assert context.rows[-1]["ratio/heldout/chains"] < 0.4
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
+    first, second, other = (MemoryContext(tmp_path / name) for name in "abc")
+    other.seed = 1
+    for context in (first, second, other):
+        train(replace(SMALL, timesteps=1024, mdp=mdp), context)
+    assert numbers(first) == numbers(second)
+    assert numbers(first) != numbers(other)
+
+
+@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"sight": "state"}])
+def test_what_is_left_out_makes_another_policy_that_still_learns(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    context = MemoryContext(tmp_path / "changed")
+    config = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+    train(replace(config, **change), context)
+    whole = MemoryContext(tmp_path / "whole")
+    train(config, whole)
+    assert numbers(context) != numbers(whole)
+    assert context.rows[-1]["ratio/heldout/chains"] < 0.6
+
+
+def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
+    whole, halves = MemoryContext(tmp_path / "whole"), MemoryContext(tmp_path / "halves", stop_after=4)
+    train(SMALL, whole)
+    stopped = train(SMALL, halves)
+    assert not stopped.finished
+    halves.stop_after = 10**9
+    resumed = train(SMALL, halves)
+    assert resumed.finished
+    assert numbers(halves) == numbers(whole)
+    assert all(torch.equal(tensor, weights(halves)[name]) for name, tensor in weights(whole).items())
+
+
+def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    result = train(SMALL, context)
+    assert [row["ratio/validation"] for row in context.rows if "ratio/validation" in row]
+    assert result.best_score == min(row.get("score", np.inf) for row in context.rows)
+    card = read_card(tmp_path)
+    assert [card.has_seen(graph) for graph in (*context.graphs.train, *context.graphs.validation)] == [
+        True
+    ] * 3
+    assert not card.has_seen(context.graphs.held_out[0])
+    load_policy(tmp_path)
+
+
+def test_time_that_is_up_ends_school_too(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path / "run")
+    result = train(replace(SMALL, practice=10**6, minutes=0.03), context)
+    assert result.finished
+    assert result.timesteps == 0
+    assert (tmp_path / "run" / "policy.safetensors").exists()
+
+
+def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
+    first = MemoryContext(tmp_path / "first")
+    trained = train(replace(SMALL, timesteps=8000, learning_rate=5e-3), first)
+    second = MemoryContext(tmp_path / "second")
+    config = replace(SMALL, timesteps=256, learning_rate=1e-9, final_learning_rate=0, init=str(first.folder))
+    assert train(config, second).best_score == pytest.approx(trained.best_score)
+
+
+def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
+    first, second = MemoryContext(tmp_path / "first"), MemoryContext(tmp_path / "second")
+    train(replace(SMALL, timesteps=256), first)
+    other = chains(3, 3, "other")
+    second.graphs = Split((other,), (), ())
+    train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
+    card = read_card(second.folder)
+    assert card.has_seen(other)
+    assert card.has_seen(first.graphs.train[0])
+    assert not card.has_seen(first.graphs.held_out[0])
+
+
+def test_metrics_are_complete(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    train(replace(SMALL, timesteps=512), context)
+    expected = {"iteration", "decisions_per_s", "entropy", "explained_variance", "loss/policy", "loss/value"}
+    families = {f"{name}/{use}/chains" for name in ("ratio", "ratio_to_list") for use in ("train", "heldout")}
+    assert expected | families <= context.rows[-1].keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"cluster": ("9xz9",)}, ClusterError),
+        ({"encoder": "gnn"}, ConfigError),
+        ({"order": ("sideways",)}, ValueError),
+        ({"device": "warp"}, ConfigError),
+        ({"init": "nowhere"}, ValueError),
+    ],
+)
+def test_wrong_names_are_found_before_anything_is_written(
+    tmp_path: Path, change: dict[str, object], error: type[Exception]
+) -> None:
+    context = MemoryContext(tmp_path)
+    with pytest.raises(error):
+        train(replace(SMALL, **change), context)
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_are_kept_two_at_a_time(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.latest() is None
+    for iteration in (9, 10, 100):
+        folder.save(iteration, Checkpoint({"x": torch.tensor([iteration])}, {"at": iteration}))
+    latest = folder.latest()
+    assert latest is not None
+    assert latest.state == {"at": 100}
+    assert latest.tensors["x"].tolist() == [100]
+    assert len(list(folder.folder.iterdir())) == 2
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "00000001.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="00000001"):
+        CheckpointFolder(tmp_path).latest()
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    context.checkpoints.save(3, Checkpoint({"policy/x": torch.zeros(1)}, {"ppo": {}}))
+    with pytest.raises(CheckpointError, match="of another version; train anew"):
+        train(SMALL, context)
+
+
+def test_problems_without_the_memory_are_left_out() -> None:
+    ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
+    huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
+    small = chains(2, 2, "small")
+    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"])
+    assert [problem.graph.name for problem in problems] == ["small", "small"]
+
+
+def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_they_are() -> None:
+    graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=4)
+    problems = training_problems(graphs, config, seed=0)
+    assert [problem.graph.name for problem in problems] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    speeds = [problem.cluster.devices[0].flops_per_s for problem in problems]
+    assert len(set(speeds)) == len(speeds)
+    again = training_problems(graphs, config, seed=0)
+    assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
+    assert {problem.n_devices for problem in problems} == {2, 3, 4}
+    judged = [(problem.graph.name, problem.cluster.name) for problem in judged_problems(graphs, config)]
+    assert judged == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
+
+
+def test_a_policy_learns_from_varied_clusters(tmp_path: Path) -> None:
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=3)
+    assert train(config, MemoryContext(tmp_path)).finished

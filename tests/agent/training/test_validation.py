@@ -1,0 +1,39 @@
+"""Greedy walks that judge a training: every order is walked, and many orders cost no more than one."""
+
+from collections import Counter
+
+import pytest
+
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy
+from agent.policy.serialization import current_shape
+from agent.training import validation as evaluating
+from agent.training.validation import ratios_over_orders
+from envs.problem import Problem
+from tests.agent.placement_cases import make_cluster, training_graph
+
+ORDERS = ("topo", "bfs", "b-level")
+
+
+@pytest.mark.parametrize("n_problems", [0, 1, 2, 3, 7])
+def test_all_orders_are_walked_and_no_more_than_needed(n_problems, monkeypatch):
+    walked = Counter()
+
+    def greedy_ratios(policy, problems, order):
+        walked.update((problem, order) for problem in problems)
+        return [1.0 + ORDERS.index(order)] * len(problems)
+
+    monkeypatch.setattr(evaluating, "greedy_ratios", greedy_ratios)
+    ratios = ratios_over_orders(None, list(range(n_problems)), ORDERS)
+    n_each = {0: 0, 1: 3, 2: 2}.get(n_problems, 1)
+    assert Counter(problem for problem, _ in walked) == dict.fromkeys(range(n_problems), n_each)
+    assert not n_problems or {order for _, order in walked} == set(ORDERS)
+    for problem, ratio in enumerate(ratios):
+        own = [1.0 + ORDERS.index(order) for number, order in walked if number == problem]
+        assert ratio == pytest.approx(sum(own) / n_each)
+
+
+def test_one_order_is_walked_by_all():
+    policy = Policy(PlacementNetwork(current_shape("none", 8, 1)))
+    problems = [Problem(training_graph(2, branches), make_cluster(2)) for branches in (1, 2)]
+    assert ratios_over_orders(policy, problems, ("bfs",)) == evaluating.greedy_ratios(policy, problems, "bfs")

@@ -1,0 +1,213 @@
+"""Clusters: rules, files and presets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.cluster.cluster import Cluster, ClusterError
+from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
+from envs.cluster.presets import PRESETS, get_cluster
+from graphs.io.json_files import FileFormatError, write_json_atomic
+from tests.json_values import JSON_VALUES
+
+DEVICE = {
+    "name": "gpu0",
+    "kind": "k80",
+    "memory_bytes": 1.2e10,
+    "flops_per_s": 2.8e12,
+    "bytes_per_s": 2.4e11,
+    "launch_s": 6e-6,
+}
+LINKS = {
+    "bytes_per_s": 7.6e9,
+    "latency_s": [[0, 1e-6], [2e-6, 0]],
+    "sharing": "pair",
+    "transfer_per": "tensor",
+}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A conforming cluster of two devices, with some top-level keys changed."""
+    base = {
+        "format": "placewalk.cluster/1",
+        "name": "c",
+        "schedule": "fifo",
+        "devices": [DEVICE, DEVICE | {"name": "gpu1"}],
+        "links": LINKS,
+        "op_gap_s": 1e-6,
+        "transfer_gap_s": 2e-6,
+    }
+    return base | changes
+
+
+def with_device(**changes: Any) -> dict[str, Any]:
+    return record(devices=[DEVICE, DEVICE | {"name": "gpu1"} | changes])
+
+
+def with_links(**changes: Any) -> dict[str, Any]:
+    return record(links=LINKS | changes)
+
+
+def test_every_field_arrives() -> None:
+    cluster = cluster_from_json(record(), "here")
+    assert (cluster.name, cluster.schedule, cluster.sharing) == ("c", "fifo", "pair")
+    assert (cluster.transfer_per, cluster.op_gap_s, cluster.transfer_gap_s) == ("tensor", 1e-6, 2e-6)
+    assert [device.name for device in cluster.devices] == ["gpu0", "gpu1"]
+    assert cluster.devices[1].kind == "k80"
+    np.testing.assert_array_equal(cluster.memory_bytes, [1.2e10, 1.2e10])
+    np.testing.assert_array_equal(cluster.bytes_per_s, np.full((2, 2), 7.6e9))
+    np.testing.assert_array_equal(cluster.latency_s, [[0, 1e-6], [2e-6, 0]])
+
+
+def test_rules_have_defaults() -> None:
+    links = {"bytes_per_s": 1, "latency_s": 0}
+    cluster = cluster_from_json(
+        {"format": "placewalk.cluster/1", "name": "c", "devices": [DEVICE], "links": links}, "here"
+    )
+    assert (cluster.schedule, cluster.sharing, cluster.transfer_per) == ("program", "egress", "destination")
+    assert (cluster.op_gap_s, cluster.transfer_gap_s) == (0, 0)
+
+
+@pytest.mark.parametrize("cluster", [build() for build in PRESETS.values()], ids=PRESETS.keys())
+def test_written_clusters_are_read_back(tmp_path: Path, cluster: Cluster) -> None:
+    path = tmp_path / "cluster.json"
+    write_cluster(path, cluster)
+    assert cluster_to_json(read_cluster(path)) == cluster_to_json(cluster)
+    assert get_cluster(str(path)).devices == cluster.devices
+
+
+BAD_RECORDS = {
+    "not an object": ([], "is an array; expected an object"),
+    "format": (record(format="placewalk.opgraph/1"), "format is 'placewalk.opgraph/1'; expected"),
+    "unknown key": (record(gap=0), "unknown key 'gap'; known keys are devices"),
+    "missing key": ({"format": "placewalk.cluster/1", "name": "c", "devices": []}, "key 'links' is missing"),
+    "no devices": (record(devices=[]), "has 0 devices; give 1 to 1024"),
+    "too many devices": (record(devices=[DEVICE] * 1025), "has 1025 devices; give 1 to 1024"),
+    "device names": (with_device(name="gpu0"), "device 1 \\('gpu0'\\) has the name of device 0"),
+    "unknown device key": (with_device(cores=4), "device 1: unknown key 'cores'"),
+    "missing device key": (record(devices=[{"name": "gpu0"}]), "device 0: key 'bytes_per_s' is missing"),
+    "no speed": (with_device(flops_per_s=0), "device 1 .*flops_per_s is 0.0; use a finite number > 0"),
+    "negative memory": (with_device(memory_bytes=-1), "memory_bytes is -1.0; use a finite number > 0"),
+    "speed is a string": (with_device(bytes_per_s="fast"), "device 1: bytes_per_s: is a string"),
+    "speed is a boolean": (with_device(bytes_per_s=True), "device 1: bytes_per_s: is a boolean"),
+    "speed is huge": (with_device(bytes_per_s=10**400), "device 1: bytes_per_s: is too large"),
+    "negative launch": (with_device(launch_s=-1e-6), "launch_s is -1e-06; use a finite number >= 0"),
+    "schedule": (record(schedule="lifo"), "schedule is 'lifo'; use one of program, fifo"),
+    "sharing": (with_links(sharing="bus"), "sharing is 'bus'; use one of egress, pair, none"),
+    "transfer_per": (with_links(transfer_per=1), "transfer_per: is a number; expected a string"),
+    "negative gap": (record(op_gap_s=-1), "op_gap_s is -1.0; use a finite number >= 0"),
+    "no bandwidth": (with_links(bytes_per_s=0), "link from 'gpu0' to 'gpu1': bytes_per_s is 0.0"),
+    "negative latency": (
+        with_links(latency_s=[[0, 0], [-1, 0]]),
+        "link from 'gpu1' to 'gpu0': latency_s is -1.0",
+    ),
+    "ragged matrix": (with_links(latency_s=[[0, 0], [0]]), "latency_s: expected one number, or 2 rows of 2"),
+    "matrix of strings": (with_links(latency_s=[[0, 0], ["0", 0]]), "row 1, column 0: is a string"),
+    "links": (record(links=[]), "links: is an array; expected an object"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
+def test_what_breaks_a_rule_is_refused_in_one_line(value: object, message: str) -> None:
+    with pytest.raises((FileFormatError, ClusterError), match=f"^here: .*{message}") as caught:
+        cluster_from_json(value, "here")
+    assert "\n" not in str(caught.value)
+
+
+def test_rules_hold_without_a_file() -> None:
+    cluster = cluster_from_json(record(), "here")
+    with pytest.raises(ClusterError, match=r"bytes_per_s of the links has shape \(3, 3\); use \(2, 2\)"):
+        replace(cluster, bytes_per_s=np.ones((3, 3)))
+    with pytest.raises(ClusterError, match="latency_s is nan"):
+        replace(cluster, latency_s=np.full((2, 2), np.nan))
+
+
+def test_the_diagonal_is_free_to_be_anything() -> None:
+    cluster = cluster_from_json(with_links(bytes_per_s=[[0, 1], [1, 0]]), "here")
+    assert cluster.bytes_per_s[0, 0] == 0
+
+
+@given(data=st.data())
+def test_no_changed_record_crashes_the_reader(data: st.DataObject) -> None:
+    value = json.loads(json.dumps(record()))
+    holder = data.draw(st.sampled_from([value, value["links"], *value["devices"]]))
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(JSON_VALUES)
+    try:
+        cluster = cluster_from_json(value, "here")
+    except (FileFormatError, ClusterError):
+        return
+    again = cluster_from_json(cluster_to_json(cluster), "again")
+    assert cluster_to_json(again) == cluster_to_json(cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("2xk80", ["k80"] * 2),
+        ("4xv100", ["v100"] * 4),
+        ("8xa100", ["a100"] * 8),
+        ("4xh100", ["h100"] * 4),
+        ("2x4xa100", ["a100"] * 8),
+        ("gpu+cpu", ["v100", "xeon"]),
+        ("placeto-k80", ["k80"] * 2),
+        ("placeto-k80:5", ["k80"] * 5),
+    ],
+)
+def test_presets_are_named_and_sized(name: str, kinds: list[str]) -> None:
+    cluster = get_cluster(name)
+    assert cluster.name == name
+    assert [device.kind for device in cluster.devices] == kinds
+
+
+def test_gpu_presets_schedule_in_program_order() -> None:
+    schedules = {name: build().schedule for name, build in PRESETS.items()}
+    assert schedules.pop("placeto-k80") == "fifo"
+    assert set(schedules.values()) == {"program"}
+
+
+def test_placeto_is_the_published_simulator() -> None:
+    cluster = get_cluster("placeto-k80:3")
+    assert (cluster.sharing, cluster.transfer_per) == ("egress", "tensor")
+    assert (cluster.op_gap_s, cluster.transfer_gap_s) == (5.7e-6, 25e-6)
+    assert (cluster.bytes_per_s == 7.6e9).all()
+    assert (cluster.latency_s == 0).all()
+
+
+def test_two_nodes_are_slower_between_than_within() -> None:
+    cluster = get_cluster("2x4xa100")
+    assert cluster.bytes_per_s[0, 3] > cluster.bytes_per_s[0, 4] == cluster.bytes_per_s[7, 3]
+    assert cluster.latency_s[0, 3] < cluster.latency_s[0, 4]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("5xv100", r"unknown cluster '5xv100'; use one of 2xk80, .*, placeto-k80\[:N\], or the path"),
+        ("", "unknown cluster ''"),
+        ("4xv100:2", "'4xv100' has a fixed number of devices; write '4xv100'"),
+        ("placeto-k80:", "write 'placeto-k80:N' with N devices, 1 to 1024"),
+        ("placeto-k80:0", "write 'placeto-k80:N'"),
+        ("placeto-k80:-1", "write 'placeto-k80:N'"),
+        ("placeto-k80:²", "write 'placeto-k80:N'"),
+        ("placeto-k80:99999999", "write 'placeto-k80:N'"),
+    ],
+)
+def test_an_unknown_cluster_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        get_cluster(spec)
+
+
+def test_an_absent_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"absent\.json: cannot be read"):
+        get_cluster(str(tmp_path / "absent.json"))
+    write_json_atomic(tmp_path / "foreign.json", {"devices": 4})
+    with pytest.raises(FileFormatError, match=r"foreign\.json: key 'format' is missing"):
+        get_cluster(str(tmp_path / "foreign.json"))

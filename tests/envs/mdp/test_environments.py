@@ -1,0 +1,261 @@
+"""Both environments: gymnasium's and SB3's checkers, the return's identity, and step-by-step equality."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from stable_baselines3.common.env_checker import check_env as sb3_check
+
+from envs.cluster.cluster import Cluster, Device
+from envs.cluster.presets import get_cluster
+from envs.mdp.batched_env import BatchedPlacementEnv
+from envs.mdp.episodes import EpisodeBatch, WalkError, is_incremental
+from envs.mdp.placement_env import PlacementEnv
+from envs.problem import NoRoomError, Problem
+from envs.simulator.simulate import simulate_problem
+from graphs import build_graph
+from graphs.orders import ORDERS, OrderError, get_order
+from tests.envs.hand_made_problems import chain_problem
+from tests.envs.random_problems import random_cluster, random_graph
+
+ALL_ORDERS = tuple(ORDERS)
+
+
+def some_problems(seed: int = 0) -> list[Problem]:
+    """Graphs of several sizes on clusters of several widths and rules."""
+    rng = np.random.default_rng(seed)
+    clusters = [random_cluster(rng, n_devices) for n_devices in (1, 2, 4, 3)]
+    clusters[2] = replace(clusters[2], schedule="program")
+    return [
+        Problem(random_graph(rng, 12 + 9 * i, name=f"g{i}"), cluster) for i, cluster in enumerate(clusters)
+    ]
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_checkers_find_nothing(mdp: str) -> None:
+    env = gym.make("placewalk/Placement-v0", problems=unmaskable_problems(), orders=ALL_ORDERS, mdp=mdp)
+    gymnasium_check(env.unwrapped, skip_render_check=True)
+    sb3_check(env.unwrapped)
+
+
+def unmaskable_problems() -> list[Problem]:
+    """Problems whose every device has room for every op: the checkers act at random, without masks."""
+    return [
+        Problem(random_graph(np.random.default_rng(seed), 20, name=f"g{seed}"), get_cluster("2xk80"))
+        for seed in range(2)
+    ]
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_batched_equals_single_step_by_step(mdp: str) -> None:
+    problems, rng = some_problems(), np.random.default_rng(1)
+    n = 6
+    batch = EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp)
+    singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
+    expected = [None] * n
+
+    def begin(episode: int) -> None:
+        problem, order = int(rng.integers(len(problems))), int(rng.integers(len(ALL_ORDERS)))
+        seed = int(rng.integers(1000))
+        expected[episode], _ = singles[episode].reset(seed=seed, options={"problem": problem, "order": order})
+        batch.begin(episode, problem, order, gym.utils.seeding.np_random(seed)[0])
+
+    def compare() -> None:
+        for episode, seen in enumerate(expected):
+            np.testing.assert_array_equal(batch.observation.problem[episode], seen["problem"])
+            np.testing.assert_array_equal(batch.observation.op[episode], seen["op"])
+            np.testing.assert_array_equal(batch.observation.devices[episode].ravel(), seen["devices"])
+            np.testing.assert_array_equal(batch.observation.mask[episode], seen["mask"])
+
+    for episode in range(n):
+        begin(episode)
+    endings = 0
+    for _ in range(250):
+        compare()
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in batch.observation.mask])
+        rewards, over = batch.step(actions)
+        for episode, env in enumerate(singles):
+            expected[episode], reward, terminated, truncated, info = env.step(actions[episode])
+            assert (reward, terminated, truncated) == (rewards[episode], over[episode], False)
+            if terminated:
+                mine, other = batch.ending(episode), info["ending"]
+                assert mine.device_of.tolist() == other.device_of.tolist()
+                assert mine.step_time_s == other.step_time_s
+                begin(episode)
+                endings += 1
+    assert endings > 20
+
+
+@pytest.mark.parametrize("order", ALL_ORDERS)
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_return_is_the_step_time(order: str, mdp: str) -> None:
+    rng = np.random.default_rng(2)
+    for problem in some_problems(4):
+        batch = EpisodeBatch([problem], 1, orders=(order,), mdp=mdp)
+        batch.begin(0, 0, 0, rng)
+        first = simulate_problem(
+            problem, np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)))
+        )
+        total, over, last = 0.0, np.array([False]), np.zeros(0)
+        while not over[0]:
+            action = rng.choice(np.flatnonzero(batch.observation.mask[0]))
+            reward, over = batch.step(np.array([action]))
+            total += float(reward[0])
+            last = batch.device_of(0)
+        step_time_s = simulate_problem(problem, last).total_s
+        gain = -step_time_s if mdp == "construct" else first.total_s - step_time_s
+        assert total == pytest.approx(gain / problem.scale_s, abs=1e-9)
+        ending = batch.ending(0)
+        assert simulate_problem(problem, ending.device_of).total_s == ending.step_time_s
+        assert ending.step_time_s <= step_time_s
+        assert (ending.device_of >= 0).all()
+        for group in range(len(problem.graph.groups)):
+            assert len(set(ending.device_of[problem.graph.groups.row(group)])) == 1
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_threads_change_nothing(mdp: str) -> None:
+    problems, n = some_problems(), 5
+    batches = [EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp, threads=threads) for threads in (1, 3)]
+
+    def begin(episode: int) -> None:
+        for batch in batches:
+            batch.begin(episode, episode % len(problems), episode, np.random.default_rng(episode))
+
+    for episode in range(n):
+        begin(episode)
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        alone, shared = (batch.observation for batch in batches)
+        np.testing.assert_array_equal(alone.devices, shared.devices)
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in alone.mask])
+        (rewards, over), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
+        np.testing.assert_array_equal(rewards, same_rewards)
+        np.testing.assert_array_equal(over, same_over)
+        for episode in np.flatnonzero(over):
+            begin(int(episode))
+
+
+def test_a_device_without_room_is_masked_and_refused() -> None:
+    env = PlacementEnv([chain_problem(memory_bytes=15.0)])
+    env.reset(seed=0)
+    assert env.action_masks().tolist() == [True, True]
+    env.step(np.int64(1))
+    assert env.action_masks().tolist() == [True, False]
+    for device in (1, 2, -1, -2):
+        with pytest.raises(ValueError, match="no room"):
+            env.step(np.int64(device))
+
+
+def test_no_room_left_ends_the_episode_as_infeasible() -> None:
+    ops = [
+        {"name": name, "seconds": {"d": 1.0}, "resident_bytes": size}
+        for name, size in (("a", 4), ("b", 4), ("c", 8))
+    ]
+    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
+    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
+    env = PlacementEnv([Problem(build_graph("g", "", ops, []), cluster)])
+    env.reset(seed=0)
+    env.step(np.int64(0))
+    _, reward, over, _, info = env.step(np.int64(1))
+    assert over
+    assert info["ending"].infeasible
+    assert not info["ending"].fits
+    assert np.isnan(info["ending"].step_time_s)
+    assert reward < -1
+
+
+def test_graphs_that_fit_nowhere_are_refused() -> None:
+    problem = chain_problem()
+    tiny = tuple(replace(device, memory_bytes=9.0) for device in problem.cluster.devices)
+    with pytest.raises(NoRoomError, match=r"op 'a'.*largest device"):
+        EpisodeBatch([Problem(problem.graph, replace(problem.cluster, devices=tiny))], 1)
+    lone = replace(problem.cluster.devices[0], memory_bytes=15.0)
+    alone = Cluster("one", (lone,), np.ones((1, 1)), np.zeros((1, 1)))
+    with pytest.raises(NoRoomError, match="together"):
+        EpisodeBatch([Problem(problem.graph, alone)], 1)
+
+
+def test_bad_walks_are_refused() -> None:
+    with pytest.raises(WalkError, match="no problems"):
+        EpisodeBatch([], 1)
+    with pytest.raises(WalkError, match="unknown mdp 'walk'"):
+        EpisodeBatch([chain_problem()], 1, mdp="walk")
+    with pytest.raises(OrderError, match="upside-down"):
+        EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
+    only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
+    with pytest.raises(WalkError, match="nothing to place"):
+        EpisodeBatch([Problem(only, get_cluster("2xk80"))], 1)
+
+
+def test_incremental_only_in_program_order() -> None:
+    rng = np.random.default_rng(0)
+    problem = some_problems()[2]
+    chain = chain_problem()
+    assert is_incremental(chain, get_order("topo")(chain.graph, rng))
+    assert not is_incremental(chain, get_order("reversed-topo")(chain.graph, rng))
+    fifo = Problem(chain.graph, replace(chain.cluster, schedule="fifo"))
+    assert not is_incremental(fifo, get_order("topo")(chain.graph, rng))
+    assert problem.cluster.schedule == "program"
+
+
+def test_vec_env_draws_every_problem_once_a_round() -> None:
+    problems = some_problems()
+    env = BatchedPlacementEnv(problems, 3, seed=5, orders=ALL_ORDERS)
+    env.reset()
+    rng, seen = np.random.default_rng(0), []
+    while len(seen) < 40:
+        masks = env.env_method("action_masks")
+        assert len(masks) == 3
+        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
+        _, _, dones, infos = env.step(actions)
+        for done, info in zip(dones, infos, strict=True):
+            assert done == ("ending" in info)
+            if done:
+                seen.append(info["ending"].problem)
+                assert info["episode"]["l"] == info["ending"].decisions
+                assert info["terminal_observation"]["devices"].shape == env.observation_space["devices"].shape
+    counts = np.bincount(seen, minlength=len(problems))
+    assert counts.max() - counts.min() <= 4
+
+
+def test_vec_env_resumes_its_draws() -> None:
+    def run(env: BatchedPlacementEnv) -> list[np.ndarray]:
+        first = env.reset()["problem"].copy()
+        return [first, *(env.step(np.argmax(env.action_masks(), axis=1))[0]["op"].copy() for _ in range(60))]
+
+    env = BatchedPlacementEnv(some_problems(), 4, seed=3, orders=ALL_ORDERS)
+    run(env)
+    state = env.state_dict()
+    again = BatchedPlacementEnv(some_problems(), 4, seed=99, orders=ALL_ORDERS)
+    again.load_state_dict(state)
+    for one, other in zip(run(env), run(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> None:
+    problems = some_problems()[1:]
+    batch = EpisodeBatch(problems, 2, orders=(order,), mdp=mdp)
+    rng = np.random.default_rng(0)
+    for episode, problem in enumerate((2, 0)):
+        batch.begin(episode, problem, 0, rng)
+    for _ in range(5):
+        batch.step(batch.observation.mask.argmax(axis=1))
+    batch.fork(0, 1)
+    over = np.zeros(2, dtype=bool)
+    while not over.any():
+        for seen in batch.observation:
+            np.testing.assert_array_equal(seen[0], seen[1])
+        np.testing.assert_array_equal(batch.device_of(0), batch.device_of(1))
+        assert batch.time_s()[0] == batch.time_s()[1]
+        _, over = batch.step(np.array([1, 1]))
+    assert over.all()
+    first, second = batch.ending(0), batch.ending(1)
+    assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
+    assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)

@@ -1,0 +1,184 @@
+"""The simulator once more in plain Python: slow, in another formulation, and short enough to believe."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from envs.cluster.cluster import Cluster
+from envs.costs import op_seconds
+from graphs import OpGraph
+
+
+@dataclass
+class Reference:
+    """What one step did; seconds and bytes."""
+
+    start: dict[int, float] = field(default_factory=dict)
+    finish: dict[int, float] = field(default_factory=dict)
+    sent: dict[tuple[int, int], float] = field(default_factory=dict)
+    arrival: dict[tuple[int, int], float] = field(default_factory=dict)
+    total_s: float = 0.0
+    transfer_bytes: float = 0.0
+    peak_bytes: list[float] = field(default_factory=list)
+
+
+def simulate_plainly(graph: OpGraph, cluster: Cluster, device_of: list[int]) -> Reference:
+    """Simulate one step; ops at -1 are absent."""
+    step = _Step(graph, cluster, device_of)
+    (step.program if cluster.schedule == "program" else step.fifo)()
+    step.out.total_s = max(step.out.finish.values(), default=0.0)
+    step.out.peak_bytes = step.peaks()
+    return step.out
+
+
+class _Step:
+    def __init__(self, graph: OpGraph, cluster: Cluster, device_of: list[int]) -> None:
+        self.graph, self.cluster, self.device_of = graph, cluster, device_of
+        self.seconds = op_seconds(graph, cluster)
+        self.per_tensor = cluster.transfer_per == "tensor" and cluster.sharing == "egress"
+        self.device_free = [0.0] * cluster.n_devices
+        self.link_free: dict[object, float] = defaultdict(float)
+        self.out = Reference()
+        for op in range(graph.n_ops):
+            if graph.is_free[op] and device_of[op] >= 0:
+                self.out.start[op] = self.out.finish[op] = 0.0
+
+    def link(self, tensor: int, source: int, target: int) -> object:
+        return {"egress": source, "pair": (source, target), "none": (tensor, target)}[self.cluster.sharing]
+
+    def send(self, tensor: int, source: int, targets: list[int], not_before: float) -> None:
+        """Put one transfer on its link, as the next in line."""
+        cluster, others = self.cluster, [d for d in range(self.cluster.n_devices) if d != source]
+        rates = [cluster.bytes_per_s[source, target] for target in (others if self.per_tensor else targets)]
+        link = self.link(tensor, source, targets[0])
+        end = max(not_before, self.link_free[link]) + self.graph.tensor_bytes[tensor] / min(rates)
+        self.link_free[link] = end + cluster.transfer_gap_s
+        self.out.transfer_bytes += self.graph.tensor_bytes[tensor]
+        for target in others if self.per_tensor else targets:
+            self.out.sent[tensor, target] = end
+            self.out.arrival[tensor, target] = end + cluster.latency_s[source, target]
+
+    def execute(self, op: int, ready: float) -> None:
+        device = self.device_of[op]
+        seconds = self.seconds[op, device]
+        self.out.start[op] = max(ready, self.device_free[device])
+        self.out.finish[op] = self.out.start[op] + seconds
+        self.device_free[device] = self.out.finish[op] + (self.cluster.op_gap_s if seconds > 0 else 0.0)
+
+    def program(self) -> None:
+        for op in range(self.graph.n_ops):
+            device = self.device_of[op]
+            if device < 0 or self.graph.is_free[op]:
+                continue
+            ready = 0.0
+            for tensor in map(int, self.graph.inputs.row(op)):
+                producer = int(self.graph.tensor_producer[tensor])
+                source = self.device_of[producer]
+                if source < 0:
+                    continue
+                if source != device and (tensor, device) not in self.out.arrival:
+                    self.send(tensor, source, [device], self.out.finish[producer])
+                there = self.out.finish[producer] if source == device else self.out.arrival[tensor, device]
+                ready = max(ready, there)
+            self.execute(op, ready)
+
+    def fifo(self) -> None:
+        """At each instant: finish ops, deliver tensors, queue what became ready, start what can start."""
+        graph, present = self.graph, [op for op in range(self.graph.n_ops) if self.device_of[op] >= 0]
+        waiting = {op for op in present if not graph.is_free[op]}
+        device_queue: list[list[int]] = [[] for _ in range(self.cluster.n_devices)]
+        link_queue: dict[object, list[tuple[int, int, list[int]]]] = defaultdict(list)
+        running: set[int] = set()
+        there: dict[tuple[int, int], float] = {}
+        for op in present:
+            if graph.is_free[op]:
+                self.produce(op, there, link_queue)
+        now = 0.0
+        while True:
+            for device in range(self.cluster.n_devices):
+                for op in sorted(running):
+                    if self.device_of[op] == device and self.out.finish[op] == now:
+                        running.discard(op)
+                        self.produce(op, there, link_queue)
+            for link, queue in link_queue.items():
+                while queue and self.link_free[link] <= now:
+                    tensor, source, targets = queue.pop(0)
+                    self.send(tensor, source, targets, now)
+            for slot, at in self.out.arrival.items():
+                if at == now:
+                    there[slot] = now
+            for op in sorted(waiting):
+                if self.is_ready(op, there):
+                    waiting.discard(op)
+                    device_queue[self.device_of[op]].append(op)
+            started = False
+            for device, lined_up in enumerate(device_queue):
+                busy = any(self.device_of[op] == device for op in running)
+                if lined_up and not busy and self.device_free[device] <= now:
+                    op = lined_up.pop(0)
+                    self.execute(op, now)
+                    running.add(op)
+                    started = True
+            instants = [self.out.finish[op] for op in running]
+            instants += [at for slot, at in self.out.arrival.items() if slot not in there and at >= now]
+            instants += [self.device_free[d] for d, queue in enumerate(device_queue) if queue]
+            instants += [self.link_free[link] for link, queue in link_queue.items() if queue]
+            instants = [at for at in instants if at > now or (at == now and started)]
+            if not instants and not running:
+                return
+            now = min([at for at in instants if at >= now], default=math.inf)
+
+    def is_ready(self, op: int, there: dict[tuple[int, int], float]) -> bool:
+        return all(
+            (tensor, self.device_of[op]) in there
+            for tensor in map(int, self.graph.inputs.row(op))
+            if self.device_of[self.graph.tensor_producer[tensor]] >= 0
+        )
+
+    def produce(self, op: int, there: dict[tuple[int, int], float], link_queue: dict) -> None:  # type: ignore[type-arg]
+        source = self.device_of[op]
+        for tensor in map(int, self.graph.outputs.row(op)):
+            there[tensor, source] = self.out.finish[op]
+            targets = [self.device_of[reader] for reader in self.graph.consumers.row(tensor)]
+            remote = [device for device in dict.fromkeys(targets) if device not in (source, -1)]
+            for group in [remote] if self.per_tensor else [[target] for target in remote]:
+                if group:
+                    link_queue[self.link(tensor, source, group[0])].append((tensor, source, group))
+
+    def peaks(self) -> list[float]:
+        """Greatest sum of the bytes held at once per device, from the intervals they are held in."""
+        graph, held = self.graph, [[] for _ in range(self.cluster.n_devices)]  # type: ignore[var-annotated]
+        for tensor in range(graph.n_tensors):
+            producer, home = int(graph.tensor_producer[tensor]), int(graph.tensor_home[tensor])
+            source = self.device_of[producer]
+            if source < 0:
+                continue
+            for device in range(self.cluster.n_devices):
+                uses = [
+                    self.out.finish[reader]
+                    for reader in map(int, graph.consumers.row(tensor))
+                    if self.device_of[reader] == device
+                ]
+                if device == source:
+                    sends = [end for (sent, _), end in self.out.sent.items() if sent == tensor]
+                    since, uses = self.out.start[producer], [*uses, *sends, self.out.finish[producer]]
+                elif uses:
+                    since = self.out.arrival[tensor, device]
+                else:
+                    continue
+                if home < 0 or self.device_of[home] != device:
+                    held[device].append((since, max(uses), float(graph.tensor_bytes[tensor])))
+        peaks = []
+        for device, intervals in enumerate(held):
+            mine = [op for op in range(graph.n_ops) if self.device_of[op] == device]
+            instants = [since for since, _, _ in intervals]
+            most = max(
+                (sum(size for since, until, size in intervals if since <= at < until) for at in instants),
+                default=0.0,
+            )
+            peaks.append(float(np.sum(graph.resident_bytes[mine])) + most)
+        return peaks

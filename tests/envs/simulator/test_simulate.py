@@ -1,0 +1,201 @@
+"""The simulator against its plain-Python reference, and against what must hold of any schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.cluster.cluster import Cluster, Device
+from envs.placement.placement import Placement, PlacementError
+from envs.problem import Problem
+from envs.simulator.kernels import new_pair, new_timeline, run_many, run_moved, stand
+from envs.simulator.simulate import best_fitting, simulate, simulate_many, simulate_problem, step_time_s
+from graphs import OpGraph, build_graph
+from graphs.levels import b_level
+from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
+from tests.envs.simulator.reference_simulator import simulate_plainly
+
+Case = tuple[OpGraph, Cluster, np.ndarray]
+
+
+def two_devices(**rules: object) -> Cluster:
+    devices = tuple(Device(f"d{index}", "a", 100.0, 1.0, 1.0, 0.0) for index in range(2))
+    return Cluster("pair", devices, np.ones((2, 2)), np.full((2, 2), 0.5), **rules)  # type: ignore[arg-type]
+
+
+def op(name: str, seconds: float = 1.0, **more: object) -> dict[str, object]:
+    return {"name": name, "seconds": {"a": seconds}, **more}
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems())
+def test_equals_the_plain_reference(case: Case) -> None:
+    graph, cluster, device_of = case
+    fast, plain = (
+        simulate(graph, cluster, Placement(device_of)),
+        simulate_plainly(graph, cluster, device_of.tolist()),
+    )
+    assert fast.total_s == plain.total_s
+    np.testing.assert_array_equal(fast.start_s, [plain.start[op] for op in range(graph.n_ops)])
+    np.testing.assert_array_equal(fast.finish_s, [plain.finish[op] for op in range(graph.n_ops)])
+    np.testing.assert_allclose(fast.peak_bytes, plain.peak_bytes, rtol=1e-12, atol=1e-9)
+    assert fast.transfer_bytes == pytest.approx(plain.transfer_bytes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_partial_placements_equal_the_plain_reference(case: Case, seed: int) -> None:
+    graph, cluster, device_of = case
+    absent = np.random.default_rng(seed).random(graph.n_ops) < 0.3
+    partial = np.where(absent, -1, device_of)
+    fast = simulate_problem(Problem(graph, cluster), partial)
+    plain = simulate_plainly(graph, cluster, partial.tolist())
+    assert fast.total_s == plain.total_s
+    np.testing.assert_allclose(fast.peak_bytes, plain.peak_bytes, rtol=1e-12, atol=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(max_ops=100), st.integers(0, 2**32 - 1))
+def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
+    graph, cluster, standing = case
+    problem, rng = Problem(graph, cluster), np.random.default_rng(seed)
+    pair = new_pair(graph.n_ops, graph.n_tensors, cluster.n_devices)
+    run_moved(problem.arrays, standing, pair, 0, np.inf, work_of(problem, standing))
+    stand(pair)
+    for _ in range(12):
+        moves = np.isin(graph.group_of, rng.integers(len(graph.groups), size=int(rng.integers(1, 4))))
+        device_of = np.where(moves, rng.integers(cluster.n_devices), standing)
+        first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
+        timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+        total_s = np.zeros(1)
+        run_many(problem.arrays, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
+        limit_s = total_s[0] * float(rng.choice([rng.uniform(0.3, 1.5), np.inf])) if total_s[0] else np.inf
+        moved_s = run_moved(problem.arrays, device_of, pair, first, limit_s * (1 + 1e-9), work_s)
+        assert moved_s == total_s[0] or (moved_s == np.inf and total_s[0] > limit_s)
+        if moved_s == np.inf:
+            continue
+        for of_both, expected in zip(pair.timeline, timeline, strict=True):
+            np.testing.assert_array_equal(of_both[1 - pair.standing[0]], expected)
+        if rng.random() < 0.5:
+            stand(pair)
+            standing = device_of
+
+
+def work_of(problem: Problem, device_of: np.ndarray) -> np.ndarray:
+    """Seconds of work of each device."""
+    seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
+    return np.bincount(device_of, seconds, minlength=problem.n_devices).astype(np.float64)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_bounds_that_hold_for_any_schedule(case: Case) -> None:
+    graph, cluster, device_of = case
+    problem = Problem(graph, cluster)
+    before = device_of.copy()
+    step = simulate_problem(problem, device_of)
+    fastest = problem.op_seconds.min(axis=1)
+    assert step.total_s >= b_level(graph, fastest, np.zeros(graph.n_tensors)).max() * (1 - 1e-12)
+    assert step.total_s >= fastest.sum() / cluster.n_devices * (1 - 1e-12)
+    resident = np.bincount(device_of, graph.resident_bytes, minlength=cluster.n_devices)
+    assert (step.peak_bytes >= resident).all()
+    assert step.peak_bytes.max() <= graph.resident_bytes.sum() + graph.tensor_bytes.sum() + 1e-9
+    np.testing.assert_array_equal(device_of, before)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_one_device_takes_the_sum(case: Case) -> None:
+    graph, cluster, _ = case
+    alone = simulate(graph, cluster, Placement(np.zeros(graph.n_ops, dtype=np.int64)))
+    problem = Problem(graph, cluster)
+    trailing_zero = problem.op_seconds[:, 0].sum() + cluster.op_gap_s * (problem.op_seconds[:, 0] > 0).sum()
+    assert alone.total_s == pytest.approx(problem.single_device_s[0]) or alone.total_s <= trailing_zero
+    assert alone.transfer_bytes == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_relabelling_identical_devices_changes_nothing(case: Case, random: object) -> None:
+    graph, cluster, device_of = case
+    n = cluster.n_devices
+    alike = replace(
+        cluster,
+        devices=tuple(replace(cluster.devices[0], name=f"d{index}") for index in range(n)),
+        bytes_per_s=np.ones((n, n)),
+        latency_s=np.full((n, n), 0.25),
+    )
+    label = np.array(random.sample(range(n), n))  # type: ignore[attr-defined]
+    here = simulate(graph, alike, Placement(device_of))
+    there = simulate(graph, alike, Placement(label[device_of]))
+    assert here.total_s == there.total_s
+    np.testing.assert_allclose(here.peak_bytes, there.peak_bytes[label])
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [("program", 5.0), ("fifo", 3.5)])
+def test_schedules_differ_by_what_waits(schedule: str, expected: float) -> None:
+    # b reads a over the link (1 byte: 1 s, then 0.5 s latency) and stands before c in the program.
+    graph = build_graph("g", "", [op("a"), op("b", 1.0), op("c", 1.5)], [(0, 1.0, [1])])
+    placement = Placement(np.array([0, 1, 1]))
+    step = simulate(graph, two_devices(schedule=schedule), placement)
+    assert step.total_s == expected
+
+
+def test_a_tensor_crosses_to_a_device_once() -> None:
+    graph = build_graph("g", "", [op("a"), op("b"), op("c")], [(0, 3.0, [1, 2])])
+    step = simulate(graph, two_devices(), Placement(np.array([0, 1, 1])))
+    assert step.transfer_bytes == 3.0
+    assert step.start_s.tolist() == [0.0, 4.5, 5.5]
+
+
+def test_weights_and_gradients_are_counted_once() -> None:
+    ops = [
+        op("w", 0.0, type="parameter", resident_bytes=40.0, colocate=0),
+        op("mm", 1.0, colocate=0),
+        op("grad", 1.0, phase="backward"),
+        op("adam", 1.0, phase="optimizer", colocate=0),
+    ]
+    graph = build_graph("g", "", ops, [(0, 10.0, [1]), (1, 2.0, [2]), (2, 10.0, [3])])
+    together = simulate(graph, two_devices(), Placement(np.zeros(4, dtype=np.int64)))
+    assert together.peak_bytes.tolist() == [42.0, 0.0]
+    apart = simulate(graph, two_devices(), Placement(np.array([0, 0, 1, 0])))
+    assert apart.peak_bytes.tolist() == [42.0, 12.0]
+    assert not simulate(
+        graph, replace(two_devices(), devices=small(11.0)), Placement(np.array([0, 0, 1, 0]))
+    ).fits
+
+
+def small(memory_bytes: float) -> tuple[Device, ...]:
+    return tuple(replace(device, memory_bytes=memory_bytes) for device in two_devices().devices)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_many_equals_one_by_one(memory: bool) -> None:
+    rng = np.random.default_rng(3)
+    graph, cluster = random_graph(rng, 60), random_cluster(rng, 3)
+    problem = Problem(graph, cluster)
+    rows = np.stack([random_placement(rng, graph, 3) for _ in range(17)])
+    total_s, peak = simulate_many(problem, rows, memory=memory)
+    assert total_s.tolist() == [step_time_s(problem, row) for row in rows]
+    expected = [simulate_problem(problem, row).peak_bytes if memory else np.zeros(3) for row in rows]
+    np.testing.assert_array_equal(peak, expected)
+
+
+def test_best_fitting_prefers_fit_to_speed() -> None:
+    total_s, memory = np.array([1.0, 3.0, 2.0]), np.array([5.0])
+    assert best_fitting(total_s, np.array([[9.0], [5.0], [4.0]]), memory) == 2
+    assert best_fitting(total_s, np.array([[9.0], [8.0], [7.0]]), memory) == 2
+
+
+@pytest.mark.parametrize(
+    ("device_of", "message"),
+    [([0, 1], "2"), ([0, -1, 0], "'b'"), ([0, 1, 7], "'c'")],
+)
+def test_bad_placements_are_refused(device_of: list[int], message: str) -> None:
+    graph = build_graph("g", "", [op("a"), op("b"), op("c")], [])
+    with pytest.raises(PlacementError, match=message):
+        simulate(graph, two_devices(), Placement(np.array(device_of)))

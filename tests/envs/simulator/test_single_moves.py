@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.cluster.cluster import Cluster
+from envs.problem import Problem
+from envs.simulator.simulate import step_time_s
+from envs.simulator.single_moves import deviations
+from graphs import OpGraph
+from tests.envs.random_problems import problems
+
+
+@given(problems(), st.sampled_from([np.inf, 1.0, 0.0]))
+def test_deviations_are_timed_as_from_scratch(
+    case: tuple[OpGraph, Cluster, np.ndarray], limit_s: float
+) -> None:
+    graph, cluster, device_of = case
+    problem, before = Problem(graph, cluster), device_of.copy()
+    found = deviations(problem, device_of, limit_s)
+    assert (device_of == before).all()
+    stay_s = step_time_s(problem, device_of)
+    for unit in range(len(graph.groups)):
+        for device in range(cluster.n_devices):
+            moved_s = step_time_s(problem, np.where(graph.group_of == unit, device, device_of))
+            seen_late = found[unit, device] < np.inf
+            assert found[unit, device] == moved_s if seen_late else moved_s > stay_s + limit_s

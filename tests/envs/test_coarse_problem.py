@@ -1,0 +1,56 @@
+"""Coarsened problems: what they cost, and what their placements cost op by op."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.cluster.cluster import Cluster
+from envs.coarse_problem import coarse_problem
+from envs.placement.placement import Placement, check_placement
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs import OpGraph
+from tests.benchmarks.cases import layered_graph, v100s
+from tests.envs.random_problems import problems
+
+
+@given(problems(), st.integers(1, 20))
+def test_a_coarse_op_takes_as_long_as_its_ops(
+    case: tuple[OpGraph, Cluster, np.ndarray], n_groups: int
+) -> None:
+    graph, cluster, _ = case
+    problem = Problem(graph, cluster)
+    coarse = coarse_problem(problem, n_groups)
+    assert coarse.op_seconds.shape == (coarse.graph.n_ops, cluster.n_devices)
+    rests = cluster.op_gap_s * np.maximum((problem.op_seconds > 0).sum(axis=0) - 1, 0)
+    assert coarse.single_device_s == pytest.approx(problem.op_seconds.sum(axis=0) + rests)
+    assert coarse.unit_bytes.sum() == pytest.approx(problem.unit_bytes.sum())
+
+
+@given(problems(), st.integers(1, 20))
+def test_on_one_device_the_coarse_step_is_the_step(
+    case: tuple[OpGraph, Cluster, np.ndarray], n_groups: int
+) -> None:
+    graph, cluster, _ = case
+    problem = Problem(graph, cluster)
+    coarse = coarse_problem(problem, n_groups)
+    for device in range(cluster.n_devices):
+        placed = np.full(coarse.graph.n_ops, device)
+        expanded = coarse.coarsening.expand(placed)
+        check_placement(graph, cluster, Placement(expanded))
+        step_s = simulate_problem(problem, expanded).total_s
+        # Ops of no time that come last wait for the device's rest only where they are ops of their own.
+        assert simulate_problem(coarse, placed).total_s == pytest.approx(step_s, abs=cluster.op_gap_s + 1e-9)
+
+
+def test_less_memory_leaves_the_times_of_coarse_ops() -> None:
+    problem = Problem(layered_graph(50), v100s(2, "program"))
+    coarse = coarse_problem(problem, 10)
+    half_bytes = 0.5 * problem.cluster.memory_bytes
+    assert not problem.with_memory(np.ones(2)).always_fits
+    assert not coarse.with_memory(np.ones(2)).always_fits
+    assert (coarse.with_memory(half_bytes).op_seconds == coarse.op_seconds).all()
+    assert (coarse.with_memory(half_bytes).cluster.memory_bytes == half_bytes).all()

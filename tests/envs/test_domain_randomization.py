@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from envs.cluster.presets import get_cluster
+from envs.domain_randomization import TIGHT_ROOM, resize, vary
+from graphs.dataset import load_family
+from tests.envs.random_problems import random_graph
+
+
+@pytest.mark.parametrize("name", ["2xk80", "8xa100", "2x4xa100", "gpu+cpu"])
+def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
+    graph, given = random_graph(np.random.default_rng(0), 30), get_cluster(name)
+    for seed in range(50):
+        problem = vary(graph, given, np.random.default_rng(seed))
+        cluster = problem.cluster
+        assert problem.has_room
+        assert min(2, given.n_devices) <= cluster.n_devices <= given.n_devices
+        assert {device.name for device in cluster.devices} <= {device.name for device in given.devices}
+        assert (cluster.schedule, cluster.sharing) == (given.schedule, given.sharing)
+
+
+def test_a_slower_link_stays_slower():
+    given = get_cluster("2x4xa100")
+    graph = random_graph(np.random.default_rng(0), 30)
+    cluster = vary(graph, given, np.random.default_rng(3)).cluster
+    kept = [
+        given.devices.index(next(d for d in given.devices if d.name == device.name))
+        for device in cluster.devices
+    ]
+    off_diagonal = ~np.eye(len(kept), dtype=bool)
+    factors = (cluster.bytes_per_s / given.bytes_per_s[np.ix_(kept, kept)])[off_diagonal]
+    assert factors == pytest.approx(factors[0])
+
+
+def test_scarce_memory_is_scarce():
+    graph, given = random_graph(np.random.default_rng(0), 30), get_cluster("4xv100")
+    rooms = []
+    for seed in range(100):
+        problem = vary(graph, given, np.random.default_rng(seed))
+        if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
+            rooms.append(problem.cluster.memory_bytes.sum() / problem.unit_bytes.sum())
+    assert 10 <= len(rooms) <= 60
+    assert all(TIGHT_ROOM[0] <= room * (1 + 1e-9) and room <= TIGHT_ROOM[1] for room in rooms)
+
+
+def test_a_resized_graph_has_the_same_ops_and_each_module_its_own_size():
+    given = load_family("gpt")[0]
+    sized = resize(given, np.random.default_rng(0))
+    assert (sized.op_names, sized.modules) == (given.op_names, given.modules)
+    assert (sized.edges == given.edges).all()
+    modules = np.array(given.modules)
+    updates = np.array([phase == "optimizer" for phase in given.phases])
+    for module in sorted(set(given.modules)):
+        own = (modules == module) & ~updates & (given.flops > 0)
+        factors = sized.flops[own] / given.flops[own]
+        assert factors == pytest.approx(factors[:1].repeat(len(factors)))
+
+
+def test_the_batch_size_leaves_weights_and_gradients_alone():
+    given = load_family("gpt")[0]
+    sized = resize(given, np.random.default_rng(1))
+    parameter = np.array([kind == "parameter" for kind in given.op_types])
+    weights, kept = parameter[given.tensor_producer], given.resident_bytes > 0
+    by_module = dict(
+        zip(
+            np.array(given.modules)[kept],
+            (sized.resident_bytes / np.maximum(given.resident_bytes, 1))[kept],
+            strict=True,
+        )
+    )
+    for tensor in np.flatnonzero(weights | (given.tensor_home >= 0)):
+        grown = sized.tensor_bytes[tensor] / given.tensor_bytes[tensor]
+        assert grown == pytest.approx(by_module.get(given.modules[given.tensor_producer[tensor]], grown))

@@ -1,0 +1,228 @@
+"""Graph files: what is read back, and how what does not conform is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
+from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
+from graphs.op_graph import GraphError
+from tests.json_values import JSON_VALUES
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A small conforming graph, with some top-level keys changed."""
+    ops = [
+        {"name": "w", "type": "parameter", "resident_bytes": 64, "colocate": 0},
+        {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 0.5, "colocate": 0},
+        {"name": "mm_grad", "phase": "backward", "seconds": {"k80": 1e-4}},
+    ]
+    tensors = [
+        {"producer": 0, "bytes": 16, "consumers": [2, 1]},
+        {"producer": 1, "bytes": 4096, "consumers": [2]},
+    ]
+    base = {"format": "placewalk.opgraph/1", "name": "g", "family": "f", "ops": ops, "tensors": tensors}
+    return base | changes
+
+
+def with_op(**changes: Any) -> dict[str, Any]:
+    return record(ops=[{"name": "a"}, {"name": "b"} | changes], tensors=[])
+
+
+def with_tensor(**changes: Any) -> dict[str, Any]:
+    tensor = {"producer": 0, "bytes": 1, "consumers": [1, 2]} | changes
+    return record(ops=[{"name": "a"}, {"name": "b"}, {"name": "c"}], tensors=[tensor])
+
+
+def test_every_field_arrives() -> None:
+    graph = graph_from_json(record(), "here")
+    assert (graph.name, graph.family) == ("g", "f")
+    assert graph.op_names == ("w", "mm", "mm_grad")
+    assert graph.op_types == ("parameter", "aten.mm", "")
+    assert graph.modules == ("", "a.b", "")
+    assert graph.phases == ("forward", "forward", "backward")
+    np.testing.assert_array_equal(graph.flops, [0, 1024, 0])
+    np.testing.assert_array_equal(graph.bytes_moved, [0, 0.5, 0])
+    np.testing.assert_array_equal(graph.resident_bytes, [64, 0, 0])
+    np.testing.assert_array_equal(graph.colocate, [0, 0, -1])
+    np.testing.assert_array_equal(graph.tensor_producer, [0, 1])
+    np.testing.assert_array_equal(graph.tensor_bytes, [16, 4096])
+    assert [graph.consumers.row(tensor).tolist() for tensor in range(2)] == [[1, 2], [2]]
+    np.testing.assert_array_equal(graph.seconds["k80"], [np.nan, np.nan, 1e-4])
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl", ".jsonl.gz"])
+def test_written_graphs_are_read_back(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"graphs{suffix}"
+    graph = graph_from_json(record(), "here")
+    write_graphs(path, [graph])
+    (again,) = read_graphs(path)
+    assert graph_to_json(again) == graph_to_json(graph)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_whole_numbers_are_written_as_integers() -> None:
+    op = graph_to_json(graph_from_json(record(), "here"))["ops"][1]
+    assert json.dumps([op["flops"], op["bytes_moved"]]) == "[1024, 0.5]"
+
+
+def test_equal_graphs_make_equal_files(tmp_path: Path) -> None:
+    graph = graph_from_json(record(), "here")
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    write_graphs(first, [graph])
+    write_graphs(second, [graph])
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_blank_lines_and_unicode_line_separators_do_not_end_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "graphs.jsonl"
+    line = json.dumps(record(name="gráf"), ensure_ascii=False)
+    path.write_text(f"{line}\n\n{line}\n", encoding="utf-8")
+    assert [graph.name for graph in read_graphs(path)] == ["gráf", "gráf"]
+
+
+def test_one_json_holds_one_graph(tmp_path: Path) -> None:
+    graph = graph_from_json(record(), "here")
+    with pytest.raises(FileFormatError, match=r"holds one graph, not 2; write to a \.jsonl"):
+        write_graphs(tmp_path / "graphs.json", [graph, graph])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    write_json_atomic(path, {"old": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json_atomic(path, {"new": float("nan")})
+    assert read_json(path) == {"old": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["value.json"]
+
+
+BAD_RECORDS = {
+    "not an object": ([1], "is an array; expected an object"),
+    "format": (record(format="placewalk.opgraph/2"), "format is 'placewalk.opgraph/2'; expected"),
+    "format is no string": (record(format=["x"]), "format is an array; expected"),
+    "no ops": (record(ops=[], tensors=[]), "has no ops"),
+    "ops are no array": (record(ops={}), "ops: is an object; expected an array"),
+    "op is no object": (record(ops=["mm"]), "op 0: is a string; expected an object"),
+    "unknown key": (record(version=1), "unknown key 'version'; known keys are family, format, name"),
+    "unknown op key": (with_op(flop=1), "op 1: unknown key 'flop'"),
+    "unknown tensor key": (with_tensor(size=1), "tensor 0: unknown key 'size'"),
+    "missing name": ({"format": "placewalk.opgraph/1", "ops": [], "tensors": []}, "key 'name' is missing"),
+    "missing op name": (record(ops=[{"type": "mm"}]), "op 0: key 'name' is missing"),
+    "missing producer": (record(tensors=[{"consumers": []}]), "tensor 0: key 'producer' is missing"),
+    "name is no string": (record(name=3), "name: is a number; expected a string"),
+    "empty op name": (with_op(name=""), "op 1: name: is empty"),
+    "op name with a newline": (with_op(name="a\nb"), "op 1: name: 'a\\\\nb' holds characters"),
+    "surrogate": (with_op(module="\ud800"), "op 1: module: .* holds characters that cannot be printed"),
+    "duplicate op name": (with_op(name="a"), "two ops are named 'a'"),
+    "phase": (with_op(phase="warm-up"), "has phase 'warm-up'; use one of forward, backward, optimizer"),
+    "flops is a boolean": (with_op(flops=True), "op 1: flops: is a boolean; expected a number"),
+    "flops is a string": (with_op(flops="1"), "op 1: flops: is a string"),
+    "flops is huge": (with_op(flops=10**400), "op 1: flops: is too large"),
+    "flops is infinite": (with_op(flops=float("inf")), "flops"),
+    "flops is negative": (with_op(flops=-1), "op 1 \\('b'\\) has flops -1.0; use a finite number >= 0"),
+    "colocate is a float": (with_op(colocate=1.0), "op 1: colocate: is 1.0; expected an integer"),
+    "colocate is negative": (with_op(colocate=-1), "op 1: colocate is -1; expected a group id >= 0 or null"),
+    "colocate is huge": (with_op(colocate=2**70), "op 1: colocate: .* at most 2\\*\\*53"),
+    "seconds is a number": (with_op(seconds=1), "op 1: seconds: is a number; expected an object"),
+    "seconds of a kind": (with_op(seconds={"k80": None}), "op 1: seconds on k80: is null; expected a number"),
+    "seconds is negative": (with_op(seconds={"k80": -1}), "has seconds of 'k80' -1.0"),
+    "producer is a float": (with_tensor(producer=0.0), "tensor 0: producer: is 0.0; expected an integer"),
+    "producer is a boolean": (with_tensor(producer=False), "tensor 0: producer: is False"),
+    "producer is unknown": (with_tensor(producer=7), "tensor 0 is produced by op 7, but ops are 0 to 2"),
+    "consumer is unknown": (with_tensor(consumers=[3]), "tensor 0 is consumed by op 3, but ops are 0 to 2"),
+    "consumer is null": (with_tensor(consumers=[None]), "tensor 0: a consumer: is null"),
+    "consumers is a number": (
+        with_tensor(consumers=1),
+        "tensor 0: consumers: is a number; expected an array",
+    ),
+    "duplicate consumer": (with_tensor(consumers=[2, 1, 2]), "tensor 0: lists consumer 2 twice"),
+    "out of order": (with_tensor(producer=2, consumers=[0]), "goes from op 2 to op 0"),
+    "cycle": (with_tensor(producer=1, consumers=[1]), "a cycle cannot be sorted"),
+    "bytes is negative": (with_tensor(bytes=-1), "tensor 0 has bytes -1.0"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
+def test_what_breaks_the_format_is_refused_in_one_line(value: object, message: str) -> None:
+    with pytest.raises((FileFormatError, GraphError), match=f"^here: .*{message}") as caught:
+        graph_from_json(value, "here")
+    assert "\n" not in str(caught.value)
+
+
+GOOD = json.dumps(record()).encode()
+BAD_FILES = {
+    "empty": ("g.json", b"", "is empty"),
+    "no graph": ("g.jsonl", b"\n \n", "holds no graph"),
+    "cut short": ("g.json", GOOD[:-9], "is no strict JSON"),
+    "not UTF-8": ("g.json", b'{"name": "\xff"}', "is not UTF-8"),
+    "NaN": ("g.json", b'{"flops": NaN}', "NaN is no JSON number"),
+    "Infinity": ("g.json", b'{"flops": -Infinity}', "-Infinity is no JSON number"),
+    "duplicate key": ("g.json", b'{"name": 1, "name": 2}', "key 'name' is given twice"),
+    "deep": ("g.json", b"[" * 100_000, "is nested too deeply"),
+    "long integer": ("g.json", b"1" * 10_000, "is no strict JSON"),
+    "an array of graphs": ("g.json", b"[" + GOOD + b"]", "is an array; expected an object"),
+    "second line": ("g.jsonl", GOOD + b"\n{}\n", "g.jsonl:2: key 'format' is missing"),
+    "no gzip": ("g.json.gz", GOOD, "is no complete gzip file"),
+    "cut gzip": ("g.json.gz", gzip.compress(GOOD)[:-12], "is no complete gzip file"),
+    "corrupt gzip": ("g.json.gz", gzip.compress(GOOD)[:14] + b"\xff" * 40, "is no complete gzip file"),
+    "another suffix": ("g.txt", GOOD, "graph files end in .json, .jsonl"),
+}
+
+
+@pytest.mark.parametrize(("file", "data", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, file: str, data: bytes, message: str) -> None:
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(FileFormatError) as caught:
+        read_graphs(tmp_path / file)
+    assert message in str(caught.value)
+    assert str(tmp_path / file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(FileFormatError, match="is no regular file"):
+        read_graphs(tmp_path / "folder.json")
+    with pytest.raises(FileFormatError, match="cannot be read: No such file"):
+        read_graphs(tmp_path / "absent.json")
+    with pytest.raises(FileFormatError, match="is no path"):
+        read_graphs("a\0b.json")
+
+
+@given(data=st.data())
+def test_no_changed_record_crashes_the_reader(data: st.DataObject) -> None:
+    value = record()
+    holder = data.draw(st.sampled_from([value, *value["ops"], *value["tensors"]]))
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(JSON_VALUES)
+    try:
+        graph = graph_from_json(value, "here")
+    except (FileFormatError, GraphError):
+        return
+    again = graph_from_json(graph_to_json(graph), "again")
+    assert graph_to_json(again) == graph_to_json(graph)
+
+
+@given(
+    data=st.binary(max_size=60) | st.text(max_size=60).map(str.encode),
+    packed=st.booleans(),
+    lines=st.booleans(),
+)
+def test_no_bytes_crash_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, packed: bool, lines: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"fuzz.json{'l' * lines}{'.gz' * packed}"
+    path.write_bytes(data)
+    with pytest.raises(FileFormatError):
+        read_graphs(path)
+    write_bytes_atomic(path, data)
+    with pytest.raises(FileFormatError):
+        read_graphs(path)

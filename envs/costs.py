@@ -29,7 +29,7 @@ def op_seconds(graph: OpGraph, cluster: Cluster) -> FloatArray:
     seconds = np.empty((graph.n_ops, cluster.n_devices))
     for index, device in enumerate(cluster.devices):
         seconds[:, index] = _on_device(graph, device)
-    seconds[graph.is_free] = 0.0
+    seconds[graph.is_source] = 0.0
     if not np.isfinite(seconds).all():
         op, index = np.argwhere(~np.isfinite(seconds))[0]
         device_name = cluster.devices[index].name

@@ -27,7 +27,7 @@ WIDTH_SPREAD = 0.5
 """Greatest standard deviation of the logarithm of what the sizes of each module are multiplied by."""
 
 
-def vary(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
+def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
     """A resized graph on some of the devices, with other speeds and links, at times with scarce memory.
 
     At least two devices are left where there were two. Where memory is made scarce, every device has the same
@@ -56,9 +56,9 @@ def vary(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
     if not scarce:
         return varied
     memory_bytes = varied.cluster.memory_bytes
-    share = min(room * float(varied.unit_bytes.sum()) / float(memory_bytes.sum()), 1.0)
+    share = min(room * float(varied.footprint_bytes.sum()) / float(memory_bytes.sum()), 1.0)
     tight = varied.with_memory(share * memory_bytes)
-    return tight if tight.has_room else varied
+    return tight if tight.is_feasible else varied
 
 
 def resize(graph: OpGraph, rng: np.random.Generator) -> OpGraph:
@@ -72,7 +72,7 @@ def resize(graph: OpGraph, rng: np.random.Generator) -> OpGraph:
     width = np.exp(spread * rng.standard_normal(len(modules)))[module]
     of_weights = np.array([phase == "optimizer" for phase in graph.phases])
     work = width * np.where(of_weights, 1.0, batch)
-    is_activation = graph.tensor_home < 0
+    is_activation = graph.tensor_owner < 0
     return replace(
         graph,
         flops=graph.flops * work,

@@ -13,7 +13,7 @@ from envs.simulator.kernels import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 
-class NoRoomError(ValueError):
+class InfeasibleError(ValueError):
     """A graph that no placement fits into a cluster's memory; the message says what is too large."""
 
 
@@ -53,7 +53,7 @@ class Problem:
         link = _links(cluster)
         return ProblemArrays(
             op_seconds=self.op_seconds,
-            is_free=graph.is_free.astype(np.int64),
+            is_source=graph.is_source.astype(np.int64),
             input_ptr=graph.inputs.ptr,
             input_item=graph.inputs.items,
             output_ptr=graph.outputs.ptr,
@@ -62,7 +62,7 @@ class Problem:
             consumer_item=graph.consumers.items,
             producer=graph.tensor_producer,
             size=graph.tensor_bytes,
-            home=graph.tensor_home,
+            owner=graph.tensor_owner,
             resident=graph.resident_bytes,
             bandwidth=_bandwidth(cluster),
             latency=np.ascontiguousarray(cluster.latency_s, dtype=np.float64),
@@ -80,7 +80,7 @@ class Problem:
         )
 
     @cached_property
-    def unit_bytes(self) -> FloatArray:
+    def footprint_bytes(self) -> FloatArray:
         """Memory each decision unit holds for long, in bytes, (n_units,): what decides whether it has room.
 
         Resident bytes, and activations that the backward pass reads: together the load at the turn from
@@ -91,10 +91,10 @@ class Problem:
         tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
         saved = np.zeros(graph.n_tensors, dtype=bool)
         saved[tensor[backward[graph.consumers.items]]] = True
-        saved &= ~backward[graph.tensor_producer] & (graph.tensor_home < 0)
+        saved &= ~backward[graph.tensor_producer] & (graph.tensor_owner < 0)
         kept = np.where(saved, graph.tensor_bytes, 0.0)
         per_op = graph.resident_bytes + np.bincount(graph.tensor_producer, kept, minlength=graph.n_ops)
-        return np.bincount(graph.group_of, per_op).astype(np.float64)
+        return np.bincount(graph.unit_of, per_op).astype(np.float64)
 
     def with_memory(self, memory_bytes: FloatArray) -> Problem:
         """The same graph where the devices have this many bytes, (n_devices,); at least 1 each."""
@@ -106,33 +106,33 @@ class Problem:
         return replace(self, cluster=replace(self.cluster, devices=devices))
 
     @property
-    def has_room(self) -> bool:
-        """Whether `check_room` passes."""
+    def is_feasible(self) -> bool:
+        """Whether `check_feasible` passes."""
         try:
-            self.check_room()
-        except NoRoomError:
+            self.check_feasible()
+        except InfeasibleError:
             return False
         return True
 
-    def check_room(self) -> None:
+    def check_feasible(self) -> None:
         """Make sure that each unit has room on some device, and all of them together in the cluster.
 
         Raises:
-            NoRoomError: the graph fits nowhere, whatever the placement.
+            InfeasibleError: the graph fits nowhere, whatever the placement.
         """
         where = f"graph '{self.graph.name}' on cluster '{self.cluster.name}'"
         memory = self.cluster.memory_bytes
-        largest = int(np.argmax(self.unit_bytes))
-        if self.unit_bytes[largest] > memory.max():
-            op = self.graph.op_names[self.graph.groups.row(largest)[0]]
-            raise NoRoomError(
+        largest = int(np.argmax(self.footprint_bytes))
+        if self.footprint_bytes[largest] > memory.max():
+            op = self.graph.op_names[self.graph.units.row(largest)[0]]
+            raise InfeasibleError(
                 f"{where}: op '{op}' and what is colocated with it keep "
-                f"{self.unit_bytes[largest] / 1e9:.3g} GB, but the largest device has "
+                f"{self.footprint_bytes[largest] / 1e9:.3g} GB, but the largest device has "
                 f"{memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
             )
-        if self.unit_bytes.sum() > memory.sum():
-            raise NoRoomError(
-                f"{where}: needs {self.unit_bytes.sum() / 1e9:.3g} GB, but all devices together have "
+        if self.footprint_bytes.sum() > memory.sum():
+            raise InfeasibleError(
+                f"{where}: needs {self.footprint_bytes.sum() / 1e9:.3g} GB, but all devices together have "
                 f"{memory.sum() / 1e9:.3g} GB; use more or larger devices, or a smaller model"
             )
 

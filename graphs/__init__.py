@@ -3,7 +3,7 @@
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.io.json_files import FileFormatError
 from graphs.op_graph import Csr, GraphError, OpGraph, build_graph
-from graphs.orders import ORDERS, Order, OrderError, Walk, get_order
+from graphs.orders import ORDERS, Order, OrderError, VisitOrder, get_order
 
 __all__ = [
     "ORDERS",
@@ -13,7 +13,7 @@ __all__ = [
     "OpGraph",
     "Order",
     "OrderError",
-    "Walk",
+    "VisitOrder",
     "build_graph",
     "get_order",
     "read_graphs",

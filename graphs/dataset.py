@@ -143,7 +143,7 @@ def kept_bytes(graph: OpGraph) -> float:
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
     read_back = np.unique(tensor[phases[graph.consumers.items] == "backward"])
     producer = graph.tensor_producer[read_back]
-    made_forward = (phases[producer] == "forward") & ~graph.is_free[producer]
+    made_forward = (phases[producer] == "forward") & ~graph.is_source[producer]
     return float(graph.tensor_bytes[read_back[made_forward]].sum())
 
 

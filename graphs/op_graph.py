@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 PHASES = ("forward", "backward", "optimizer")
-FREE_TYPES = ("parameter", "input")
+SOURCE_TYPES = ("parameter", "input")
 """Types of ops that are there from time 0 and never occupy a device."""
 
 
@@ -99,9 +99,9 @@ class OpGraph:
         return len(self.tensor_producer)
 
     @cached_property
-    def is_free(self) -> NDArray[np.bool_]:
+    def is_source(self) -> NDArray[np.bool_]:
         """Whether an op never occupies a device (parameters and inputs), bool (n_ops,)."""
-        return np.array([kind in FREE_TYPES for kind in self.op_types], dtype=bool)
+        return np.array([kind in SOURCE_TYPES for kind in self.op_types], dtype=bool)
 
     @cached_property
     def outputs(self) -> Csr:
@@ -133,7 +133,7 @@ class OpGraph:
         return Csr.from_pairs(self.edges[:, 0], self.edges[:, 1], self.n_ops)
 
     @cached_property
-    def tensor_home(self) -> IntArray:
+    def tensor_owner(self) -> IntArray:
         """Op whose `resident_bytes` already count a tensor, else -1; int (n_tensors,).
 
         Weights are counted by their parameter, and gradients by the parameter that their optimizer update is
@@ -157,12 +157,14 @@ class OpGraph:
         Parameters and inputs never are; an update is not where a colocated compute op decides for it.
         """
         update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
-        led = np.isin(self.colocate, np.unique(self.colocate[~self.is_free & ~update])) & (self.colocate >= 0)
-        compute: NDArray[np.bool_] = ~self.is_free & ~(update & led)
+        led = np.isin(self.colocate, np.unique(self.colocate[~self.is_source & ~update])) & (
+            self.colocate >= 0
+        )
+        compute: NDArray[np.bool_] = ~self.is_source & ~(update & led)
         return compute
 
     @cached_property
-    def group_of(self) -> IntArray:
+    def unit_of(self) -> IntArray:
         """Decision unit of each op, int (n_ops,), numbered 0.. by first member in program order.
 
         Ops of one colocation group share a unit. A unit without a compute op (a stray parameter or input)
@@ -183,10 +185,10 @@ class OpGraph:
         return rank[unit]
 
     @cached_property
-    def groups(self) -> Csr:
-        """Ops of each decision unit, ascending; rows are numbered as in `group_of`."""
-        n_groups = int(self.group_of.max()) + 1 if self.n_ops else 0
-        return Csr.from_pairs(self.group_of, np.arange(self.n_ops), n_groups)
+    def units(self) -> Csr:
+        """Ops of each decision unit, ascending; rows are numbered as in `unit_of`."""
+        n_groups = int(self.unit_of.max()) + 1 if self.n_ops else 0
+        return Csr.from_pairs(self.unit_of, np.arange(self.n_ops), n_groups)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """Ops as nodes (program index), one edge per tensor and consumer with its `bytes`."""
@@ -330,7 +332,7 @@ def _check_tensors(where: str, graph: OpGraph) -> None:
     if repeat.any():
         tensor = int(owner[int(np.argmax(repeat))])
         raise GraphError(f"{where}: the consumers of tensor {tensor} must be ascending and distinct")
-    taken = np.flatnonzero(graph.is_free)
+    taken = np.flatnonzero(graph.is_source)
     fed = np.intersect1d(readers, taken)
     if len(fed):
         op = int(fed[0])

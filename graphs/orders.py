@@ -16,9 +16,9 @@ from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
 from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
 
-Walk = IntArray
+VisitOrder = IntArray
 """Program indices of the compute ops (`OpGraph.is_compute`), each once."""
-Order = Callable[[OpGraph, np.random.Generator], Walk]
+Order = Callable[[OpGraph, np.random.Generator], VisitOrder]
 """Makes a walk; only an order that is random draws from the generator."""
 
 ORDERS: dict[str, Order] = {}
@@ -43,7 +43,7 @@ def get_order(name: str) -> Order:
     return ORDERS[name]
 
 
-def order(walk: Callable[[OpGraph], Walk]) -> Callable[[OpGraph], Walk]:
+def order(walk: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:
     """Register a function as an order, named as the function with dashes for underscores."""
     ORDERS[walk.__name__.replace("_", "-")] = lambda graph, rng: np.ascontiguousarray(walk(graph))
     return walk
@@ -56,31 +56,31 @@ def random_order(walk: Order) -> Order:
 
 
 @order
-def topo(graph: OpGraph) -> Walk:
+def topo(graph: OpGraph) -> VisitOrder:
     """Producers before consumers: the program order, in which no ops tie."""
     return np.flatnonzero(graph.is_compute)
 
 
 @order
-def reversed_topo(graph: OpGraph) -> Walk:
+def reversed_topo(graph: OpGraph) -> VisitOrder:
     """Consumers before producers: `topo`, backwards."""
     return topo(graph)[::-1]
 
 
 @order
-def dfs_preorder(graph: OpGraph) -> Walk:
+def dfs_preorder(graph: OpGraph) -> VisitOrder:
     """Depth first from the sources, an op before its consumers; sources and consumers by name."""
     return _depth_first(graph)[0]
 
 
 @order
-def dfs_postorder(graph: OpGraph) -> Walk:
+def dfs_postorder(graph: OpGraph) -> VisitOrder:
     """Depth first from the sources, an op after its consumers; sources and consumers by name."""
     return _depth_first(graph)[1]
 
 
 @order
-def bfs(graph: OpGraph) -> Walk:
+def bfs(graph: OpGraph) -> VisitOrder:
     """Breadth first from all sources at once; sources and consumers by name."""
     consumers, sources = _compute_consumers(graph)
     seen = set(sources)
@@ -95,7 +95,7 @@ def bfs(graph: OpGraph) -> Walk:
 
 
 @order
-def alpha(graph: OpGraph) -> Walk:
+def alpha(graph: OpGraph) -> VisitOrder:
     """By op name, which is unique."""
     rank = _name_rank(graph)
     ops = topo(graph)
@@ -103,7 +103,7 @@ def alpha(graph: OpGraph) -> Walk:
 
 
 @order
-def lexico_topo(graph: OpGraph) -> Walk:
+def lexico_topo(graph: OpGraph) -> VisitOrder:
     """Producers before consumers; of all ops whose producers were visited, the first by name."""
     consumers, sources = _compute_consumers(graph)
     rank = _name_rank(graph)
@@ -122,13 +122,13 @@ def lexico_topo(graph: OpGraph) -> Walk:
 
 
 @random_order
-def random(graph: OpGraph, rng: np.random.Generator) -> Walk:
+def random(graph: OpGraph, rng: np.random.Generator) -> VisitOrder:
     """A uniformly drawn permutation; equal generators permute the ops by name alike."""
     return rng.permutation(alpha(graph))
 
 
 @order
-def b_level(graph: OpGraph) -> Walk:
+def b_level(graph: OpGraph) -> VisitOrder:
     """Longest way to the end of the step first, at nominal costs; ties by depth, then by name.
 
     Depth (the most hops from a source) keeps producers before consumers where both cost nothing.
@@ -140,7 +140,7 @@ def b_level(graph: OpGraph) -> Walk:
 
 
 @order
-def cost(graph: OpGraph) -> Walk:
+def cost(graph: OpGraph) -> VisitOrder:
     """Dearest op first, at nominal costs; ties by name."""
     ops = topo(graph)
     return ops[np.lexsort((_name_rank(graph)[ops], -nominal_op_s(graph)[ops]))]
@@ -162,7 +162,7 @@ def nominal_op_s(graph: OpGraph) -> FloatArray:
         total[known] += graph.seconds[kind][known]
         count += known
     mean = total / np.maximum(count, 1)
-    return np.where(graph.is_free, 0.0, np.where(count > 0, mean, roofline))
+    return np.where(graph.is_source, 0.0, np.where(count > 0, mean, roofline))
 
 
 def _name_rank(graph: OpGraph) -> IntArray:
@@ -185,7 +185,7 @@ def _compute_consumers(graph: OpGraph) -> tuple[list[list[int]], list[int]]:
     return consumers, first[np.argsort(rank[first])].tolist()
 
 
-def _depth_first(graph: OpGraph) -> tuple[Walk, Walk]:
+def _depth_first(graph: OpGraph) -> tuple[VisitOrder, VisitOrder]:
     """Ops in the sequence in which they are entered, and in which they are left."""
     consumers, sources = _compute_consumers(graph)
     seen: set[int] = set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agent.command_line import OneLineParser
 
 if TYPE_CHECKING:
-    from agent.evaluation.spec import Study
+    from agent.evaluation.spec import EvaluationSpec
 
 EPILOG = """examples:
   python evaluate.py --families nmt ptb --cluster 4xv100 --seeds 5 --out runs/heldout
@@ -57,7 +57,7 @@ def _run(options: dict[str, object], out: Path, jobs: int, command: str) -> int:
     return 0
 
 
-def _compare(study: Study, out: Path, jobs: int, command: str) -> None:
+def _compare(study: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
     from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise, write_summary

@@ -65,13 +65,13 @@ def device_weights(occupied: FloatArray) -> FloatArray:
 
 
 def _unit_bound(problem: Problem, occupied: FloatArray, head: FloatArray, tail: FloatArray) -> float:
-    group_of, n_units = problem.graph.group_of, len(problem.graph.groups)
+    unit_of, n_units = problem.graph.unit_of, len(problem.graph.units)
     serial = np.zeros((n_units, problem.n_devices))
-    np.add.at(serial, group_of, occupied)
+    np.add.at(serial, unit_of, occupied)
     first, last = np.full(n_units, np.inf), np.full(n_units, np.inf)
     takes_time = occupied.max(axis=1) > 0
-    np.minimum.at(first, group_of[takes_time], head[takes_time])
-    np.minimum.at(last, group_of[takes_time], tail[takes_time])
+    np.minimum.at(first, unit_of[takes_time], head[takes_time])
+    np.minimum.at(last, unit_of[takes_time], tail[takes_time])
     busy = np.isfinite(first)
     return float((serial.min(axis=1)[busy] + first[busy] + last[busy]).max(initial=0.0))
 

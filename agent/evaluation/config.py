@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.evaluation.graph_sources import gather_graphs
-from agent.evaluation.spec import EvaluationError, Study
+from agent.evaluation.spec import EvaluationError, EvaluationSpec
 from agent.placers import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
@@ -53,7 +53,7 @@ class EvaluationConfig:
     include_seen: bool = False
     coarsen: int | None = None
 
-    def study(self) -> tuple[Study, list[str]]:
+    def study(self) -> tuple[EvaluationSpec, list[str]]:
         """Read everything the configuration names.
 
         Returns:
@@ -70,7 +70,7 @@ class EvaluationConfig:
         if any(name in LEARNED for name in placers):
             policy_hash, seen = inspect_policy(self.policy, graphs)
         kept = tuple(graph for graph in graphs if self.include_seen or graph.name not in seen)
-        study = Study(
+        study = EvaluationSpec(
             graphs=kept,
             clusters=clusters,
             placers=placers,
@@ -83,7 +83,7 @@ class EvaluationConfig:
             given=given,
             coarsen=self.coarsen,
         )
-        study.check_room()
+        study.check_feasible()
         return study, [] if self.include_seen else [graph.name for graph in graphs if graph.name in seen]
 
     def _budget(self) -> Budget:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agent.evaluation.results import Journal, Trial, write_results
-from agent.evaluation.spec import FORMAT, EvaluationError, Study, Task
+from agent.evaluation.spec import FORMAT, EvaluationError, EvaluationSpec, Task
 from agent.evaluation.worker import runner
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -18,7 +18,9 @@ from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import IntArray
 
 
-def evaluate(study: Study, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]) -> list[Trial]:
+def evaluate(
+    study: EvaluationSpec, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]
+) -> list[Trial]:
     """Make every trial of a study that a folder does not hold yet.
 
     Writes `settings.json`, `journal.jsonl` (each trial at once), `placements/` (the best seed of each graph,
@@ -30,7 +32,7 @@ def evaluate(study: Study, folder: Path, *, jobs: int = 1, report: Callable[[int
         report: called with (trials made, trials in all) after each.
 
     Returns:
-        All trials in the order of `Study.tasks`.
+        All trials in the order of `EvaluationSpec.tasks`.
 
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
@@ -53,7 +55,7 @@ def evaluate(study: Study, folder: Path, *, jobs: int = 1, report: Callable[[int
     return made
 
 
-def open_folder(folder: Path, study: Study) -> None:
+def open_folder(folder: Path, study: EvaluationSpec) -> None:
     """Create an evaluation's folder, or check that it may be continued.
 
     Raises:
@@ -103,7 +105,7 @@ def _file_name(name: str) -> str:
 
 
 def _write_if_best(
-    folder: Path, study: Study, journal: Journal, task: Task, trial: Trial, device_of: IntArray
+    folder: Path, study: EvaluationSpec, journal: Journal, task: Task, trial: Trial, device_of: IntArray
 ) -> None:
     others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(study.seeds))
     if all(other is None or trial.rank < other.rank for other in others):

@@ -11,7 +11,7 @@ from agent.placers import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
-from envs.problem import NoRoomError, Problem
+from envs.problem import InfeasibleError, Problem
 from graphs.dataset import graph_hash
 from graphs.op_graph import IntArray, OpGraph
 from graphs.orders import get_order
@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class EvaluationSpec:
     """Everything that decides what an evaluation finds.
 
     Attributes:
@@ -111,23 +111,23 @@ class Study:
             ),
         }
 
-    def check_room(self) -> None:
-        """Raise `NoRoomError` if a cluster has room for none of the graphs."""
+    def check_feasible(self) -> None:
+        """Raise `InfeasibleError` if a cluster has room for none of the graphs."""
         for cluster in self.clusters:
             lacks = [_lack_of_room(Problem(graph, cluster)) for graph in self.graphs]
             if lacks[0] is not None and None not in lacks:
                 raise lacks[0]
 
 
-def _lack_of_room(problem: Problem) -> NoRoomError | None:
+def _lack_of_room(problem: Problem) -> InfeasibleError | None:
     try:
-        problem.check_room()
-    except NoRoomError as error:
+        problem.check_feasible()
+    except InfeasibleError as error:
         return error
     return None
 
 
-def _check(study: Study) -> None:
+def _check(study: EvaluationSpec) -> None:
     known = (*PLACERS, *LEARNED)
     for name in study.placers:
         if name not in known:

@@ -14,8 +14,8 @@ import numpy as np
 
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.results import Trial
-from agent.evaluation.spec import Study, Task
-from agent.placers import PLACERS, Budget, Found, Placer, Search
+from agent.evaluation.spec import EvaluationSpec, Task
+from agent.placers import PLACERS, Budget, PlacementResult, Placer, SearchState
 from agent.placers.coarse import place_coarsely
 from agent.policy.placers import LEARNED, learned_placer
 from envs.coarse_problem import coarse_problem
@@ -36,7 +36,7 @@ RunAll = Callable[[Iterable[Task]], Iterator[Outcome]]
 class Worker:
     """Makes the trials of a study; keeps the policy and the present problem between them."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: EvaluationSpec) -> None:
         self.study = study
         self._at = (-1, -1)
         self._warm: set[str] = set()
@@ -86,7 +86,7 @@ class Worker:
             placer.place(Problem(_SMALL_GRAPH, self._problem.cluster), Budget(4), np.random.default_rng(0))
         self._warm.add(task.placer)
 
-    def _trial(self, task: Task, problem: Problem, found: Found) -> Trial:
+    def _trial(self, task: Task, problem: Problem, found: PlacementResult) -> Trial:
         return Trial(
             graph=problem.graph.name,
             family=problem.graph.family,
@@ -104,12 +104,12 @@ class Worker:
         )
 
 
-def _score_given(search: Search, device_of: IntArray) -> None:
+def _score_given(search: SearchState, device_of: IntArray) -> None:
     search.score(device_of[None])
 
 
 @contextmanager
-def runner(study: Study, jobs: int) -> Iterator[RunAll]:
+def runner(study: EvaluationSpec, jobs: int) -> Iterator[RunAll]:
     """A function that makes trials: here, or in `jobs` processes, which end with the context."""
     if jobs == 1:
         worker = Worker(study)
@@ -119,7 +119,7 @@ def runner(study: Study, jobs: int) -> Iterator[RunAll]:
         yield lambda tasks: pool.imap_unordered(_run_in_process, tasks)
 
 
-def _start_process(study: Study) -> None:
+def _start_process(study: EvaluationSpec) -> None:
     global _process_worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _process_worker = Worker(study)

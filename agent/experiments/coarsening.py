@@ -77,7 +77,7 @@ def lines(families: Sequence[str], cluster: Cluster, n_groups: int) -> Iterator[
     """The table for one number of groups."""
     rows = [HEADINGS]
     for name in families:
-        large = [graph for graph in load_family(name) if len(graph.groups) > n_groups]
+        large = [graph for graph in load_family(name) if len(graph.units) > n_groups]
         rows.append(family_row(name, large, cluster, n_groups))
     yield f"at most {n_groups} groups, on {cluster.name}"
     yield from _aligned(rows)

@@ -11,15 +11,24 @@ from agent.placers import (  # noqa: F401
     single,
     uniform,
 )
-from agent.placers.base import PLACERS, Budget, Found, Placer, PlacerError, Search, Strategy, placer
+from agent.placers.base import (
+    PLACERS,
+    Budget,
+    PlacementResult,
+    Placer,
+    PlacerError,
+    SearchState,
+    Strategy,
+    placer,
+)
 
 __all__ = [
     "PLACERS",
     "Budget",
-    "Found",
+    "PlacementResult",
     "Placer",
     "PlacerError",
-    "Search",
+    "SearchState",
     "Strategy",
     "placer",
 ]

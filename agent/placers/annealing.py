@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.annealing_kernels import OVERFLOW_COST, Walker, anneal
-from agent.placers.base import BATCH, Search, placer
+from agent.placers.base import BATCH, SearchState, placer
 from agent.placers.list_scheduling import heft, m_etf
 from agent.placers.single import single
 from agent.placers.units import units_of
@@ -16,7 +16,7 @@ FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
 
 
 @placer("annealing", uses_rng=True)
-def annealing(search: Search, rng: np.random.Generator) -> None:
+def annealing(search: SearchState, rng: np.random.Generator) -> None:
     """Simulated annealing from the best single device, cooled geometrically over the whole budget.
 
     A move takes one decision unit, it and its neighbours, or a stretch of the program or of the layers to
@@ -27,7 +27,7 @@ def annealing(search: Search, rng: np.random.Generator) -> None:
 
 
 @placer("local-search", uses_rng=True)
-def local_search(search: Search, rng: np.random.Generator) -> None:
+def local_search(search: SearchState, rng: np.random.Generator) -> None:
     """Descent with annealing's moves from the best of the single devices and list schedules."""
     for start in (single, heft, m_etf):
         if search.left:
@@ -35,7 +35,7 @@ def local_search(search: Search, rng: np.random.Generator) -> None:
     walk(search, rng, 0.0, 0.0)
 
 
-def walk(search: Search, rng: np.random.Generator, first: float, last: float) -> None:
+def walk(search: SearchState, rng: np.random.Generator, first: float, last: float) -> None:
     """Walk from the best placement of a search until its budget ends, cooling from `first` to `last`."""
     problem = search.problem
     if problem.n_devices == 1 or search.best is None:
@@ -51,15 +51,15 @@ def walk(search: Search, rng: np.random.Generator, first: float, last: float) ->
         search.keep(walker.best, float(walker.best_score[1]), float(walker.best_score[0]))
 
 
-def anneal_from_best(search: Search, rng: np.random.Generator) -> None:
+def anneal_from_best(search: SearchState, rng: np.random.Generator) -> None:
     """Walk from the best placement of a search until its budget ends, too cool to lose what is there."""
     walk(search, rng, COOL_TEMPERATURE, LAST_TEMPERATURE)
 
 
-def _walker(search: Search) -> Walker:
+def _walker(search: SearchState) -> Walker:
     problem, best = search.problem, search.best
     assert best is not None
-    n_units = len(problem.graph.groups)
+    n_units = len(problem.graph.units)
     over_bytes, total_s = search.best_score
     energy = total_s / problem.scale_s + OVERFLOW_COST * over_bytes / problem.cluster.memory_bytes.sum()
     seconds = problem.op_seconds[np.arange(len(best)), best]

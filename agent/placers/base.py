@@ -48,7 +48,7 @@ class Budget:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class PlacementResult:
     """What a placer found.
 
     Attributes:
@@ -69,7 +69,7 @@ class Found:
         return self.step_time.fits
 
 
-class Search:
+class SearchState:
     """One run of a placer on one problem: scores placements, counts them, keeps the best, watches the budget.
 
     "Best" compares bytes over the memory limits first and seconds second, so a placement that fits wins over
@@ -141,24 +141,24 @@ class Search:
 
     def score_units(self, unit_devices: IntArray) -> FloatArray:
         """`score` for placements given per decision unit, int (n, n_units)."""
-        return self.score(unit_devices[:, self.problem.graph.group_of])
+        return self.score(unit_devices[:, self.problem.graph.unit_of])
 
     def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
         """Take a placement that was scored elsewhere, if it beats the best."""
         if self.best is None or (over_bytes, total_s) < self.best_score:
             self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
 
-    def found(self) -> Found:
+    def result(self) -> PlacementResult:
         """The outcome of the run."""
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
         wall_s = self.elapsed_s
         step_time = simulate_problem(self.problem, self.best)
-        return Found(Placement(self.best), step_time, self.evaluations, wall_s)
+        return PlacementResult(Placement(self.best), step_time, self.evaluations, wall_s)
 
 
-Strategy = Callable[[Search, np.random.Generator], None]
-"""Fills a `Search`: scores placements until it is content or the budget ends."""
+Strategy = Callable[[SearchState, np.random.Generator], None]
+"""Fills a `SearchState`: scores placements until it is content or the budget ends."""
 
 S = TypeVar("S", bound=Strategy)
 
@@ -176,11 +176,11 @@ class Placer:
     strategy: Strategy
     uses_rng: bool
 
-    def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> Found:
+    def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         """The best placement found within a budget; colocation is kept, memory wherever possible."""
-        search = Search(problem, budget)
+        search = SearchState(problem, budget)
         self.strategy(search, rng)
-        return search.found()
+        return search.result()
 
 
 _PLACERS: dict[str, Placer] = {}

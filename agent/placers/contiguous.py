@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import Search, placer
+from agent.placers.base import SearchState, placer
 from agent.placers.units import unit_seconds, units_by_layer, units_by_program
 from graphs.op_graph import FloatArray, IntArray
 
 
 @placer("contiguous")
-def contiguous(search: Search, rng: np.random.Generator) -> None:
+def contiguous(search: SearchState, rng: np.random.Generator) -> None:
     """Cut the units into 1 to n_devices stretches of equal time and keep the best cut.
 
     A stretch is proportional to its device's speed. The units are cut in program order and in layer order
@@ -22,10 +22,12 @@ def contiguous(search: Search, rng: np.random.Generator) -> None:
     orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
     _try_cuts(search, orders, seconds.mean(axis=1), speed)
     if not search.fits:
-        _try_cuts(search, orders, problem.unit_bytes, problem.cluster.memory_bytes)
+        _try_cuts(search, orders, problem.footprint_bytes, problem.cluster.memory_bytes)
 
 
-def _try_cuts(search: Search, orders: tuple[IntArray, ...], weight: FloatArray, share: FloatArray) -> None:
+def _try_cuts(
+    search: SearchState, orders: tuple[IntArray, ...], weight: FloatArray, share: FloatArray
+) -> None:
     largest_first = np.argsort(-share, kind="stable")
     for n_stages in range(1, len(share) + 1):
         devices = np.sort(largest_first[:n_stages])

@@ -6,31 +6,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-from agent.placers.base import Search, placer
-from agent.placers.memory_limits import TRIALS, next_limit
+from agent.placers.base import SearchState, placer
+from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
 from agent.placers.units import units_by_layer
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import FloatArray, IntArray
 
 
 @placer("memory-fill")
-def memory_fill(search: Search, rng: np.random.Generator) -> None:
+def memory_fill(search: SearchState, rng: np.random.Generator) -> None:
     """Fill the devices one after the other, layer by layer, with no cost model.
 
     Source: what `accelerate.infer_auto_device_map` does for inference, here with training memory: weights,
     gradients, optimizer state and saved activations.
     """
-    order, held = units_by_layer(search.problem.graph), search.problem.unit_bytes
+    order, held = units_by_layer(search.problem.graph), search.problem.footprint_bytes
     first_fit(search, lambda limit_bytes: fill(order, held, limit_bytes))
 
 
 @placer("m-topo")
-def m_topo(search: Search, rng: np.random.Generator) -> None:
+def m_topo(search: SearchState, rng: np.random.Generator) -> None:
     """Fill the devices one after the other to an equal share of the memory plus its largest unit.
 
     Source: m-TOPO of Baechi (Jeon et al., SoCC 2020).
     """
-    order, held = units_by_layer(search.problem.graph), search.problem.unit_bytes
+    order, held = units_by_layer(search.problem.graph), search.problem.footprint_bytes
     even_bytes = held.sum() / search.problem.n_devices + held.max()
     first_fit(search, lambda limit_bytes: fill(order, held, np.minimum(limit_bytes, even_bytes)))
 
@@ -56,7 +56,7 @@ def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray
     return device_of
 
 
-def first_fit(search: Search, plan: Callable[[FloatArray], IntArray]) -> None:
+def first_fit(search: SearchState, plan: Callable[[FloatArray], IntArray]) -> None:
     """Score plans for ever less memory until one fits.
 
     Args:
@@ -64,10 +64,10 @@ def first_fit(search: Search, plan: Callable[[FloatArray], IntArray]) -> None:
     """
     memory_bytes = search.problem.cluster.memory_bytes
     limit_bytes = memory_bytes
-    for trial in range(1, TRIALS + 1):
+    for trial in range(1, MAX_ATTEMPTS + 1):
         units = plan(limit_bytes.copy())
         search.score_units(units[None])
-        if search.fits or not search.left or trial == TRIALS:
+        if search.fits or not search.left or trial == MAX_ATTEMPTS:
             return
-        peak_bytes = simulate_problem(search.problem, units[search.problem.graph.group_of]).peak_bytes
+        peak_bytes = simulate_problem(search.problem, units[search.problem.graph.unit_of]).peak_bytes
         limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)

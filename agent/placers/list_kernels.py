@@ -48,8 +48,8 @@ def place_leftovers(units, device_of, room):
 def schedule_in_order(p, units, order, room):
     """Earliest finish: each op of `order` goes where it finishes first; ties to the lower device index."""
     n_devices = len(p.memory)
-    device_of = np.full(len(p.is_free), -1)
-    timeline = new_timeline(len(p.is_free), len(p.producer), n_devices)
+    device_of = np.full(len(p.is_source), -1)
+    timeline = new_timeline(len(p.is_source), len(p.producer), n_devices)
     trial_link = np.empty_like(timeline.link_free)
     for op in order:
         chosen, earliest = -1, np.inf
@@ -72,10 +72,10 @@ def schedule_in_order(p, units, order, room):
 @kernel(allocates=True)
 def count_waiting(p):
     """Inputs made by running ops that each op waits for, (n_ops,)."""
-    waiting = np.zeros(len(p.is_free), np.int64)
+    waiting = np.zeros(len(p.is_source), np.int64)
     for op in range(len(waiting)):
         for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
-            if not p.is_free[p.producer[p.input_item[k]]]:
+            if not p.is_source[p.producer[p.input_item[k]]]:
                 waiting[op] += 1
     return waiting
 
@@ -118,7 +118,7 @@ def schedule_earliest_start(p, units, room):
     ready_ops = np.empty(n_ops, np.int64)
     n_ready = 0
     for op in range(n_ops):
-        if waiting[op] == 0 and not p.is_free[op]:
+        if waiting[op] == 0 and not p.is_source[op]:
             ready_ops[n_ready] = op
             n_ready += 1
     while n_ready:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import Search, placer
+from agent.placers.base import SearchState, placer
 from agent.placers.fill import first_fit
 from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
 from agent.placers.units import per_unit, units_of
@@ -14,7 +14,7 @@ from graphs.op_graph import FloatArray, IntArray
 
 
 @placer("heft")
-def heft(search: Search, rng: np.random.Generator) -> None:
+def heft(search: SearchState, rng: np.random.Generator) -> None:
     """Ops by upward rank, each where it finishes first.
 
     Source: HEFT (Topcuoglu et al. 2002), without insertion into idle slots; links are occupied as the cluster
@@ -24,7 +24,7 @@ def heft(search: Search, rng: np.random.Generator) -> None:
     problem, units = search.problem, units_of(search.problem)
     orders = [upward_rank_order(problem)]
     if problem.cluster.schedule == "program":
-        orders.append(np.flatnonzero(~problem.graph.is_free))
+        orders.append(np.flatnonzero(~problem.graph.is_source))
     for order in orders:
 
         def plan(limit_bytes: FloatArray, order: IntArray = order) -> IntArray:
@@ -34,7 +34,7 @@ def heft(search: Search, rng: np.random.Generator) -> None:
 
 
 @placer("m-etf")
-def m_etf(search: Search, rng: np.random.Generator) -> None:
+def m_etf(search: SearchState, rng: np.random.Generator) -> None:
     """Of all ready ops and devices with room, always the pair that can start first.
 
     Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). When inputs can be on a
@@ -61,5 +61,5 @@ def upward_rank_order(problem: Problem) -> IntArray:
         seconds_per_byte = float((1.0 / problem.arrays.bandwidth[pairs]).mean())
         latency_s = float(problem.arrays.latency[pairs].mean())
     rank = b_level(graph, problem.op_seconds.mean(axis=1), graph.tensor_bytes * seconds_per_byte + latency_s)
-    running = np.flatnonzero(~graph.is_free)
+    running = np.flatnonzero(~graph.is_source)
     return running[np.argsort(-rank[running], kind="stable")]

@@ -14,7 +14,7 @@ MARGIN = 0.02
 """Share of a device's memory that a correction takes beyond the overflow."""
 SHARES = tuple(share / 10 for share in range(9, 0, -1))
 """Shares of the memory that are tried in turn where corrections do not lead to a fit."""
-TRIALS = 1 + CORRECTIONS + len(SHARES)
+MAX_ATTEMPTS = 1 + CORRECTIONS + len(SHARES)
 """Plans made at most, the first one included."""
 
 
@@ -27,7 +27,7 @@ def next_limit(
     on another; if that leads nowhere, all get ever smaller shares of what they have.
 
     Args:
-        trial: plans made so far, from 1 to `TRIALS` - 1.
+        trial: plans made so far, from 1 to `MAX_ATTEMPTS` - 1.
         limit_bytes: what the last plan counted on. peak_bytes: what it came to.
     """
     if trial <= CORRECTIONS:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import Search, placer
+from agent.placers.base import SearchState, placer
 from agent.placers.fill import first_fit
 from agent.placers.units import complete, per_unit
 from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.observation import DEVICE_FEATURES
-from envs.problem import NoRoomError, Problem
+from envs.mdp.features import HORIZONS, column
+from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import FloatArray, IntArray
 
-TIME, FINISH = len(DEVICE_FEATURES) - 2, len(DEVICE_FEATURES) - 1
+TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
+FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Positions of what is foreseen at the furthest horizon: step time and mean finish."""
 
 
 @placer("rollout")
-def rollout(search: Search, rng: np.random.Generator) -> None:
+def rollout(search: SearchState, rng: np.random.Generator) -> None:
     """Ops in program order, each where the step is shortest after the next ops, placed by a simple rule.
 
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, cut off as `envs.mdp.rollout_features`
@@ -35,7 +36,7 @@ def _walk(problem: Problem) -> IntArray:
     """Device of each op, int (n_ops,); -1 from the first op on that no device has room for."""
     try:
         batch = EpisodeBatch([problem], 1)
-    except NoRoomError:
+    except InfeasibleError:
         return np.full(problem.graph.n_ops, -1)
     batch.begin(0, 0, 0, np.random.default_rng(0))
     over = False
@@ -44,4 +45,4 @@ def _walk(problem: Problem) -> IntArray:
         seen = batch.observation.devices[0, usable]
         best = usable[np.lexsort((seen[:, FINISH], seen[:, TIME]))[:1]]
         over = bool(batch.step(best)[1][0])
-    return batch.ending(0).device_of
+    return batch.result(0).device_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import Search, placer
+from agent.placers.base import SearchState, placer
 
 
 @placer("round-robin")
-def round_robin(search: Search, rng: np.random.Generator) -> None:
+def round_robin(search: SearchState, rng: np.random.Generator) -> None:
     """Decision units in program order, each on the next device."""
-    n_units = len(search.problem.graph.groups)
+    n_units = len(search.problem.graph.units)
     search.score_units((np.arange(n_units) % search.problem.n_devices)[None])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import Search, placer
+from agent.placers.base import SearchState, placer
 
 
 @placer("single")
-def single(search: Search, rng: np.random.Generator) -> None:
+def single(search: SearchState, rng: np.random.Generator) -> None:
     """The best single device, those that compute the step fastest tried first."""
     n_ops = search.problem.graph.n_ops
     fastest_first = np.argsort(search.problem.op_seconds.sum(axis=0), kind="stable")

@@ -30,21 +30,21 @@ def units_of(problem: Problem) -> Units:
     near = _neighbours(graph)
     walks = np.stack([units_by_program(graph), units_by_layer(graph)])
     return Units(
-        of_op=graph.group_of,
-        member_ptr=graph.groups.ptr,
-        member_item=graph.groups.items,
+        of_op=graph.unit_of,
+        member_ptr=graph.units.ptr,
+        member_item=graph.units.items,
         near_ptr=near.ptr,
         near_item=near.items,
         walks=walks,
         places=np.argsort(walks, axis=1),
-        held=problem.unit_bytes,
+        held=problem.footprint_bytes,
         seconds=unit_seconds(problem),
     )
 
 
 def _neighbours(graph: OpGraph) -> Csr:
-    n_units = len(graph.groups)
-    pairs = graph.group_of[graph.edges]
+    n_units = len(graph.units)
+    pairs = graph.unit_of[graph.edges]
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     both = np.concatenate([pairs, pairs[:, ::-1]])
     keys = np.unique(both[:, 0] * n_units + both[:, 1])
@@ -53,15 +53,15 @@ def _neighbours(graph: OpGraph) -> Csr:
 
 def unit_seconds(problem: Problem) -> FloatArray:
     """Seconds of all of a unit's ops on each device, (n_units, n_devices)."""
-    n_units = len(problem.graph.groups)
+    n_units = len(problem.graph.units)
     seconds = np.zeros((n_units, problem.n_devices))
-    np.add.at(seconds, problem.graph.group_of, problem.op_seconds)
+    np.add.at(seconds, problem.graph.unit_of, problem.op_seconds)
     return seconds
 
 
 def units_by_program(graph: OpGraph) -> IntArray:
     """Units by their first member in program order, int (n_units,)."""
-    return np.arange(len(graph.groups))
+    return np.arange(len(graph.units))
 
 
 def units_by_layer(graph: OpGraph) -> IntArray:
@@ -81,14 +81,14 @@ def units_by_layer(graph: OpGraph) -> IntArray:
         elif len(readable):
             anchor[op] = anchor[readable].min()
     rank = np.where(graph.is_compute, np.arange(graph.n_ops), np.arange(graph.n_ops) + graph.n_ops)
-    leader = np.full(len(graph.groups), 2 * graph.n_ops)
-    np.minimum.at(leader, graph.group_of, rank)
+    leader = np.full(len(graph.units), 2 * graph.n_ops)
+    np.minimum.at(leader, graph.unit_of, rank)
     return np.argsort(anchor[leader % graph.n_ops], kind="stable")
 
 
 def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
     """Device of each decision unit, int (n_units,), from that of each op, int (n_ops,)."""
-    return device_of[graph.groups.items[graph.groups.ptr[:-1]]]
+    return device_of[graph.units.items[graph.units.ptr[:-1]]]
 
 
 def complete(problem: Problem, device_of: IntArray) -> IntArray:
@@ -102,11 +102,11 @@ def complete(problem: Problem, device_of: IntArray) -> IntArray:
     """
     graph = problem.graph
     unit_device = per_unit(graph, device_of)
-    held = problem.unit_bytes
+    held = problem.footprint_bytes
     room = problem.cluster.memory_bytes.copy()
     placed = unit_device >= 0
     np.subtract.at(room, unit_device[placed], held[placed])
     for unit in np.flatnonzero(~placed):
         unit_device[unit] = room.argmax()
         room[unit_device[unit]] -= held[unit]
-    return unit_device[graph.group_of]
+    return unit_device[graph.unit_of]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.threads import torch_threads
 from envs.mdp.episodes import EpisodeBatch
@@ -40,7 +40,7 @@ def decode(
     *,
     greedy: bool = True,
     beam: bool = False,
-    walks: Walks | None = None,
+    walks: MdpConfig | None = None,
 ) -> IntArray:
     """Placements of one problem.
 
@@ -59,7 +59,7 @@ def decode(
         on the device with the most memory.
 
     Raises:
-        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
     return decode_many(policy, [problem], order, n_samples, rng, greedy=greedy, beam=beam, walks=walks)[0]
 
@@ -73,7 +73,7 @@ def decode_many(
     *,
     greedy: bool = True,
     beam: bool = False,
-    walks: Walks | None = None,
+    walks: MdpConfig | None = None,
 ) -> list[IntArray]:
     """`decode` for many problems, walked side by side; one array per problem."""
     rng = rng or np.random.default_rng(0)
@@ -98,7 +98,7 @@ def decode_many(
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """Walks of one problem that begin together and visit the same ops.
+    """Episodes of one problem that begin together and visit the same ops.
 
     Attributes:
         problem: its index.
@@ -149,7 +149,7 @@ def _walk(
             if counts[number]:
                 problem = batch.problems[teams[number].problem]
                 episodes = range(number * size, (number + 1) * size)
-                placements = [_complete(batch.ending(each).device_of, problem) for each in episodes]
+                placements = [_complete(batch.result(each).device_of, problem) for each in episodes]
                 found.append((teams[number], placements))
             # Every team has to go on; what is walked when nothing waits is not looked at.
             counts[number] = bool(waiting)

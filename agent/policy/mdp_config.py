@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget, Search
-from agent.training.config import TrainConfig
+from agent.placers import PLACERS, Budget, SearchState
 from envs.mdp.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.op_graph import IntArray
@@ -20,7 +19,7 @@ SINGLE, BEST = "single", "best"
 
 
 @dataclass(frozen=True)
-class Walks:
+class MdpConfig:
     """What `EpisodeBatch` needs to know besides problems and orders.
 
     Attributes:
@@ -34,15 +33,9 @@ class Walks:
     start: str = SINGLE
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Walks:
-        """Those of a training."""
-        return cls(config.mdp, config.passes, config.start)
-
-    @classmethod
-    def of_card(cls, config: Mapping[str, Any]) -> Walks:
-        """Those that a policy was trained for, from what its card says; older cards know no `start`."""
-        known = {key: config[key] for key in ("mdp", "passes", "start") if key in config}
-        return cls(**known)
+    def from_settings(cls, settings: Mapping[str, Any]) -> MdpConfig:
+        """Reads the fields from the settings of a training, which hold others too."""
+        return cls(**{item.name: settings[item.name] for item in fields(cls) if item.name in settings})
 
     @property
     def improves(self) -> bool:
@@ -58,9 +51,9 @@ class Walks:
         """Complete placements that one walk simulates: every other device of a unit, at each visit."""
         if not self.improves:
             return 0
-        return self.passes * len(problem.graph.groups) * (problem.n_devices - 1)
+        return self.passes * len(problem.graph.units) * (problem.n_devices - 1)
 
-    def within(self, problem: Problem, evaluations: int | None) -> Walks | None:
+    def within(self, problem: Problem, evaluations: int | None) -> MdpConfig | None:
         """These walks with as many passes as a budget allows; None if it allows none."""
         one = replace(self, passes=1).evaluations(problem)
         if evaluations is None or one == 0:
@@ -79,7 +72,7 @@ def start_of(placer: str) -> Start:
 
     def place(problem: Problem) -> IntArray:
         if id(problem) not in found:
-            search, rng = Search(problem, Budget(1_000)), np.random.default_rng(0)
+            search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
             for name in names:
                 PLACERS[name].strategy(search, rng)
             assert search.best is not None

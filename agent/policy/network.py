@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from agent.policy.encoders import ENCODERS
 from agent.policy.graph_batch import GraphBatch
-from envs.mdp.observation import N_DEVICE_FEATURES, N_OUTLOOK_FEATURES, N_SIMULATED_FEATURES, STATE_FEATURES
-
-SIGHTS: dict[str, tuple[int, ...]] = {
-    "foresight": tuple(range(N_DEVICE_FEATURES)),
-    "outlook": tuple(range(N_OUTLOOK_FEATURES)),
-    "lookahead": tuple(range(N_SIMULATED_FEATURES)),
-    "state": STATE_FEATURES,
-}
-"""What a policy may know of the devices: positions in `DEVICE_FEATURES`."""
+from envs.mdp.features import columns_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +21,7 @@ class NetworkShape:
         hidden: width of embeddings and of the head.
         rounds: of the encoder.
         node_features, graph_features, device_features: widths of the inputs.
-        sight: key of `SIGHTS`.
+        sight: key of `FEATURE_SETS`.
     """
 
     encoder: str
@@ -38,7 +30,7 @@ class NetworkShape:
     node_features: int
     graph_features: int
     device_features: int
-    sight: str = "lookahead"
+    feature_set: str = "lookahead"
 
 
 class PlacementNetwork(nn.Module):
@@ -96,9 +88,9 @@ class PlacementNetwork(nn.Module):
         return self._score(self._first_layers(context, devices, usable)[0], devices)
 
     def _visible(self, devices: Tensor) -> Tensor:
-        sight = SIGHTS[self.shape.sight]
-        first = len(sight)
-        return devices[..., :first] if sight == tuple(range(first)) else devices[..., sight]
+        feature_set = columns_of(self.shape.feature_set)
+        first = len(feature_set)
+        return devices[..., :first] if feature_set == tuple(range(first)) else devices[..., feature_set]
 
     def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""

@@ -112,8 +112,8 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
 def unit_leaders(graph: OpGraph) -> IntArray:
     """First compute op of each decision unit, -1 where it has none; int (n_units,)."""
     compute = np.flatnonzero(graph.is_compute)
-    leaders = np.full(len(graph.groups), -1, dtype=np.int64)
-    leaders[graph.group_of[compute[::-1]]] = compute[::-1]
+    leaders = np.full(len(graph.units), -1, dtype=np.int64)
+    leaders[graph.unit_of[compute[::-1]]] = compute[::-1]
     return leaders
 
 
@@ -129,7 +129,7 @@ def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
     """
     node = np.full(graph.n_ops, -1, dtype=np.int64)
     node[graph.is_compute] = np.arange(int(graph.is_compute.sum()))
-    leader = unit_leaders(graph)[graph.group_of]
+    leader = unit_leaders(graph)[graph.unit_of]
     node = np.where(graph.is_compute | (leader < 0), node, node[leader])
     edges = node[graph.edges].reshape(-1, 2)
     kept = (edges[:, 0] != edges[:, 1]) & (edges >= 0).all(axis=1)
@@ -191,10 +191,10 @@ def _largest(rows: Csr, values: FloatArray) -> FloatArray:
 
 
 def _over_unit(graph: OpGraph, amount: FloatArray) -> FloatArray:
-    return np.bincount(graph.group_of, weights=amount).astype(np.float64)[graph.group_of]
+    return np.bincount(graph.unit_of, weights=amount).astype(np.float64)[graph.unit_of]
 
 
 def _free_inputs(graph: OpGraph) -> FloatArray:
     """Share of an op's producers that are parameters or inputs."""
-    free = _sum_rows(graph.predecessors, graph.is_free.astype(np.float64))
+    free = _sum_rows(graph.predecessors, graph.is_source.astype(np.float64))
     return free / np.maximum(np.diff(graph.predecessors.ptr), 1)

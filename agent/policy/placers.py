@@ -10,42 +10,42 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.annealing import anneal_from_best
-from agent.placers.base import PLACERS, Placer, Search
-from agent.placers.memory_limits import TRIALS, next_limit
+from agent.placers.base import PLACERS, Placer, SearchState
+from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
 from agent.placers.units import complete
-from envs.problem import NoRoomError, Problem
+from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
 
 if TYPE_CHECKING:
-    from agent.policy.mdp_config import Walks
+    from agent.policy.mdp_config import MdpConfig
     from agent.policy.policy import Policy
 
 WALKS = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
 BEAM = 63
-"""Walks of `policy-beam` beside the greedy one, where the budget allows."""
+"""Episodes of `policy-beam` beside the greedy one, where the budget allows."""
 BATCH_COST, MOST_WALKED = 4, 0.25
 """How many times as long as the greedy walk `WALKS` drawn ones take, side by side, about; and the share of a
 budget that `policy-refine` gives them at most: what annealing would do with more is worth more."""
 
 
-def policy_greedy(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """One walk: at each op the device that the policy scores highest; with less memory until it fits."""
     _walk_until_it_fits(search, rng, policy, order, 0)
 
 
-def policy_sample(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
     _walk_until_it_fits(search, rng, policy, order, WALKS)
 
 
-def policy_beam(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of many walks side by side, of which those behind become copies of those ahead."""
     _walk_until_it_fits(search, rng, policy, order, BEAM, beam=True)
 
 
-def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """Annealing from the best that the heuristics and a small beam find; so never worse than any of them.
 
     Where the budget is short for a walk, as one second is on a graph of a thousand ops, there is no beam.
@@ -62,7 +62,7 @@ def policy_refine(search: Search, rng: np.random.Generator, *, policy: Policy, o
 
 
 def _walk_until_it_fits(
-    search: Search,
+    search: SearchState,
     rng: np.random.Generator,
     policy: Policy,
     order: str,
@@ -75,14 +75,14 @@ def _walk_until_it_fits(
     A policy knows of what is held throughout, not of activations: where it puts the same large ones on one
     device whatever the limit, only other walks can help, and some are drawn at last.
 
-    Walks that improve a placement count what they simulate; where the budget is small they make fewer passes,
-    or leave the placement as it is.
+    Episodes that improve a placement count what they simulate; where the budget is small they make fewer
+    passes, or leave the placement as it is.
     """
     problem = search.problem
     memory_bytes = problem.cluster.memory_bytes
     limit_bytes = memory_bytes
-    for trial in range(1, TRIALS + 2):
-        at_last = trial > TRIALS
+    for trial in range(1, MAX_ATTEMPTS + 2):
+        at_last = trial > MAX_ATTEMPTS
         tight = problem if trial == 1 or at_last else problem.with_memory(limit_bytes)
         walks = policy.walks.within(problem, search.left - 1 if search.budget.evaluations else None)
         if walks is None:
@@ -94,18 +94,18 @@ def _walk_until_it_fits(
         over_bytes = search.score(found)[:, 1]
         if (over_bytes == 0.0).any() or not search.left:
             return
-        if trial < TRIALS:
+        if trial < MAX_ATTEMPTS:
             peak_bytes = simulate_problem(problem, found[0]).peak_bytes
             limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
 
 
 def _walk(
-    search: Search,
+    search: SearchState,
     rng: np.random.Generator,
     policy: Policy,
     order: str,
     tight: Problem,
-    walks: Walks,
+    walks: MdpConfig,
     samples: int,
     *,
     beam: bool,
@@ -117,7 +117,7 @@ def _walk(
     search.spend((1 + samples) * walks.evaluations(problem))
     try:
         found = decode(policy, tight, order=order, n_samples=samples, rng=rng, beam=beam, walks=walks)
-    except NoRoomError:
+    except InfeasibleError:
         found = np.full((1, problem.graph.n_ops), -1)
     return np.stack([complete(problem, device_of) for device_of in found])
 
@@ -125,7 +125,9 @@ def _walk(
 class LearnedStrategy(Protocol):
     """A strategy that also takes a policy and the name of the order to walk in."""
 
-    def __call__(self, search: Search, rng: np.random.Generator, *, policy: Policy, order: str) -> None: ...
+    def __call__(
+        self, search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str
+    ) -> None: ...
 
 
 LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(

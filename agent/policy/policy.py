@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from agent.policy.graph_batch import GraphBatch, GraphTensors
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.training.performance.parallel import in_threads
 from envs.problem import Problem
 
-CONSTRUCT = Walks()
+CONSTRUCT = MdpConfig()
 MASKED_LOGIT = -1e9
 """Finite, so that the log-probability of a forbidden device has no NaN in its gradient."""
 
@@ -29,7 +29,7 @@ class Policy(nn.Module):
         walks: how it walks where nothing else is said.
     """
 
-    def __init__(self, network: PlacementNetwork, threads: int = 1, walks: Walks = CONSTRUCT) -> None:
+    def __init__(self, network: PlacementNetwork, threads: int = 1, walks: MdpConfig = CONSTRUCT) -> None:
         super().__init__()
         self.network = network
         self.threads = threads

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from agent.policy import node_features
 from agent.policy.encoders import ENCODERS
-from agent.policy.mdp_config import Walks
-from agent.policy.network import SIGHTS, NetworkShape, PlacementNetwork
+from agent.policy.mdp_config import MdpConfig
+from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.policy import Policy
+from envs.mdp.features import FEATURE_SETS, columns_of
 from graphs.dataset import graph_hash
 from graphs.io import json_fields
 from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
@@ -58,7 +59,7 @@ def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
     )
 
 
-def current_shape(encoder: str, hidden: int, rounds: int, sight: str = "foresight") -> NetworkShape:
+def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "rollout") -> NetworkShape:
     """The shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,
@@ -66,8 +67,8 @@ def current_shape(encoder: str, hidden: int, rounds: int, sight: str = "foresigh
         rounds=rounds,
         node_features=len(node_features.NODE_FEATURES),
         graph_features=len(node_features.GRAPH_FEATURES),
-        device_features=len(SIGHTS[sight]),
-        sight=sight,
+        device_features=len(columns_of(feature_set)),
+        feature_set=feature_set,
     )
 
 
@@ -139,27 +140,29 @@ def load_policy(path: str | Path) -> Policy:
         network = PlacementNetwork(card.shape)
     _check_weights(weights, network, file)
     network.load_state_dict(weights, assign=True)
-    return Policy(network, walks=Walks.of_card(card.config))
+    return Policy(network, walks=MdpConfig.from_settings(card.config))
 
 
 def _read_shape(value: object, where: str) -> NetworkShape:
-    sizes = {item.name for item in fields(NetworkShape)} - {"encoder", "sight"}
-    record = json_fields.fields(value, where, {"encoder", *sizes}, {"sight"})
-    sight = json_fields.text(record.get("sight", "lookahead"), f"{where}.sight")
-    if sight not in SIGHTS:
-        raise PolicyFileError(f"{where}: unknown sight {sight!r}; known are {', '.join(SIGHTS)}")
+    sizes = {item.name for item in fields(NetworkShape)} - {"encoder", "feature_set"}
+    record = json_fields.fields(value, where, {"encoder", *sizes}, {"feature_set"})
+    feature_set = json_fields.text(record.get("feature_set", "lookahead"), f"{where}.feature_set")
+    if feature_set not in FEATURE_SETS:
+        raise PolicyFileError(
+            f"{where}: unknown feature set {feature_set!r}; known are {', '.join(FEATURE_SETS)}"
+        )
     if json_fields.text(record["encoder"], f"{where}.encoder") not in ENCODERS:
         raise PolicyFileError(
             f"{where}: unknown encoder {record['encoder']!r}; known are {', '.join(ENCODERS)}"
         )
     widths = {name: json_fields.integer(record[name], f"{where}.{name}") for name in sorted(sizes)}
-    shape = NetworkShape(encoder=record["encoder"], sight=sight, **widths)
+    shape = NetworkShape(encoder=record["encoder"], feature_set=feature_set, **widths)
     if not (1 <= shape.hidden <= MAX_WIDTH and 1 <= shape.rounds <= MAX_ROUNDS):
         raise PolicyFileError(
             f"{where}: hidden {shape.hidden}, rounds {shape.rounds}; "
             f"use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
         )
-    expected = current_shape(shape.encoder, shape.hidden, shape.rounds, shape.sight)
+    expected = current_shape(shape.encoder, shape.hidden, shape.rounds, shape.feature_set)
     if shape != expected:
         raise PolicyFileError(f"{where}: is for other features than this version's; train the policy anew")
     return shape

@@ -11,7 +11,7 @@ MDPS = ("construct", "improve")
 REWARDS = ("simulated",)
 STARTS = ("best", "single", "heft", "m-etf", "rollout", "m-topo", "contiguous", "memory-fill")
 CONTEXTS = ("local",)
-SIGHTS = ("foresight", "outlook", "lookahead", "state")
+FEATURE_SETS = ("rollout", "consumers", "lookahead", "state")
 ADVANTAGES = ("op", "graph", "batch")
 
 
@@ -36,7 +36,7 @@ class TrainConfig:
     families: tuple[str, ...] = _option((), "model families to train on")
     graphs: tuple[str, ...] = _option((), "files of graphs to train on (.json, .jsonl, either .gz)")
     cluster: tuple[str, ...] = _option(("4xv100",), "clusters to place on: presets or files", some=True)
-    variants: int = _option(
+    randomizations: int = _option(
         0, "varied clusters to train each graph on; 0 = on each of the named clusters as it is", least=0
     )
     order: tuple[str, ...] = _option(("topo",), "traversal orders to walk in", some=True)
@@ -46,11 +46,11 @@ class TrainConfig:
     )
     passes: int = _option(2, "times that `improve` visits every op", least=1, most=100)
     encoder: str = _option("sage", "graph encoder")
-    sight: str = _option(
-        "foresight",
+    feature_set: str = _option(
+        "rollout",
         "what the policy sees of a device: its state; also what it would do; also for the op's consumers; "
         "also how the walk would go on by a simple rule",
-        choices=SIGHTS,
+        choices=FEATURE_SETS,
     )
     reward: str = _option("simulated", "what times a placement", choices=REWARDS, planned=("measured",))
     context: str = _option(
@@ -60,11 +60,11 @@ class TrainConfig:
     demonstrations: int = _option(4, "searched placements of each graph to imitate first", least=0)
     search: int = _option(50_000, "evaluations of the annealing that finds one", least=1)
     imitation_epochs: int = _option(25, "passes over the demonstrations", least=0)
-    practice: int = _option(20, "rounds of correcting the policy's own placements after that", least=0)
+    dagger_rounds: int = _option(20, "rounds of correcting the policy's own placements after that", least=0)
     imitation_rate: float = _option(
         2e-3, "learning rate of imitation; falls to `final_learning_rate`", above=0
     )
-    practice_rate: float = _option(1e-3, "of practice; falls likewise", above=0)
+    dagger_rate: float = _option(1e-3, "of practice; falls likewise", above=0)
     timesteps: int = _option(1_000_000, "decisions to train for by reinforcement", least=0)
     minutes: float = _option(0.0, "stop after this long even if decisions are left; 0 = no limit", least=0)
     seed: int = _option(0, "seed of everything random", least=0, most=2**31 - 1)
@@ -92,7 +92,7 @@ class TrainConfig:
     validation: float = _option(
         0.125, "share never trained on that helps to choose the best policy", least=0, most=0.5
     )
-    averaging: float = _option(
+    ema_decay: float = _option(
         0.95,
         "share of the averaged weights that an update keeps; the averaged policy is evaluated",
         least=0,

@@ -10,27 +10,27 @@ import numpy as np
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.split import Split
 from envs.cluster.presets import get_cluster
-from envs.domain_randomization import vary
+from envs.domain_randomization import randomize_domain
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 
 
 def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
     """What a configuration trains on: its clusters as they are, or variations of them."""
-    if not config.variants:
+    if not config.randomizations:
         return problems_of(graphs, config.cluster)
     clusters = [get_cluster(cluster) for cluster in config.cluster]
     problems = []
     for index, graph in enumerate(graphs):
-        for variant in range(config.variants):
+        for variant in range(config.randomizations):
             rng = np.random.default_rng([seed, index, variant])
-            problems.append(vary(graph, clusters[int(rng.integers(len(clusters)))], rng))
-    return [problem for problem in problems if problem.has_room]
+            problems.append(randomize_domain(graph, clusters[int(rng.integers(len(clusters)))], rng))
+    return [problem for problem in problems if problem.is_feasible]
 
 
-def judged_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
+def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
     """What its policy is judged by: all graphs on all clusters, or each on one where they vary."""
-    if not config.variants:
+    if not config.randomizations:
         return problems_of(graphs, config.cluster)
     named = itertools.cycle(config.cluster)
     return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
@@ -39,14 +39,14 @@ def judged_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Prob
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
     """Every graph on every cluster that has room for it."""
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
-    return [problem for problem in problems if problem.has_room]
+    return [problem for problem in problems if problem.is_feasible]
 
 
 def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
     """Which graphs `problems_of` leaves out, as `graph on cluster`.
 
     Raises:
-        NoRoomError: all that could be trained on.
+        InfeasibleError: all that could be trained on.
         ConfigError: a graph without compute ops.
     """
     everything = (*graphs.train, *graphs.validation, *graphs.held_out)
@@ -54,6 +54,6 @@ def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
         if not graph.is_compute.any():
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
     if not problems_of(graphs.train, clusters):
-        Problem(graphs.train[0], get_cluster(clusters[0])).check_room()
+        Problem(graphs.train[0], get_cluster(clusters[0])).check_feasible()
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
-    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.has_room]
+    return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]

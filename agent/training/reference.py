@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget, Found
+from agent.placers import PLACERS, Budget, PlacementResult
 from envs.problem import Problem
 
 LIST_SCHEDULERS = ("heft", "m-etf")
 
 
-def best_list_schedule(problem: Problem) -> Found | None:
+def best_list_schedule(problem: Problem) -> PlacementResult | None:
     """The faster of the list schedules that fit; None where none does."""
     rng = np.random.default_rng(0)
     found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]

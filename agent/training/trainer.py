@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from agent.policy.encoders import ENCODERS, check_size
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import (
@@ -30,11 +30,11 @@ from agent.training.config import ConfigError, TrainConfig
 from agent.training.context import Context
 from agent.training.ema import averaged
 from agent.training.imitation.phases import School, between
-from agent.training.performance.bf16 import coarse_products
-from agent.training.performance.malloc import keep_freed_memory
-from agent.training.problems import judged_problems, left_out, training_problems
+from agent.training.performance.bf16 import bf16_matmul
+from agent.training.performance.malloc import tune_malloc
+from agent.training.problems import left_out, training_problems, validation_problems
 from agent.training.split import Split
-from agent.training.validation import Yardstick, ratios_over_orders
+from agent.training.validation import RelativeMetrics, ratios_over_orders
 from envs.mdp.batched_env import BatchedPlacementEnv
 from graphs.orders import get_order
 
@@ -73,7 +73,7 @@ def train(config: TrainConfig, context: Context) -> Result:
         ValueError: an unknown cluster, order or encoder, or an unreadable policy to start from.
     """
     check_inputs(config, context.graphs)
-    keep_freed_memory()
+    tune_malloc()
     with torch_threads(1):
         return _Training(config, context).run()
 
@@ -112,17 +112,17 @@ class _Training:
         self.best_score, self.best_timesteps = float("inf"), 0
         graphs = context.graphs
         problems = training_problems(graphs.train, config, context.seed)
-        self.judged_by = judged_problems(graphs.train, config) or problems
+        self.judged_by = validation_problems(graphs.train, config) or problems
         self.yardsticks = {
-            "train": Yardstick(problems),
-            "validation": Yardstick(judged_problems(graphs.validation, config) or problems),
-            "heldout": Yardstick(judged_problems(graphs.held_out, config)),
+            "train": RelativeMetrics(problems),
+            "validation": RelativeMetrics(validation_problems(graphs.validation, config) or problems),
+            "heldout": RelativeMetrics(validation_problems(graphs.held_out, config)),
         }
         self.env = BatchedPlacementEnv(
             problems,
             config.n_envs,
             orders=config.order,
-            **Walks.of(config).arguments,
+            **MdpConfig.from_settings(config.to_json()).arguments,
             repeats=config.repeats,
             seed=context.seed,
             threads=config.threads,
@@ -137,7 +137,7 @@ class _Training:
         )
         self.policy: Policy = self.ppo.policy.placer
         self.policy.set_problems(problems)
-        self.average = averaged(self.policy.network, config.averaging)
+        self.average = averaged(self.policy.network, config.ema_decay)
         self.card = PolicyCard(self.policy.network.shape, self._seen(), config.to_json())
         self.log = EpisodeLog()
         self.school = School(config, context, problems, self.policy, self.ppo.policy.optimizer)
@@ -168,7 +168,7 @@ class _Training:
         """One iteration at school, or one rollout with its update; an evaluation where one is due."""
         learn = self._reinforce if self.school.is_out(self.iteration) else self._study
         began, before = time.monotonic(), self.imitated + self.timesteps
-        with coarse_products():
+        with bf16_matmul():
             metrics = learn()
         speed = (self.imitated + self.timesteps - before) / (time.monotonic() - began)
         metrics |= {"decisions_per_s": speed}
@@ -249,9 +249,9 @@ class _Training:
         if config.init:
             network = load_policy(config.init).network
         else:
-            shape = current_shape(config.encoder, config.hidden, config.rounds, config.sight)
+            shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
             network = PlacementNetwork(shape)
-        return Policy(network, config.threads, Walks.of(config))
+        return Policy(network, config.threads, MdpConfig.from_settings(config.to_json()))
 
     @property
     def _averaged_network(self) -> PlacementNetwork:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agent.placers.memory_limits import TRIALS, next_limit
+from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.reference import list_schedule_s
@@ -19,7 +19,7 @@ INFEASIBLE_RATIO = 2.0
 graph decides over all others."""
 
 
-class Yardstick:
+class RelativeMetrics:
     """Relates step times of some problems to one device's and to the best list schedule's, by family."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -63,7 +63,7 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> li
     """
     ratios: dict[int, float] = {}
     waiting = dict(enumerate(problems))
-    for trial in range(1, TRIALS + 1):
+    for trial in range(1, MAX_ATTEMPTS + 1):
         placements = decode_many(policy, list(waiting.values()), order) if waiting else []
         for (index, tight), device_of in zip(list(waiting.items()), placements, strict=True):
             problem = problems[index]
@@ -72,8 +72,8 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> li
             del waiting[index]
             if step.fits:
                 ratios[index] = step.total_s / problem.scale_s
-            elif trial < TRIALS:
+            elif trial < MAX_ATTEMPTS:
                 tighter = problem.with_memory(next_limit(trial, limit_bytes, step.peak_bytes, memory_bytes))
-                if tighter.has_room:
+                if tighter.is_feasible:
                     waiting[index] = tighter
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]

@@ -21,8 +21,8 @@ class BatchedPlacementEnv(VecEnv):
     """`n_envs` episodes of `PlacementEnv` in step; one that ends is followed by one on another problem.
 
     Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again; longer
-    walks so get more decisions, but no more episodes. The `info` of a last step holds `ending` (an `Ending`),
-    `episode` and `terminal_observation`.
+    orders so get more decisions, but no more episodes. The `info` of a last step holds `result` (an
+    `EpisodeResult`), `episode` and `terminal_observation`.
 
     Args:
         problems, orders, mdp, passes, start: as `PlacementEnv`.
@@ -33,7 +33,7 @@ class BatchedPlacementEnv(VecEnv):
         threads: how many share the episodes of a step.
 
     Raises:
-        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class BatchedPlacementEnv(VecEnv):
         rewards, over = self._batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for episode in np.flatnonzero(over):
-            ending = self._batch.ending(int(episode))
+            ending = self._batch.result(int(episode))
             infos[episode] = {
-                "ending": ending,
+                "result": ending,
                 "episode": {
                     "r": ending.episode_return,
                     "l": ending.decisions,

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.observation import N_DEVICE_FEATURES, Trial
+from envs.mdp.features import N_DEVICE_FEATURES
+from envs.mdp.observation import Trial
 from envs.mdp.state import (
     FITS,
     INFEASIBLE,
     Observation,
-    build_bank,
     new_episodes,
     new_trial,
+    pack_problems,
     step_episodes,
 )
 from envs.problem import Problem
@@ -30,12 +31,12 @@ MDPS = ("construct", "improve")
 ONLY_OBSERVE = np.array([-1])
 
 
-class WalkError(ValueError):
+class MdpError(ValueError):
     """A walk that cannot be made: no problems, nothing to place, or an unknown kind of decision process."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ending:
+class EpisodeResult:
     """How one episode ended.
 
     Attributes:
@@ -71,7 +72,7 @@ def on_fastest_device(problem: Problem) -> IntArray:
 
 
 class EpisodeBatch:
-    """Walks `n` episodes over given problems in step with one another.
+    """MdpConfig `n` episodes over given problems in step with one another.
 
     Args:
         problems: what may be drawn; every one needs room in its cluster.
@@ -83,8 +84,8 @@ class EpisodeBatch:
         threads: how many share the episodes of a step; what comes out does not depend on it.
 
     Raises:
-        WalkError: no problems, a graph without compute ops, an unknown `mdp`.
-        NoRoomError: a graph that fits nowhere.
+        MdpError: no problems, a graph without compute ops, an unknown `mdp`.
+        InfeasibleError: a graph that fits nowhere.
         OrderError: an unknown order.
     """
 
@@ -108,7 +109,7 @@ class EpisodeBatch:
         self._start, self._passes, self._incremental = start, passes if self.improving else 1, incremental
         self.max_devices = max(problem.n_devices for problem in problems)
         self.max_ops = max(problem.graph.n_ops for problem in problems)
-        self._bank = build_bank(problems)
+        self._bank = pack_problems(problems)
         self._episodes = new_episodes(problems, n, self._passes)
         self._trials = [new_trial(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._trials)) if len(self._trials) > 1 else None
@@ -185,7 +186,7 @@ class EpisodeBatch:
         n_ops = self.problems[self._episodes.problem[episode]].graph.n_ops
         return self._episodes.device_of[episode, :n_ops].copy()
 
-    def ending(self, episode: int) -> Ending:
+    def result(self, episode: int) -> EpisodeResult:
         """How an episode that is over ended."""
         state, problem = self._episodes, int(self._episodes.problem[episode])
         p = self.problems[problem]
@@ -197,7 +198,7 @@ class EpisodeBatch:
         if self.improving and best is not None:
             (step_time_s, device_of), infeasible = best, False
             fits = simulate_problem(p, device_of).fits
-        return Ending(
+        return EpisodeResult(
             problem=problem,
             order=self.orders[self._order_of[episode]],
             step_time_s=float("nan") if infeasible else step_time_s,
@@ -211,7 +212,7 @@ class EpisodeBatch:
 
     def _observe(self, episode: int) -> None:
         self._advance(episode, ONLY_OBSERVE, self._trials[0])
-        assert not self._over[episode], "check_room lets no episode begin without room"
+        assert not self._over[episode], "check_feasible lets no episode begin without room"
 
     def _advance(self, first: int, actions: IntArray, trial: Trial) -> None:
         step_episodes(
@@ -236,7 +237,7 @@ class EpisodeBatch:
         graph = self.problems[problem].graph
         walk = np.asarray(get_order(self.orders[order])(graph, rng), dtype=np.int64)
         if self.improving:
-            _, first = np.unique(graph.group_of[walk], return_index=True)
+            _, first = np.unique(graph.unit_of[walk], return_index=True)
             walk = np.tile(walk[np.sort(first)], self._passes)
         self._walks[key] = walk
         return walk
@@ -254,8 +255,10 @@ class EpisodeBatch:
         state.device_of[episode, :n_ops] = state.shown[episode, :n_ops] = device_of
         seconds = p.op_seconds[np.arange(n_ops), device_of]
         state.busy[episode, : p.n_devices] = np.bincount(device_of, seconds, minlength=p.n_devices)
-        unit_device = device_of[p.graph.groups.items[p.graph.groups.ptr[:-1]]]
-        state.load[episode, : p.n_devices] = np.bincount(unit_device, p.unit_bytes, minlength=p.n_devices)
+        unit_device = device_of[p.graph.units.items[p.graph.units.ptr[:-1]]]
+        state.load[episode, : p.n_devices] = np.bincount(
+            unit_device, p.footprint_bytes, minlength=p.n_devices
+        )
         timeline = type(state.timeline)(
             *(
                 full[episode, :size]
@@ -292,26 +295,26 @@ def is_incremental(problem: Problem, walk: IntArray) -> bool:
     compute = np.flatnonzero(graph.is_compute)
     if problem.arrays.rules[0] != PROGRAM or not np.array_equal(walk, compute):
         return False
-    followers = np.flatnonzero(~graph.is_free & ~graph.is_compute)
+    followers = np.flatnonzero(~graph.is_source & ~graph.is_compute)
     if len(followers) and followers[0] < compute[-1]:
         return False
-    decided = np.full(len(graph.groups), graph.n_ops)
-    np.minimum.at(decided, graph.group_of[compute], compute)
+    decided = np.full(len(graph.units), graph.n_ops)
+    np.minimum.at(decided, graph.unit_of[compute], compute)
     producer, reader = graph.edges.T
-    from_free = graph.is_free[producer] & graph.is_compute[reader]
-    return bool((decided[graph.group_of[producer[from_free]]] <= reader[from_free]).all())
+    from_free = graph.is_source[producer] & graph.is_compute[reader]
+    return bool((decided[graph.unit_of[producer[from_free]]] <= reader[from_free]).all())
 
 
 def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str) -> None:
     if not problems:
-        raise WalkError("no problems to walk; give at least one graph and one cluster")
+        raise MdpError("no problems to walk; give at least one graph and one cluster")
     if mdp not in MDPS:
-        raise WalkError(f"unknown mdp '{mdp}'; use one of {', '.join(MDPS)}")
+        raise MdpError(f"unknown mdp '{mdp}'; use one of {', '.join(MDPS)}")
     if not orders:
-        raise WalkError("no order to walk in; give at least one, e.g. topo")
+        raise MdpError("no order to walk in; give at least one, e.g. topo")
     for name in orders:
         get_order(name)
     for problem in problems:
         if not problem.graph.is_compute.any():
-            raise WalkError(f"graph '{problem.graph.name}' has only parameters and inputs; nothing to place")
-        problem.check_room()
+            raise MdpError(f"graph '{problem.graph.name}' has only parameters and inputs; nothing to place")
+        problem.check_feasible()

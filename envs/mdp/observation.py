@@ -14,60 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.mdp.consumer_features import outlook, transfer_seconds
-from envs.mdp.rollout_features import HORIZONS, Foresight, foresee
+from envs.mdp.features import HORIZONS, column
+from envs.mdp.rollout_features import Foresight, foresee
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, copy, inputs_ready, peak_memory, run, run_op
 from graphs.op_graph import FloatArray, IntArray
 
-DEVICE_FEATURES = (
-    "step time over the least of all candidates",
-    "growth of the step time",
-    "start of the op over the earliest",
-    "finish of the op over the earliest",
-    "device free over the earliest",
-    "inputs there over the earliest",
-    "outgoing link busy beyond the earliest start",
-    "share of the placed input bytes that are there",
-    "share of the output bytes whose placed consumers are there",
-    "load over the mean load",
-    "memory headroom left",
-    "op seconds over the least",
-    "op seconds",
-    "is where the op is now",
-    "is where the last decision went",
-    "seconds of transfers still to be made",
-    "idle so far",
-    "step time beyond the finish of the op",
-    "slowness of the device",
-    "step time so far",
-    "share of the walk done",
-    "seconds to send the outputs to their placed consumers",
-    "share of what the unplaced consumers read otherwise that is there",
-    "seconds of transfers that the unplaced consumers need at best, over the least",
-    "finish of the last unplaced consumer at best, over the earliest",
-    *(
-        f"{what} after the next {horizon} ops, over the least"
-        for horizon in HORIZONS
-        for what in ("step time", "mean finish")
-    ),
-)
-"""One row per candidate device; times are in mean op times and squashed to sign(x) log(1 + |x|)."""
-N_DEVICE_FEATURES = len(DEVICE_FEATURES)
-STATE_FEATURES = (9, 10, 11, 12, 13, 14, 18, 20)
-"""Positions in `DEVICE_FEATURES` of what can be told without simulating or asking where neighbours are."""
-N_SIMULATED_FEATURES = 21
-"""How many come first in `DEVICE_FEATURES`; those after them look beyond the op, to its consumers."""
-N_OUTLOOK_FEATURES = 25
-"""How many come before those that look further, see `envs.mdp.rollout_features`."""
+FIRST_ROLLOUT = column(f"rollout_step_time_{HORIZONS[0]}_over_least")
+"""First column of what the truncated rollouts tell."""
 
 
-class WalkArrays(NamedTuple):
+class MdpArrays(NamedTuple):
     """What a walk needs to know of a problem beyond its simulation."""
 
     unit_of: IntArray  # (n_ops,) decision unit
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit
     unit_item: IntArray
-    unit_bytes: FloatArray  # (n_units,) memory a unit holds for long: resident bytes and saved activations
+    footprint_bytes: (
+        FloatArray  # (n_units,) memory a unit holds for long: resident bytes and saved activations
+    )
     slowness: FloatArray  # (n_devices,) single-device step time over the least
     scales: FloatArray  # (2,) mean op seconds, seconds per unit of reward
 
@@ -121,8 +86,8 @@ def decide(w, p, episode, op, device):
     unit = w.unit_of[op]
     before = episode.device_of[op]
     if before >= 0:
-        episode.load[before] -= w.unit_bytes[unit]
-    episode.load[device] += w.unit_bytes[unit]
+        episode.load[before] -= w.footprint_bytes[unit]
+    episode.load[device] += w.footprint_bytes[unit]
     for k in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
         member = w.unit_item[k]
         episode.device_of[member] = device
@@ -138,7 +103,7 @@ def show(w, p, episode, op, shown_device):
     unit = w.unit_of[op]
     episode.shown[op] = shown_device
     for k in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
-        if p.is_free[w.unit_item[k]]:
+        if p.is_source[w.unit_item[k]]:
             episode.shown[w.unit_item[k]] = shown_device
 
 
@@ -297,7 +262,7 @@ def fill_features(w, p, episode, op, trial, features):
         seconds = min(seconds, p.op_seconds[op, device])
         onward = min(onward, trial.onward_s[device])
         busy += episode.busy[device] / n_devices
-    bytes_ = w.unit_bytes[w.unit_of[op]]
+    bytes_ = w.footprint_bytes[w.unit_of[op]]
     for device in range(n_devices):
         row = features[device]
         row[0] = squash((trial.total_s[device] - total) * scale)
@@ -333,7 +298,7 @@ def fill_foresight(w, ahead, n_devices, features):
     """Fill in the features of `features` that look further than the consumers of the op at hand."""
     scale = 1.0 / w.scales[0]
     for level in range(len(HORIZONS)):
-        at = N_OUTLOOK_FEATURES + 2 * level
+        at = FIRST_ROLLOUT + 2 * level
         time_s = finish_s = np.inf
         for device in range(n_devices):
             time_s = min(time_s, ahead.time_s[level, device])
@@ -347,7 +312,7 @@ def fill_foresight(w, ahead, n_devices, features):
 def fill_mask(w, p, episode, op, mask):
     """Mark the devices with room for the unit of `op`; returns whether there is one."""
     any_room = False
-    bytes_ = w.unit_bytes[w.unit_of[op]]
+    bytes_ = w.footprint_bytes[w.unit_of[op]]
     for device in range(len(mask)):
         mask[device] = 0
         if device < len(p.memory):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
-from envs.mdp.observation import N_DEVICE_FEATURES
+from envs.mdp.features import N_DEVICE_FEATURES
 from envs.problem import Problem
 
 FEATURE_BOUND = 1000.0
@@ -39,7 +39,7 @@ def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces
 
 
 class PlacementEnv(gym.Env[Observations, np.int64]):
-    """Walks one graph at a time and asks for a device per op.
+    """MdpConfig one graph at a time and asks for a device per op.
 
     The return of an episode is -step_time / scale in `construct`, and (first - last) / scale in `improve`;
     the scale is the fastest single device's step time. A placement that overflows a device costs
@@ -52,7 +52,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         mdp: `construct` or `improve`; `passes` and `start` are for the latter.
 
     Raises:
-        WalkError, NoRoomError, OrderError: as `EpisodeBatch`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - the type gymnasium declares
@@ -101,7 +101,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
                 f"device {action} has no room for the op at hand; use one that action_masks() marks"
             )
         reward, over = self._batch.step(np.array([action]))
-        info = {"ending": self._batch.ending(0)} if over[0] else {}
+        info = {"result": self._batch.result(0)} if over[0] else {}
         return self._observation(), float(reward[0]), bool(over[0]), False, info
 
     def action_masks(self) -> NDArray[np.bool_]:

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.mdp.consumer_features import transfer_seconds
+from envs.mdp.features import HORIZONS
 from envs.simulator.arrays import copy, run_op
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from graphs.op_graph import FloatArray, IntArray
 
-HORIZONS = (8, 32)
-"""Ops after which the step is looked at, the one at hand included."""
 FURTHEST = HORIZONS[-1]
 
 
@@ -83,7 +82,7 @@ def go_on(w, p, episode, first_device, ahead):
             unit = w.unit_of[op]
             for k in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
                 device_of[w.unit_item[k]] = device
-            ahead.load[device] += w.unit_bytes[unit]
+            ahead.load[device] += w.footprint_bytes[unit]
             ahead.unit[n_units] = unit
             n_units += 1
         device = device_of[op]
@@ -107,7 +106,7 @@ def finishes_first(w, p, episode, op, ahead):
     Each transfer is thought to find its link as it is now; where no device has room, memory is not looked at.
     """
     timeline, device_of = episode.timeline, episode.device_of
-    held = w.unit_bytes[w.unit_of[op]]
+    held = w.footprint_bytes[w.unit_of[op]]
     soonest, soonest_s = -1, np.inf
     for device in range(len(p.memory)):
         finish = timeline.device_free[device] + p.op_seconds[op, device]

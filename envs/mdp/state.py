@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.mdp.observation import Episode, Trial, WalkArrays, construct, improve, observe, overflow
+from envs.mdp.observation import Episode, MdpArrays, Trial, construct, improve, observe, overflow
 from envs.mdp.rollout_features import new_foresight
 from envs.problem import Problem
 from envs.simulator.jit import kernel
@@ -15,7 +15,7 @@ from envs.simulator.kernels import ProblemArrays, Timeline
 from graphs.op_graph import FloatArray, IntArray
 
 N_OPS, N_TENSORS, N_READS, N_DEVICES, N_QUEUE, N_UNITS, N_COST = range(7)
-"""Columns of `Bank.first`: where a problem's ops, tensors, reads, devices, pairs, units and costs begin."""
+"""Columns of `PackedProblems.first`: where a problem's ops, tensors, reads and so on begin."""
 
 FITS, OVERFLOWS, INFEASIBLE = 0, 1, 2
 """How an episode ended: it fits, a device overflows, or an op had no device with room."""
@@ -25,11 +25,11 @@ OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
 its share of the cluster's memory more."""
 
 
-class Bank(NamedTuple):
+class PackedProblems(NamedTuple):
     """Problems one after the other; `first[i]` and `first[i + 1]` bound those of problem `i`."""
 
     problems: ProblemArrays
-    walks: WalkArrays
+    walks: MdpArrays
     first: IntArray  # (n_problems + 1, 7)
 
 
@@ -87,32 +87,32 @@ class Observation(NamedTuple):
     mask: IntArray  # int8 (n, max_devices)
 
 
-def walk_arrays(problem: Problem) -> WalkArrays:
+def mdp_arrays(problem: Problem) -> MdpArrays:
     """What a walk needs to know of a problem beyond its simulation."""
     graph = problem.graph
     seconds = problem.op_seconds[problem.op_seconds > 0]
-    return WalkArrays(
-        unit_of=graph.group_of,
-        unit_ptr=graph.groups.ptr,
-        unit_item=graph.groups.items,
-        unit_bytes=problem.unit_bytes,
+    return MdpArrays(
+        unit_of=graph.unit_of,
+        unit_ptr=graph.units.ptr,
+        unit_item=graph.units.items,
+        footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
         scales=np.array([seconds.mean() if len(seconds) else 1.0, problem.scale_s]),
     )
 
 
-def build_bank(problems: Sequence[Problem]) -> Bank:
+def pack_problems(problems: Sequence[Problem]) -> PackedProblems:
     """Lay the problems out one after the other."""
     arrays = [problem.arrays for problem in problems]
-    walks = [walk_arrays(problem) for problem in problems]
+    walks = [mdp_arrays(problem) for problem in problems]
     sizes = [
         (
-            len(a.is_free),
+            len(a.is_source),
             len(a.producer),
             len(a.consumer_item),
             len(a.memory),
             a.link.size,
-            len(w.unit_bytes),
+            len(w.footprint_bytes),
             a.op_seconds.size,
         )
         for a, w in zip(arrays, walks, strict=True)
@@ -121,7 +121,7 @@ def build_bank(problems: Sequence[Problem]) -> Bank:
     first[1:] = np.cumsum(np.array(sizes, dtype=np.int64), axis=0)
     joined = (np.concatenate([np.ravel(part) for part in parts]) for parts in zip(*arrays, strict=True))
     joined_walks = (np.concatenate(parts) for parts in zip(*walks, strict=True))
-    return Bank(ProblemArrays(*joined), WalkArrays(*joined_walks), first)
+    return PackedProblems(ProblemArrays(*joined), MdpArrays(*joined_walks), first)
 
 
 def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
@@ -165,7 +165,7 @@ def problem_at(bank, i):
     square = (n_devices, n_devices)
     return ProblemArrays(
         a.op_seconds[first[6] : last[6]].reshape((oo - o, n_devices)),
-        a.is_free[o:oo],
+        a.is_source[o:oo],
         a.input_ptr[o + i : oo + i + 1],
         a.input_item[r:rr],
         a.output_ptr[o + i : oo + i + 1],
@@ -174,7 +174,7 @@ def problem_at(bank, i):
         a.consumer_item[r:rr],
         a.producer[t:tt],
         a.size[t:tt],
-        a.home[t:tt],
+        a.owner[t:tt],
         a.resident[o:oo],
         a.bandwidth[q:qq].reshape(square),
         a.latency[q:qq].reshape(square),
@@ -186,14 +186,14 @@ def problem_at(bank, i):
 
 
 @kernel
-def walk_at(bank, i):
+def mdp_arrays_at(bank, i):
     """Views of what a walk needs to know of one problem of a bank."""
     w, first, last = bank.walks, bank.first[i], bank.first[i + 1]
-    return WalkArrays(
+    return MdpArrays(
         w.unit_of[first[0] : last[0]],
         w.unit_ptr[first[5] + i : last[5] + i + 1],
         w.unit_item[first[0] : last[0]],
-        w.unit_bytes[first[5] : last[5]],
+        w.footprint_bytes[first[5] : last[5]],
         w.slowness[first[3] : last[3]],
         w.scales[2 * i : 2 * i + 2],
     )
@@ -202,7 +202,7 @@ def walk_at(bank, i):
 @kernel
 def episode_at(episodes, p, e):
     """Views of one episode, cut to its problem's size."""
-    n_ops, n_devices = len(p.is_free), len(p.memory)
+    n_ops, n_devices = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n_devices
     s = episodes.timeline
     return Episode(
@@ -227,7 +227,7 @@ def episode_at(episodes, p, e):
 @kernel
 def trial_at(trial, p):
     """Views of the room to try candidates, cut to one problem's size."""
-    n_ops, n = len(p.is_free), len(p.memory)
+    n_ops, n = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n
     s = trial.timeline
     return Trial(
@@ -271,7 +271,7 @@ def step_episodes(bank, episodes, trial, improving, first, actions, obs, reward,
     """
     for e in range(first, first + len(actions)):
         i, action = episodes.problem[e], actions[e - first]
-        p, w = problem_at(bank, i), walk_at(bank, i)
+        p, w = problem_at(bank, i), mdp_arrays_at(bank, i)
         episode = episode_at(episodes, p, e)
         before = episode.time_s[0]
         outcome[e] = FITS

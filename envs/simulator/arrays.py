@@ -22,7 +22,7 @@ class ProblemArrays(NamedTuple):
     """A graph on a cluster, as the kernels read it. Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`."""
 
     op_seconds: FloatArray  # (n_ops, n_devices)
-    is_free: IntArray  # (n_ops,) 1 for parameters and inputs
+    is_source: IntArray  # (n_ops,) 1 for parameters and inputs
     input_ptr: IntArray  # (n_ops + 1,) tensors an op reads, by producer
     input_item: IntArray
     output_ptr: IntArray  # (n_ops + 1,) tensors an op makes
@@ -31,7 +31,7 @@ class ProblemArrays(NamedTuple):
     consumer_item: IntArray
     producer: IntArray  # (n_tensors,)
     size: FloatArray  # (n_tensors,) bytes
-    home: IntArray  # (n_tensors,) op whose resident bytes hold the tensor, or -1
+    owner: IntArray  # (n_tensors,) op whose resident bytes hold the tensor, or -1
     resident: FloatArray  # (n_ops,) bytes
     bandwidth: FloatArray  # (n_devices, n_devices) bytes/s; the diagonal: the slowest of the row
     latency: FloatArray  # (n_devices, n_devices) s

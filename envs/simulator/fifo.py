@@ -78,10 +78,10 @@ def line_up_first(p, device_of, timeline, q):
         if device_of[op] < 0:
             skip(p, q, op)
     for op in range(n_ops):
-        if device_of[op] >= 0 and q.missing[op] == 0 and not p.is_free[op]:
+        if device_of[op] >= 0 and q.missing[op] == 0 and not p.is_source[op]:
             line_up(timeline, q, op, device_of[op])
     for op in range(n_ops):
-        if device_of[op] >= 0 and p.is_free[op]:
+        if device_of[op] >= 0 and p.is_source[op]:
             deliver(p, device_of, timeline, q, op, np.int64(0))
 
 

@@ -59,7 +59,11 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         return (*super()._index_key(signature, codegen), self.digest)
 
     def load_overload(self, signature: object, target_context: object) -> object:
-        found = super().load_overload(signature, target_context)
+        try:
+            found = super().load_overload(signature, target_context)
+        except Exception:  # cut short, or it names a type that has another name by now
+            self.flush()
+            found = None
         if found is None:
             _announce()
         return found

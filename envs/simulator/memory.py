@@ -64,7 +64,7 @@ def find_holdings(p, device_of, timeline, last_use, h):
         if source < 0 or p.size[tensor] == 0.0:
             continue
         base = tensor * n_devices
-        home = device_of[p.home[tensor]] if p.home[tensor] >= 0 else -1
+        home = device_of[p.owner[tensor]] if p.owner[tensor] >= 0 else -1
         for device in range(n_devices):
             last_use[device] = -1.0
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):

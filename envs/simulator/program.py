@@ -48,7 +48,7 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
 def issue(p, device_of, timeline, op):
     """Run the next op in program order, if it is there and takes a device; returns its finish."""
     device = device_of[op]
-    if p.is_free[op] or device < 0:
+    if p.is_source[op] or device < 0:
         timeline.start[op] = timeline.finish[op] = 0.0
         return 0.0
     ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)

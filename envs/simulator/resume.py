@@ -186,7 +186,7 @@ def issue_noting(p, device_of, timeline, op, slots, n):
     Returns:
         Its finish, and the number of slots.
     """
-    if p.is_free[op]:
+    if p.is_source[op]:
         timeline.start[op] = timeline.finish[op] = 0.0
         return 0.0, n
     device, n_devices = device_of[op], len(p.memory)

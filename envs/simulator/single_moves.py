@@ -10,7 +10,7 @@ from envs.simulator.single_move_kernels import deviate
 from graphs.op_graph import FloatArray, IntArray
 
 
-def deviations(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -> FloatArray:
+def single_move_costs(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -> FloatArray:
     """Step times with one decision unit moved, for every unit and device.
 
     Args:
@@ -24,11 +24,11 @@ def deviations(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -
     graph, n_devices = problem.graph, problem.n_devices
     device_of = np.array(device_of, dtype=np.int64)
     seconds = problem.op_seconds[np.arange(graph.n_ops), device_of]
-    total_s = np.empty((len(graph.groups), n_devices))
+    total_s = np.empty((len(graph.units), n_devices))
     deviate(
         problem.arrays,
-        graph.groups.ptr,
-        graph.groups.items,
+        graph.units.ptr,
+        graph.units.items,
         device_of,
         new_pair(graph.n_ops, graph.n_tensors, n_devices),
         np.bincount(device_of, seconds, minlength=n_devices),

@@ -67,9 +67,9 @@ def coarsen(graph: OpGraph, n_groups: int = GROUPS) -> Coarsening:
     """
     if n_groups < 1:
         raise GraphError(f"graph '{graph.name}': cannot have {n_groups} groups; ask for at least 1")
-    if len(graph.groups) <= n_groups:
+    if len(graph.units) <= n_groups:
         return Coarsening(graph, graph, np.arange(graph.n_ops))
-    order = np.flatnonzero(~graph.is_free)
+    order = np.flatnonzero(~graph.is_source)
     if not len(order):
         order = np.arange(graph.n_ops)
     order, group = _groups(graph, order, n_groups)
@@ -88,16 +88,16 @@ def _groups(graph: OpGraph, program: IntArray, n_groups: int) -> tuple[IntArray,
     leads, key = order[leading], key[leading]
     # Cuts are best where the slack changes: -1 is less than what lies between any blocks.
     between = np.where(key[1:] != key[:-1], -1, blocks.between(leads))
-    of_unit = np.bincount(graph.group_of, weight).astype(np.float64)
-    group_of_unit = np.empty(len(graph.groups), dtype=np.int64)
-    group_of_unit[graph.group_of[leads]] = even_cuts(of_unit[graph.group_of[leads]], between, n_groups)
-    return order, group_of_unit[graph.group_of]
+    of_unit = np.bincount(graph.unit_of, weight).astype(np.float64)
+    group_of_unit = np.empty(len(graph.units), dtype=np.int64)
+    group_of_unit[graph.unit_of[leads]] = even_cuts(of_unit[graph.unit_of[leads]], between, n_groups)
+    return order, group_of_unit[graph.unit_of]
 
 
 def _leading(graph: OpGraph, order: IntArray) -> IntArray:
     """Where in an order the op stands that decides for each unit: its first compute op, else its first."""
     compute_first = np.lexsort((np.arange(len(order)), ~graph.is_compute[order]))
-    _, at = np.unique(graph.group_of[order][compute_first], return_index=True)
+    _, at = np.unique(graph.unit_of[order][compute_first], return_index=True)
     return np.sort(compute_first[at])
 
 
@@ -111,12 +111,12 @@ def _parts(graph: OpGraph, order: IntArray, group: IntArray) -> IntArray:
     is_last = (np.diff(graph.successors.ptr) == 0) & ~graph.is_compute
     last = order[is_last[order]]
     order = np.concatenate([order[~is_last[order]], last[np.argsort(group[last], kind="stable")]])
-    order = order[~graph.is_free[order]]
+    order = order[~graph.is_source[order]]
     phase = _codes(graph.phases)
     changes = (np.diff(group[order]) != 0) | (np.diff(phase[order]) != 0)
     part = np.empty(graph.n_ops, dtype=np.int64)
     part[order] = np.concatenate([[0], np.cumsum(changes)])[: len(order)]
-    free = np.flatnonzero(graph.is_free)
+    free = np.flatnonzero(graph.is_source)
     kinds = np.stack([group[free], _codes(graph.op_types)[free]], axis=1)
     first = int(part[order].max(initial=-1)) + 1
     part[free] = first + np.unique(kinds, axis=0, return_inverse=True)[1].ravel()
@@ -132,7 +132,7 @@ def _in_program_order(graph: OpGraph, part: IntArray) -> IntArray:
     reader = np.full(graph.n_ops, graph.n_ops)
     np.minimum.at(reader, graph.edges[:, 0], middle[part[graph.edges[:, 1]]])
     first_reader = np.minimum.reduceat(reader[members.items], members.ptr[:-1])
-    free = graph.is_free[middle]
+    free = graph.is_source[middle]
     by_middle = np.lexsort((middle, ~free, np.where(free, first_reader, middle)))
     rank = np.empty(n_parts, dtype=np.int64)
     rank[by_middle] = np.arange(n_parts)

@@ -51,7 +51,7 @@ def slack_class(graph: OpGraph) -> IntArray:
 
 def nominal_seconds(graph: OpGraph) -> FloatArray:
     """`nominal_op_s` and a launch for every op but parameters and inputs, (n_ops,)."""
-    seconds: FloatArray = nominal_op_s(graph) + NOMINAL_LAUNCH_S * ~graph.is_free
+    seconds: FloatArray = nominal_op_s(graph) + NOMINAL_LAUNCH_S * ~graph.is_source
     return seconds
 
 

@@ -85,10 +85,10 @@ class NaivePlacementEnv(gym.Env[Observation, np.int64]):
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Put the op at hand, and what is colocated with it, on a device."""
         graph, device = self.problem.graph, int(action)
-        unit = graph.group_of[self._walk[self._at]]
-        members = graph.groups.row(unit)
+        unit = graph.unit_of[self._walk[self._at]]
+        members = graph.units.row(unit)
         self._device_of[members] = device
-        self._load[device] += self.problem.unit_bytes[unit]
+        self._load[device] += self.problem.footprint_bytes[unit]
         self._busy[device] += self.problem.op_seconds[members, device].sum()
         while self._at < len(self._walk) and self._device_of[self._walk[self._at]] >= 0:
             self._at += 1
@@ -99,7 +99,7 @@ class NaivePlacementEnv(gym.Env[Observation, np.int64]):
     def action_masks(self) -> NDArray[np.bool_]:
         """Devices with room for the op at hand; all of them where none has."""
         op = self._walk[min(self._at, len(self._walk) - 1)]
-        needed = self.problem.unit_bytes[self.problem.graph.group_of[op]]
+        needed = self.problem.footprint_bytes[self.problem.graph.unit_of[op]]
         room = self._load + needed <= self.problem.cluster.memory_bytes
         return room if room.any() else ~room
 

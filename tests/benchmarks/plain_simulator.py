@@ -1,7 +1,7 @@
 """The simulator as plain Python would have it: lists, dictionaries and a heap of events.
 
-It computes what `envs.simulator.kernels` does, for clusters that send one copy per destination and graphs without
-free ops, in n log n. (The reference of the tests is quadratic: it is there to be believed.)
+It computes what `envs.simulator.kernels` does, for clusters that send one copy per destination and graphs
+without source ops, in n log n. (The reference of the tests is quadratic: it is there to be believed.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PlainSimulator:
     def __init__(self, problem: Problem) -> None:
         graph, cluster = problem.graph, problem.cluster
         assert cluster.transfer_per == "destination"
-        assert not graph.is_free.any()
+        assert not graph.is_source.any()
         self.n_devices, self.n_ops = problem.n_devices, graph.n_ops
         self.schedule = {"program": self._program, "fifo": self._fifo}[cluster.schedule]
         self.seconds = problem.op_seconds.tolist()

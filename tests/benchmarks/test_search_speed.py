@@ -17,7 +17,7 @@ from agent.policy.serialization import current_shape
 from agent.training.config import TrainConfig
 from envs.problem import Problem
 from envs.simulator import kernels
-from envs.simulator.single_moves import deviations
+from envs.simulator.single_moves import single_move_costs
 from tests.benchmarks.cases import (
     captured,
     decisions,
@@ -41,8 +41,8 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
     placer, budget = PLACERS["annealing"], Budget(evaluations=N_EVALUATIONS)
     found = placer.place(problem, budget, np.random.default_rng(0)).placement.device_of
     placements, total_s = random_placements(problem, 1_000), np.zeros(1_000)
-    moved = np.random.default_rng(1).integers(len(problem.graph.groups), size=(1_000, 1))
-    placements = np.where(problem.graph.group_of == moved, placements, found)
+    moved = np.random.default_rng(1).integers(len(problem.graph.units), size=(1_000, 1))
+    placements = np.where(problem.graph.unit_of == moved, placements, found)
     timeline = kernels.new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
 
     def simulate_each() -> None:
@@ -76,12 +76,12 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
         kernels.run_many(problem.arrays, placements, timeline, False, total_s, np.zeros((1, 0)))
 
     simulate_each()
-    assert (deviations(problem, standing).ravel()[moves] == total_s).all()
+    assert (single_move_costs(problem, standing).ravel()[moves] == total_s).all()
     record(
         Figure(
             "One-op moves of a random placement, program, 4 devices, one core",
             f"{n_ops:,} ops, resumed before the move",
-            3 * n_ops / stopwatch(lambda: deviations(problem, standing), rounds=5),
+            3 * n_ops / stopwatch(lambda: single_move_costs(problem, standing), rounds=5),
             "evaluations/s",
             len(moves) / seconds_of(simulate_each, rounds=5),
             "full simulations",

@@ -17,8 +17,8 @@ from agent.policy.serialization import current_shape
 from agent.policy.threads import torch_threads
 from agent.training.callbacks import EpisodeLog
 from agent.training.config import TrainConfig
-from agent.training.performance.bf16 import coarse_products
-from agent.training.performance.malloc import keep_freed_memory
+from agent.training.performance.bf16 import bf16_matmul
+from agent.training.performance.malloc import tune_malloc
 from agent.training.ppo import make_ppo
 from envs.mdp.batched_env import BatchedPlacementEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
@@ -103,8 +103,8 @@ def test_training(
     threads: int,
 ) -> None:
     problem, log = captured("cifar10", 200), EpisodeLog()
-    keep_freed_memory()
-    with torch_threads(1), coarse_products():
+    tune_malloc()
+    with torch_threads(1), bf16_matmul():
         roll_out(ours(threads), log)
         seconds = stopwatch(lambda: work(ours(threads), log), rounds=5)
     record(

@@ -15,19 +15,19 @@ def random_graph(
     """A random graph of three phases; `ties` makes durations and sizes small integers so that events tie."""
     ops, phases, free = [], [], []
     for op in range(n_ops):
-        is_free = bool(rng.random() < 0.15)
+        is_source = bool(rng.random() < 0.15)
         phase = (
             ("forward", "backward", "optimizer")[min(3 * op // n_ops, 2)] if rng.random() < 0.8 else "forward"
         )
         seconds = float(rng.integers(0, 4)) if ties else float(rng.exponential(1.0) * (rng.random() < 0.9))
-        kind = str(rng.choice(["parameter", "input"])) if is_free else "aten.mm"
-        free.append(is_free)
+        kind = str(rng.choice(["parameter", "input"])) if is_source else "aten.mm"
+        free.append(is_source)
         phases.append(phase)
         ops.append(
             {
                 "name": f"op{op}",
                 "type": kind,
-                "phase": "forward" if is_free else phase,
+                "phase": "forward" if is_source else phase,
                 "resident_bytes": float(rng.integers(0, 5)) if kind == "parameter" else 0,
                 "colocate": int(rng.integers(0, 4)) if rng.random() < 0.2 else None,
                 "seconds": {"a": seconds, "b": 2.0 * seconds},
@@ -64,7 +64,7 @@ def random_cluster(rng: np.random.Generator, n_devices: int, *, ties: bool = Fal
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:
     """A device per decision unit, int64 (n_ops,)."""
-    devices: np.ndarray = rng.integers(0, n_devices, len(graph.groups))[graph.group_of]
+    devices: np.ndarray = rng.integers(0, n_devices, len(graph.units))[graph.unit_of]
     return devices
 
 

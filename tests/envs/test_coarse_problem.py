@@ -27,7 +27,7 @@ def test_a_coarse_op_takes_as_long_as_its_ops(
     assert coarse.op_seconds.shape == (coarse.graph.n_ops, cluster.n_devices)
     rests = cluster.op_gap_s * np.maximum((problem.op_seconds > 0).sum(axis=0) - 1, 0)
     assert coarse.single_device_s == pytest.approx(problem.op_seconds.sum(axis=0) + rests)
-    assert coarse.unit_bytes.sum() == pytest.approx(problem.unit_bytes.sum())
+    assert coarse.footprint_bytes.sum() == pytest.approx(problem.footprint_bytes.sum())
 
 
 @given(problems(), st.integers(1, 20))

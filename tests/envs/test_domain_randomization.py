@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from envs.cluster.presets import get_cluster
-from envs.domain_randomization import TIGHT_ROOM, resize, vary
+from envs.domain_randomization import TIGHT_ROOM, randomize_domain, resize
 from graphs.dataset import load_family
 from tests.envs.random_problems import random_graph
 
@@ -11,9 +11,9 @@ from tests.envs.random_problems import random_graph
 def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
     graph, given = random_graph(np.random.default_rng(0), 30), get_cluster(name)
     for seed in range(50):
-        problem = vary(graph, given, np.random.default_rng(seed))
+        problem = randomize_domain(graph, given, np.random.default_rng(seed))
         cluster = problem.cluster
-        assert problem.has_room
+        assert problem.is_feasible
         assert min(2, given.n_devices) <= cluster.n_devices <= given.n_devices
         assert {device.name for device in cluster.devices} <= {device.name for device in given.devices}
         assert (cluster.schedule, cluster.sharing) == (given.schedule, given.sharing)
@@ -22,7 +22,7 @@ def test_variations_keep_the_rules_of_the_cluster_and_leave_room(name):
 def test_a_slower_link_stays_slower():
     given = get_cluster("2x4xa100")
     graph = random_graph(np.random.default_rng(0), 30)
-    cluster = vary(graph, given, np.random.default_rng(3)).cluster
+    cluster = randomize_domain(graph, given, np.random.default_rng(3)).cluster
     kept = [
         given.devices.index(next(d for d in given.devices if d.name == device.name))
         for device in cluster.devices
@@ -36,9 +36,9 @@ def test_scarce_memory_is_scarce():
     graph, given = random_graph(np.random.default_rng(0), 30), get_cluster("4xv100")
     rooms = []
     for seed in range(100):
-        problem = vary(graph, given, np.random.default_rng(seed))
+        problem = randomize_domain(graph, given, np.random.default_rng(seed))
         if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
-            rooms.append(problem.cluster.memory_bytes.sum() / problem.unit_bytes.sum())
+            rooms.append(problem.cluster.memory_bytes.sum() / problem.footprint_bytes.sum())
     assert 10 <= len(rooms) <= 60
     assert all(TIGHT_ROOM[0] <= room * (1 + 1e-9) and room <= TIGHT_ROOM[1] for room in rooms)
 
@@ -68,6 +68,6 @@ def test_the_batch_size_leaves_weights_and_gradients_alone():
             strict=True,
         )
     )
-    for tensor in np.flatnonzero(weights | (given.tensor_home >= 0)):
+    for tensor in np.flatnonzero(weights | (given.tensor_owner >= 0)):
         grown = sized.tensor_bytes[tensor] / given.tensor_bytes[tensor]
         assert grown == pytest.approx(by_module.get(given.modules[given.tensor_producer[tensor]], grown))

@@ -27,7 +27,7 @@ from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from envs.simulator.single_moves import deviations
+from envs.simulator.single_moves import single_move_costs
 from graphs.op_graph import IntArray
 
 FAR = 0.02
@@ -98,7 +98,7 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
     Returns:
         Infinity for what is out of the question: longer than the placement by more than `FAR`.
     """
-    total_s = deviations(problem, device_of, FAR * problem.scale_s)
+    total_s = single_move_costs(problem, device_of, FAR * problem.scale_s)
     regret = (total_s - total_s.min(axis=1, keepdims=True)) / problem.scale_s
     return np.asarray(regret, dtype=np.float32)
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.training.imitation.demonstrations import Demonstration
 from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.state import walk_arrays
+from envs.mdp.state import mdp_arrays
 from envs.problem import Problem
 from graphs.op_graph import FloatArray
 
@@ -29,7 +29,7 @@ TOLERANCE = 5e-4
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Trajectory:
     """A walk that a demonstration decided; one row per decision.
 
     Attributes:
@@ -49,14 +49,14 @@ class Lesson:
     value: NDArray[np.float32]
 
 
-class Teacher:
+class ImitationLearner:
     """Lets a policy learn from lessons.
 
     Args:
         seed: whole numbers; the sequence of the lessons depends on them.
     """
 
-    def __init__(self, lessons: Sequence[Lesson], seed: Sequence[int]) -> None:
+    def __init__(self, lessons: Sequence[Trajectory], seed: Sequence[int]) -> None:
         self.lessons, self._seed = lessons, seed
 
     def epoch(
@@ -65,7 +65,7 @@ class Teacher:
         """One pass over all lessons, in a sequence that depends on the `number` of the pass alone.
 
         Returns:
-            `imitation/loss`, `imitation/agreement` (how nearly right the policy's first choices are),
+            `imitation/loss`, `imitation/accuracy` (how nearly right the policy's first choices are),
             `imitation/value_loss` and the number of decisions, `imitation/decisions`.
         """
         sequence = np.random.default_rng([*self._seed, number]).permutation(len(self.lessons))
@@ -77,7 +77,7 @@ class Teacher:
         n = max(decisions, 1.0)
         return {
             "imitation/loss": loss / n,
-            "imitation/agreement": agreement / n,
+            "imitation/accuracy": agreement / n,
             "imitation/value_loss": value_loss / n,
             "imitation/decisions": decisions,
         }
@@ -89,7 +89,7 @@ def demonstrated(
     *,
     orders: Sequence[str],
     seed: Sequence[int],
-) -> list[Lesson]:
+) -> list[Trajectory]:
     """Walk every demonstration once, each in one of the orders; what a walk takes to be full is left out."""
     rng = np.random.default_rng(seed)
     batch = EpisodeBatch(problems, 1, orders=orders)
@@ -98,21 +98,21 @@ def demonstrated(
 
 
 def descents(
-    problems: Sequence[Problem], *, orders: Sequence[str], walks: Walks, repeats: int, seed: Sequence[int]
-) -> list[Lesson]:
+    problems: Sequence[Problem], *, orders: Sequence[str], walks: MdpConfig, repeats: int, seed: Sequence[int]
+) -> list[Trajectory]:
     """Improve a placement of every problem `repeats` times, as `descend` does, each in one of the orders."""
     rng = np.random.default_rng(seed)
     batch = EpisodeBatch(problems, 1, orders=orders, **walks.arguments)
     return [descend(batch, index, rng) for _ in range(repeats) for index in range(len(problems))]
 
 
-def descend(batch: EpisodeBatch, problem: int, rng: np.random.Generator) -> Lesson:
+def descend(batch: EpisodeBatch, problem: int, rng: np.random.Generator) -> Trajectory:
     """Improve a placement, each unit going where the step is shortest or nearly so.
 
     Unlike a construction, an improvement knows what each device does to the whole step.
     """
     given = batch.problems[problem]
-    op_seconds = walk_arrays(given).scales[0]
+    op_seconds = mdp_arrays(given).scales[0]
     batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
 
     def choose(op: int, features: NDArray[np.float32], usable: NDArray[np.bool_]) -> tuple[int, FloatArray]:
@@ -126,10 +126,10 @@ def descend(batch: EpisodeBatch, problem: int, rng: np.random.Generator) -> Less
     return lesson
 
 
-def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Lesson | None:
+def walk(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Trajectory | None:
     """Walk one demonstration; None where the walk takes one of its devices to be full."""
     batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
-    unit_of = batch.problems[demonstration.problem].graph.group_of
+    unit_of = batch.problems[demonstration.problem].graph.unit_of
     return _walk(
         batch,
         demonstration.problem,
@@ -141,7 +141,7 @@ Choice = Callable[[int, NDArray[np.float32], NDArray[np.bool_]], tuple[int, NDAr
 """From an op, its device features and which devices are usable: a device, and the regret of each."""
 
 
-def _walk(batch: EpisodeBatch, problem: int, choose: Choice) -> Lesson | None:
+def _walk(batch: EpisodeBatch, problem: int, choose: Choice) -> Trajectory | None:
     """Walk the first episode, which has begun; None where a device that is chosen has no room."""
     seen = batch.observation
     rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], NDArray[Any], float]] = []
@@ -155,7 +155,7 @@ def _walk(batch: EpisodeBatch, problem: int, choose: Choice) -> Lesson | None:
         rows.append((op, features, mask, regret, float(rewards[0])))
         over = bool(ended[0])
     ops, all_features, masks, regrets, reward = (np.array(column) for column in zip(*rows, strict=True))
-    return Lesson(
+    return Trajectory(
         problem=np.full(len(ops), problem),
         op=ops,
         devices=all_features.reshape(len(ops), -1),
@@ -168,7 +168,7 @@ def _walk(batch: EpisodeBatch, problem: int, choose: Choice) -> Lesson | None:
 def _right(
     features: NDArray[np.float32], usable: NDArray[np.bool_], regret: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """`Lesson.right` of decisions.
+    """`Trajectory.right` of decisions.
 
     Args:
         features: (n, max_devices, n_device_features). usable: (n, max_devices). regret: (n, n_devices).
@@ -183,10 +183,10 @@ def _right(
 
 
 def _learn(
-    policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson], max_grad_norm: float
+    policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Trajectory], max_grad_norm: float
 ) -> NDArray[np.float64]:
     """One gradient step; sums of loss, right first choices and value loss, and the number of decisions."""
-    columns = {item.name: [getattr(lesson, item.name) for lesson in lessons] for item in fields(Lesson)}
+    columns = {item.name: [getattr(lesson, item.name) for lesson in lessons] for item in fields(Trajectory)}
     obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
     logits, values = policy.scores_for_update(obs)
     log_probs = logits.log_softmax(1)

@@ -11,7 +11,7 @@ from agent.policy.policy import Policy
 from agent.training.config import TrainConfig
 from agent.training.context import Context
 from agent.training.imitation.demonstrations import demonstrate, practise
-from agent.training.imitation.learner import Lesson, Teacher, demonstrated, descents
+from agent.training.imitation.learner import ImitationLearner, Trajectory, demonstrated, descents
 from envs.problem import Problem
 
 PRACTICE_PASSES = 2
@@ -36,8 +36,8 @@ class School:
         self._config, self._context, self._problems = config, context, problems
         self._policy, self._optimizer = policy, optimizer
         imitation = config.imitation_epochs if config.demonstrations else 0
-        self.stage_ends = (imitation, imitation + config.practice)
-        self._teacher: Teacher | None = None
+        self.stage_ends = (imitation, imitation + config.dagger_rounds)
+        self._teacher: ImitationLearner | None = None
 
     def is_out(self, iteration: int) -> bool:
         """Whether all stages are over."""
@@ -48,7 +48,7 @@ class School:
         if iteration < self.stage_ends[0]:
             seed, config = (self._context.seed,), self._config
             if self._policy.walks.improves:
-                self._teacher = Teacher(self._descents(config.demonstrations, seed), seed)
+                self._teacher = ImitationLearner(self._descents(config.demonstrations, seed), seed)
                 return
             found = demonstrate(
                 self._problems,
@@ -59,10 +59,10 @@ class School:
                 should_stop=self._context.should_stop,
             )
             lessons = demonstrated(self._problems, found, orders=config.order, seed=seed)
-            self._teacher = Teacher(lessons, seed)
+            self._teacher = ImitationLearner(lessons, seed)
 
     def learn(self, iteration: int) -> dict[str, float]:
-        """One pass over the demonstrations, or one round of practice; metrics as `Teacher.epoch`."""
+        """One pass over the demonstrations, or one round of practice; metrics as `ImitationLearner.epoch`."""
         learn, rate = self._stage(iteration)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -75,7 +75,7 @@ class School:
             share = iteration / imitation
             return self._imitate, between(config.imitation_rate, config.final_learning_rate, share)
         share = (iteration - imitation) / (end - imitation)
-        return self._practise, between(config.practice_rate, config.final_learning_rate, share)
+        return self._practise, between(config.dagger_rate, config.final_learning_rate, share)
 
     def _imitate(self, iteration: int) -> dict[str, float]:
         assert self._teacher is not None
@@ -84,12 +84,12 @@ class School:
     def _practise(self, iteration: int) -> dict[str, float]:
         self._teacher = None
         seed = (self._context.seed, iteration)
-        teacher = Teacher(self._own(seed), seed)
+        teacher = ImitationLearner(self._own(seed), seed)
         rounds = [self._epoch(teacher, number) for number in range(PRACTICE_PASSES)]
         decisions = sum(metrics["imitation/decisions"] for metrics in rounds)
         return rounds[-1] | {"imitation/decisions": decisions}
 
-    def _own(self, seed: Sequence[int]) -> list[Lesson]:
+    def _own(self, seed: Sequence[int]) -> list[Trajectory]:
         """Lessons from the policy's own placements; who improves learns from further descents."""
         if self._policy.walks.improves:
             return self._descents(1, seed)
@@ -98,11 +98,11 @@ class School:
         placed = practise(self._policy, self._problems, order=order, rng=rng)
         return demonstrated(self._problems, placed, orders=(order,), seed=seed)
 
-    def _descents(self, repeats: int, seed: Sequence[int]) -> list[Lesson]:
+    def _descents(self, repeats: int, seed: Sequence[int]) -> list[Trajectory]:
         walks, orders = self._policy.walks, self._config.order
         return descents(self._problems, orders=orders, walks=walks, repeats=repeats, seed=seed)
 
-    def _epoch(self, teacher: Teacher, number: int) -> dict[str, float]:
+    def _epoch(self, teacher: ImitationLearner, number: int) -> dict[str, float]:
         return teacher.epoch(number, self._policy, self._optimizer, max_grad_norm=self._config.max_grad_norm)
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def coarse_products() -> Iterator[None]:
+def bf16_matmul() -> Iterator[None]:
     """Let matrix products on CPU round their float32 factors to bfloat16 within the block; sums stay float32.
 
     Processors without bfloat16 instructions ignore it. On those that have them products take 0.3 to 0.5 of

@@ -13,7 +13,7 @@ LARGEST_KEPT_BYTES = 32 * 2**20
 
 
 @cache
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Let malloc keep blocks of up to 32 MiB that are freed, for the rest of the process.
 
     Each operation of an update frees and allocates tensors of megabytes. glibc gives those back to the

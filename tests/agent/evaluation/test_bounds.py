@@ -65,7 +65,7 @@ def test_free_graph_has_bound_zero():
 def test_no_placement_beats_the_bound(seed, n_devices):
     problem = random_problem(seed, n_ops=12, n_devices=n_devices)
     rng = np.random.default_rng(seed)
-    units = rng.integers(n_devices, size=(64, len(problem.graph.groups)))
+    units = rng.integers(n_devices, size=(64, len(problem.graph.units)))
     units[:n_devices] = np.arange(n_devices)[:, None]
-    total_s, _ = simulate_many(problem, units[:, problem.graph.group_of], memory=False)
+    total_s, _ = simulate_many(problem, units[:, problem.graph.unit_of], memory=False)
     assert lower_bound_s(problem) <= total_s.min() * (1 + 1e-9)

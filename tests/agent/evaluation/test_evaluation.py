@@ -11,12 +11,12 @@ import pytest
 from agent.evaluation.html_report import write_report
 from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, write_results
 from agent.evaluation.run import evaluate, open_folder, placement_path
-from agent.evaluation.spec import EvaluationError, Study
+from agent.evaluation.spec import EvaluationError, EvaluationSpec
 from agent.evaluation.summary import geometric_mean, summarise
 from agent.placers import PLACERS, Budget
 from agent.placers.units import complete
 from envs.placement.files import read_placement
-from envs.problem import NoRoomError, Problem
+from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
@@ -29,7 +29,7 @@ def small_study(**changes):
         "seeds": 2,
         "budget": Budget(20),
     }
-    return Study(**(settings | changes))
+    return EvaluationSpec(**(settings | changes))
 
 
 def quiet(done, total):
@@ -177,9 +177,9 @@ def test_studies_that_cannot_be_made_are_refused(changes, clause):
 
 def test_a_cluster_too_small_for_every_graph_is_refused():
     small = make_cluster(2, memory_bytes=0.6 * GB, name="small")
-    with pytest.raises(NoRoomError, match="graph 'a' on cluster 'small'"):
-        small_study(clusters=(small,)).check_room()
-    small_study(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_room()
+    with pytest.raises(InfeasibleError, match="graph 'a' on cluster 'small'"):
+        small_study(clusters=(small,)).check_feasible()
+    small_study(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_feasible()
 
 
 def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
@@ -252,7 +252,7 @@ def test_report_is_one_file_that_escapes_names(tmp_path):
 def test_unplaced_units_go_where_memory_is_left():
     problem = Problem(training_graph(3, 2), make_cluster(2))
     device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
-    last = problem.graph.group_of == problem.graph.group_of.max()
+    last = problem.graph.unit_of == problem.graph.unit_of.max()
     device_of[last] = -1
     completed = complete(problem, device_of)
     assert (completed[last] == 1).all()

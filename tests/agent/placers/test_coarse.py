@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.evaluation.run import evaluate, placement_path
-from agent.evaluation.spec import EvaluationError, Study
+from agent.evaluation.spec import EvaluationError, EvaluationSpec
 from agent.experiments.coarsening import main
 from agent.placers import PLACERS, Budget
 from agent.placers.coarse import place_coarsely
@@ -22,7 +22,7 @@ from tests.agent.placement_cases import make_cluster, random_problem, training_g
 def test_every_placer_places_groups_and_is_timed_op_by_op(name: str, seed: int) -> None:
     problem = random_problem(seed)
     coarse = coarse_problem(problem, 8)
-    assert len(coarse.graph.groups) <= 8 < len(problem.graph.groups)
+    assert len(coarse.graph.units) <= 8 < len(problem.graph.units)
     found = place_coarsely(PLACERS[name], coarse, Budget(50), np.random.default_rng(0))
     check_placement(problem.graph, problem.cluster, found.placement)
     assert found.step_time.total_s == simulate(problem.graph, problem.cluster, found.placement).total_s
@@ -31,7 +31,7 @@ def test_every_placer_places_groups_and_is_timed_op_by_op(name: str, seed: int) 
 
 def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
     graph, cluster = training_graph(3, 2), make_cluster(2)
-    study = Study((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
+    study = EvaluationSpec((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
     assert study.to_json()["coarsen"] == 5
     for trial in evaluate(study, tmp_path, report=lambda done, total: None):
         placement = read_placement(placement_path(tmp_path, trial), graph, cluster)
@@ -41,7 +41,7 @@ def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
 
 def test_no_groups_are_refused() -> None:
     with pytest.raises(EvaluationError, match="graphs of 0 groups; give at least 1 to --coarsen"):
-        Study((training_graph(),), (make_cluster(),), ("single",), coarsen=0)
+        EvaluationSpec((training_graph(),), (make_cluster(),), ("single",), coarsen=0)
 
 
 def test_the_table_has_a_row_per_family_and_number_of_groups(capsys: pytest.CaptureFixture[str]) -> None:

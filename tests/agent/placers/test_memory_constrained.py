@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.evaluation.run import evaluate
-from agent.evaluation.spec import Study
+from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.placers import PLACERS, Budget
@@ -25,7 +25,7 @@ SPREADING = ("memory-fill", "m-topo", "contiguous", "heft", "m-etf", "rollout", 
 @pytest.mark.parametrize("graph", LLAMAS, ids=lambda graph: graph.name)
 def test_a_llama_fits_on_all_devices_and_on_none(graph) -> None:
     problem = Problem(graph, CLUSTER)
-    problem.check_room()
+    problem.check_feasible()
     assert graph.resident_bytes.sum() > CLUSTER.memory_bytes.max()
     rng = np.random.default_rng(0)
     assert not PLACERS["single"].place(problem, Budget(4), rng).feasible
@@ -50,7 +50,7 @@ def test_groups_are_placed_within_memory_too() -> None:
 
 
 def test_a_placer_that_finds_no_fit_says_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = Study(tuple(LLAMAS[:2]), (CLUSTER,), ("single", "memory-fill"), budget=Budget(20))
+    study = EvaluationSpec(tuple(LLAMAS[:2]), (CLUSTER,), ("single", "memory-fill"), budget=Budget(20))
     trials = evaluate(study, tmp_path, report=lambda done, total: None)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent.evaluation.bounds import lower_bound_s
-from agent.placers import PLACERS, Budget, PlacerError, Search
+from agent.placers import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.contiguous import cut
 from agent.placers.fill import fill
 from agent.placers.list_scheduling import upward_rank_order
@@ -92,9 +92,9 @@ def test_searches_that_include_the_fastest_device_are_never_worse(name, problem)
 @pytest.mark.parametrize("name", ["annealing", "local-search"])
 def test_search_finds_the_optimum_of_a_small_graph(name):
     problem = random_problem(1, n_ops=9, n_devices=2)
-    n_units = len(problem.graph.groups)
+    n_units = len(problem.graph.units)
     every = (np.arange(2**n_units)[:, None] >> np.arange(n_units)) & 1
-    total_s, _ = simulate_many(problem, every[:, problem.graph.group_of], memory=False)
+    total_s, _ = simulate_many(problem, every[:, problem.graph.unit_of], memory=False)
     assert place(name, problem, 3000).step_time.total_s == pytest.approx(total_s.min())
 
 
@@ -125,15 +125,15 @@ def test_a_rollout_finds_the_chains_and_beats_the_rule_it_follows():
 
 def test_best_prefers_a_fit_to_speed_and_little_overflow_to_much():
     problem = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=6 * GB))
-    search = Search(problem, Budget(10))
+    search = SearchState(problem, Budget(10))
     one = np.zeros((1, problem.graph.n_ops), dtype=np.int64)
-    spread = (np.arange(len(problem.graph.groups)) % 3)[None]
+    spread = (np.arange(len(problem.graph.units)) % 3)[None]
     assert search.score(one)[0, 1] > 0
     assert not search.fits
     assert search.score_units(spread)[0, 1] == 0
     assert search.fits
     search.score(one)
-    assert (search.best == spread[0][problem.graph.group_of]).all()
+    assert (search.best == spread[0][problem.graph.unit_of]).all()
 
 
 def test_fill_goes_on_when_full_and_the_last_device_takes_the_rest():
@@ -148,7 +148,7 @@ def test_cut_is_in_proportion():
 
 def test_layer_order_keeps_backward_beside_forward():
     graph = training_graph(3, 1)
-    names = [graph.op_names[int(graph.groups.row(int(unit))[-1])] for unit in units_by_layer(graph)]
+    names = [graph.op_names[int(graph.units.row(int(unit))[-1])] for unit in units_by_layer(graph)]
     backward = [name for name in names if name.endswith("backward")]
     assert backward == [f"b0.l{layer}.backward" for layer in range(3)]
     assert names.index("b0.l0.backward") < names.index("b0.l2.update")
@@ -160,7 +160,7 @@ def test_upward_rank_is_a_topological_order():
         order = upward_rank_order(problem)
         place_in_order[order] = np.arange(len(order))
         producer, consumer = problem.graph.edges.T
-        running = ~problem.graph.is_free[producer]
+        running = ~problem.graph.is_source[producer]
         assert (place_in_order[producer[running]] < place_in_order[consumer[running]]).all()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent.policy.decoding import decode, decode_many
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
@@ -31,7 +31,7 @@ def policy() -> Policy:
 @pytest.mark.parametrize("n_samples", [0, 3])
 def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
     problem = random_problem(3)
-    placements = decode(policy, problem, n_samples=n_samples, walks=Walks(mdp))
+    placements = decode(policy, problem, n_samples=n_samples, walks=MdpConfig(mdp))
     assert placements.shape == (1 + n_samples, problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:
@@ -90,7 +90,7 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
 ) -> None:
     problem = random_problem(3)
     first, second = (
-        decode(policy, problem, order, 8, np.random.default_rng(5), beam=True, walks=Walks(mdp))
+        decode(policy, problem, order, 8, np.random.default_rng(5), beam=True, walks=MdpConfig(mdp))
         for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)

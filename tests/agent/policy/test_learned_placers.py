@@ -9,9 +9,9 @@ import torch
 
 from agent.commands import evaluate
 from agent.placers import PLACERS, Budget
-from agent.placers.memory_limits import MARGIN, TRIALS
+from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
 from agent.policy import decoding
-from agent.policy.mdp_config import Walks
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import LEARNED, WALKS, learned_placer
 from agent.policy.policy import Policy
@@ -70,7 +70,7 @@ def test_budget_is_kept(name, evaluations, used):
 @pytest.mark.parametrize("start", ["best", "heft", "single"])
 @pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
-    policy = Policy(untrained()[0], walks=Walks("improve", 2, start))
+    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, start))
     rng = np.random.default_rng(0)
     found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
     begun = [name for name in PLACERS if start in (name, "best") and not PLACERS[name].uses_rng]
@@ -78,7 +78,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
     for heuristic in begun:
         step_time = PLACERS[heuristic].place(PROBLEM, Budget(10), rng).step_time
         assert found.step_time.total_s <= step_time.total_s
-    a_pass = len(PROBLEM.graph.groups) * (PROBLEM.n_devices - 1)
+    a_pass = len(PROBLEM.graph.units) * (PROBLEM.n_devices - 1)
     passes = min(2, (evaluations - 1) // a_pass)
     walks = evaluations // (passes * a_pass + 1) if passes else 1
     expected = min(walks, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
@@ -89,7 +89,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
 
 @pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
 def test_refining_an_improvement_keeps_to_its_budget(evaluations):
-    policy = Policy(untrained()[0], walks=Walks("improve", 2, "best"))
+    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, "best"))
     refine = learned_placer("policy-refine", policy, "topo")
     found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
     assert found.evaluations == evaluations
@@ -139,10 +139,10 @@ def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
-    assert found.evaluations == TRIALS + 1 + WALKS
-    few = place("policy", problem=problem, evaluations=TRIALS + 2)
-    assert (few.feasible, few.evaluations) == (True, TRIALS + 2)
-    assert not place("policy", problem=problem, evaluations=TRIALS).feasible
+    assert found.evaluations == MAX_ATTEMPTS + 1 + WALKS
+    few = place("policy", problem=problem, evaluations=MAX_ATTEMPTS + 2)
+    assert (few.feasible, few.evaluations) == (True, MAX_ATTEMPTS + 2)
+    assert not place("policy", problem=problem, evaluations=MAX_ATTEMPTS).feasible
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_refined_placements_are_never_worse_than_any_heuristic(seed):
 def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
     graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
     problem = Problem(graph, get_cluster("4xv100"))
-    assert problem.unit_bytes.sum() > problem.cluster.memory_bytes.max()
+    assert problem.footprint_bytes.sum() > problem.cluster.memory_bytes.max()
     placer = learned_placer(name, load_policy("pretrained"), "topo")
     assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible
 

@@ -112,7 +112,7 @@ def test_every_visited_op_is_a_node_of_its_own() -> None:
     assert node[compute].tolist() == list(range(len(compute)))
     assert (edges[:, 0] != edges[:, 1]).all()
     leaders = unit_leaders(graph)
-    assert graph.group_of[leaders].tolist() == list(range(len(graph.groups)))
+    assert graph.unit_of[leaders].tolist() == list(range(len(graph.units)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.serialization import current_shape
 from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.observation import N_DEVICE_FEATURES, STATE_FEATURES
+from envs.mdp.features import N_DEVICE_FEATURES, columns_of
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
 
@@ -78,7 +78,7 @@ def test_a_policy_that_sees_the_state_alone_is_blind_to_the_lookahead() -> None:
     devices = torch.randn(5, 3, N_DEVICE_FEATURES)
     logits, values = network(context, devices, usable)
     other = torch.randn_like(devices)
-    other[..., STATE_FEATURES] = devices[..., STATE_FEATURES]
+    other[..., columns_of("state")] = devices[..., columns_of("state")]
     torch.testing.assert_close(network(context, other, usable), (logits, values))
     torch.testing.assert_close(network.logits(context, other, usable), logits)
     assert not torch.equal(network.logits(context, torch.randn_like(devices), usable), logits)

@@ -50,7 +50,7 @@ def test_a_card_without_sight_is_of_a_policy_that_sees_no_outlook(saved: Path) -
     network = PlacementNetwork(current_shape("sage", 8, 1, "lookahead"))
     save_policy(saved, network, replace(read_card(saved), shape=network.shape))
     card = json.loads((saved / "policy.json").read_text())
-    del card["shape"]["sight"]
+    del card["shape"]["feature_set"]
     (saved / "policy.json").write_text(json.dumps(card))
     assert load_policy(saved).network.shape == network.shape
 

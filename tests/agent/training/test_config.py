@@ -9,10 +9,10 @@ import pytest
 
 from agent.commands.train import make_parser
 from agent.placers import PLACERS
-from agent.policy import network
 from agent.training import config
 from agent.training.config import ConfigError, TrainConfig, config_from_json
 from agent.training.split import split_graphs
+from envs.mdp import features
 from graphs.op_graph import OpGraph, build_graph
 
 
@@ -27,7 +27,7 @@ def test_flags_and_fields_are_the_same() -> None:
 
 
 def test_what_a_policy_may_see_is_what_networks_can_show() -> None:
-    assert set(config.SIGHTS) == set(network.SIGHTS)
+    assert set(config.FEATURE_SETS) == set(features.FEATURE_SETS)
 
 
 def test_improvements_start_from_placers_without_randomness() -> None:

@@ -13,7 +13,7 @@ import torch
 from agent.policy.serialization import load_policy, read_card
 from agent.training.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from agent.training.config import ConfigError, TrainConfig
-from agent.training.problems import judged_problems, problems_of, training_problems
+from agent.training.problems import problems_of, training_problems, validation_problems
 from agent.training.split import Split
 from agent.training.trainer import train
 from envs.cluster.cluster import ClusterError
@@ -25,7 +25,7 @@ SMALL = TrainConfig(
     demonstrations=1,
     search=50,
     imitation_epochs=2,
-    practice=1,
+    dagger_rounds=1,
     timesteps=2048,
     hidden=16,
     rounds=1,
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     assert numbers(first) != numbers(other)
 
 
-@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"sight": "state"}])
+@pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"feature_set": "state"}])
 def test_what_is_left_out_makes_another_policy_that_still_learns(
     tmp_path: Path, change: dict[str, str]
 ) -> None:
@@ -143,7 +143,7 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
 
 def test_time_that_is_up_ends_school_too(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path / "run")
-    result = train(replace(SMALL, practice=10**6, minutes=0.03), context)
+    result = train(replace(SMALL, dagger_rounds=10**6, minutes=0.03), context)
     assert result.finished
     assert result.timesteps == 0
     assert (tmp_path / "run" / "policy.safetensors").exists()
@@ -231,7 +231,7 @@ def test_problems_without_the_memory_are_left_out() -> None:
 
 def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_they_are() -> None:
     graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
-    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=4)
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=4)
     problems = training_problems(graphs, config, seed=0)
     assert [problem.graph.name for problem in problems] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
     speeds = [problem.cluster.devices[0].flops_per_s for problem in problems]
@@ -239,10 +239,10 @@ def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_t
     again = training_problems(graphs, config, seed=0)
     assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
     assert {problem.n_devices for problem in problems} == {2, 3, 4}
-    judged = [(problem.graph.name, problem.cluster.name) for problem in judged_problems(graphs, config)]
+    judged = [(problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)]
     assert judged == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
 
 
 def test_a_policy_learns_from_varied_clusters(tmp_path: Path) -> None:
-    config = replace(SMALL, cluster=("2xk80", "4xh100"), variants=3)
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=3)
     assert train(config, MemoryContext(tmp_path)).finished

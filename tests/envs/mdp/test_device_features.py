@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from envs.cluster.cluster import Cluster, Device
-from envs.mdp.observation import DEVICE_FEATURES, N_DEVICE_FEATURES, N_OUTLOOK_FEATURES
+from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
 from envs.mdp.placement_env import PlacementEnv
 from envs.mdp.rollout_features import HORIZONS
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.op_graph import FloatArray
 from tests.envs.hand_made_problems import branches, chain_problem
+
+NAMES = [feature.name for feature in DEVICE_FEATURES]
 
 
 def test_features_of_a_hand_made_instance() -> None:
@@ -25,33 +27,33 @@ def test_features_of_a_hand_made_instance() -> None:
     mean = 4.5 / 4
     # On `slow`, 0.75 s of transfer after a's end at 1 s, b runs from 1.75 to 2.75; on `fast` 1 to 1.5.
     expected = {
-        "step time over the least of all candidates": [1.25, 0.0],
-        "growth of the step time": [1.75, 0.5],
-        "start of the op over the earliest": [0.75, 0.0],
-        "finish of the op over the earliest": [1.25, 0.0],
-        "device free over the earliest": [0.0, 1.0],
-        "inputs there over the earliest": [0.75, 0.0],
-        "op seconds over the least": [0.5, 0.0],
-        "op seconds": [1.0, 0.5],
-        "seconds of transfers still to be made": [0.75, 0.0],
-        "idle so far": [1.0, 0.0],
-        "step time beyond the finish of the op": [0.0, 0.0],
+        "step_time_over_least": [1.25, 0.0],
+        "step_time_growth": [1.75, 0.5],
+        "start_over_earliest": [0.75, 0.0],
+        "finish_over_earliest": [1.25, 0.0],
+        "device_free_over_earliest": [0.0, 1.0],
+        "inputs_ready_over_earliest": [0.75, 0.0],
+        "op_time_over_least": [0.5, 0.0],
+        "op_time": [1.0, 0.5],
+        "input_transfer_time": [0.75, 0.0],
+        "idle_time": [1.0, 0.0],
+        "step_time_beyond_finish": [0.0, 0.0],
     }
     for name, seconds in expected.items():
-        column = table[:, DEVICE_FEATURES.index(name)]
+        column = table[:, NAMES.index(name)]
         np.testing.assert_allclose(column, np.log1p(np.array(seconds) / mean), rtol=1e-6, err_msg=name)
     plain = {
-        "share of the placed input bytes that are there": [0.0, 1.0],
-        "share of the output bytes whose placed consumers are there": [0.0, 0.0],
-        "load over the mean load": [-1.0, 1.0],
-        "memory headroom left": [0.9, 0.8],
-        "is where the op is now": [0.0, 0.0],
-        "is where the last decision went": [0.0, 1.0],
-        "step time so far": [1.0 / 1.5, 1.0 / 1.5],
-        "share of the walk done": [0.5, 0.5],
+        "input_bytes_there": [0.0, 1.0],
+        "output_bytes_there": [0.0, 0.0],
+        "load_over_mean": [-1.0, 1.0],
+        "free_memory": [0.9, 0.8],
+        "is_current_device": [0.0, 0.0],
+        "is_last_device": [0.0, 1.0],
+        "step_time": [1.0 / 1.5, 1.0 / 1.5],
+        "visits_done": [0.5, 0.5],
     }
     for name, values in plain.items():
-        np.testing.assert_allclose(table[:, DEVICE_FEATURES.index(name)], values, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(table[:, NAMES.index(name)], values, rtol=1e-6, err_msg=name)
 
 
 def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dict[str, FloatArray]:
@@ -61,7 +63,13 @@ def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dic
     env = PlacementEnv([problem])
     env.reset(seed=0)
     seen = env.step(np.int64(1))[0]
-    return dict(zip(DEVICE_FEATURES, seen["devices"].reshape(3, N_DEVICE_FEATURES).T, strict=True))
+    return dict(
+        zip(
+            (feature.name for feature in DEVICE_FEATURES),
+            seen["devices"].reshape(3, N_DEVICE_FEATURES).T,
+            strict=True,
+        )
+    )
 
 
 def test_the_outlook_of_a_hand_made_instance() -> None:
@@ -79,24 +87,24 @@ def test_the_outlook_of_a_hand_made_instance() -> None:
         [(0, 16.0, [3]), (1, 3.0, [2, 3]), (2, 4.0, [3, 4]), (3, 1.0, [4])],
     )
     table = features_after_the_first_op_went_to_the_second_device(graph)
-    share = table["share of what the unplaced consumers read otherwise that is there"]
+    share = table["consumer_input_bytes_there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
-    send = table["seconds to send the outputs to their placed consumers"]
+    send = table["output_transfer_time"]
     np.testing.assert_allclose(send, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
     # From another device 7 bytes, output and parameter, go to a's output sooner than its 16 bytes come.
-    gather = table["seconds of transfers that the unplaced consumers need at best, over the least"]
+    gather = table["consumer_transfer_time_over_least"]
     np.testing.assert_allclose(gather, np.log1p([1.125, 0.0, 1.125]), rtol=1e-6)
     # After a on y until 1 s, b there ends at 2 and c at 3; elsewhere b ends at 1, sends, and c at 3.125.
-    onward = table["finish of the last unplaced consumer at best, over the earliest"]
+    onward = table["consumer_finish_over_earliest"]
     np.testing.assert_allclose(onward, np.log1p([0.125, 0.0, 0.125]), rtol=1e-5)
 
 
 def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed() -> None:
     table = features_after_the_first_op_went_to_the_second_device(branches())
-    share = table["share of what the unplaced consumers read otherwise that is there"]
+    share = table["consumer_input_bytes_there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
     # The 4 bytes that reach the join go to the 80 that are there already, whatever lies between.
-    gather = table["seconds of transfers that the unplaced consumers need at best, over the least"]
+    gather = table["consumer_transfer_time_over_least"]
     np.testing.assert_allclose(gather, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
 
 
@@ -105,9 +113,9 @@ def test_the_foresight_of_a_hand_made_instance() -> None:
     # With `left` on y until 1 s, the branch on y ends at 4 and the join at 5; elsewhere it ends at 3, sends 4
     # bytes to y, and the join ends at 4.75. Mean finishes: (2 + 3 + 4 + 5) / 4 and (1 + 2 + 3 + 4.75) / 4.
     for horizon in HORIZONS:
-        time_s = table[f"step time after the next {horizon} ops, over the least"]
+        time_s = table[f"rollout_step_time_{horizon}_over_least"]
         np.testing.assert_allclose(time_s, np.log1p([0.0, 0.25, 0.0]), rtol=1e-6)
-        finish_s = table[f"mean finish after the next {horizon} ops, over the least"]
+        finish_s = table[f"rollout_mean_finish_{horizon}_over_least"]
         np.testing.assert_allclose(finish_s, np.log1p([0.0, 0.8125, 0.0]), rtol=1e-6)
 
 
@@ -119,12 +127,18 @@ def test_the_foresight_knows_of_memory() -> None:
     devices = tuple(Device(name, "gpu", memory, 1.0, 1.0, 0.0) for name, memory in (("x", 10.0), ("y", 20.0)))
     cluster = Cluster("two", devices, np.full((2, 2), 8.0), np.full((2, 2), 0.25))
     seen, _ = PlacementEnv([Problem(build_graph("g", "", ops, [(0, 80.0, [1])]), cluster)]).reset(seed=0)
-    table = dict(zip(DEVICE_FEATURES, seen["devices"].reshape(2, N_DEVICE_FEATURES).T, strict=True))
-    time_s = table[f"step time after the next {HORIZONS[0]} ops, over the least"]
+    table = dict(
+        zip(
+            (feature.name for feature in DEVICE_FEATURES),
+            seen["devices"].reshape(2, N_DEVICE_FEATURES).T,
+            strict=True,
+        )
+    )
+    time_s = table[f"rollout_step_time_{HORIZONS[0]}_over_least"]
     np.testing.assert_allclose(time_s, np.log1p([10.25, 0.0]), rtol=1e-6)
 
 
 def test_who_improves_foresees_nothing() -> None:
     env = PlacementEnv([chain_problem()], mdp="improve")
     seen, _ = env.reset(seed=0)
-    assert not seen["devices"].reshape(2, N_DEVICE_FEATURES)[:, N_OUTLOOK_FEATURES:].any()
+    assert not seen["devices"].reshape(2, N_DEVICE_FEATURES)[:, len(columns_of("consumers")) :].any()

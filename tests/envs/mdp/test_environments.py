@@ -13,9 +13,9 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.mdp.batched_env import BatchedPlacementEnv
-from envs.mdp.episodes import EpisodeBatch, WalkError, is_incremental
+from envs.mdp.episodes import EpisodeBatch, MdpError, is_incremental
 from envs.mdp.placement_env import PlacementEnv
-from envs.problem import NoRoomError, Problem
+from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError, get_order
@@ -82,7 +82,7 @@ def test_batched_equals_single_step_by_step(mdp: str) -> None:
             expected[episode], reward, terminated, truncated, info = env.step(actions[episode])
             assert (reward, terminated, truncated) == (rewards[episode], over[episode], False)
             if terminated:
-                mine, other = batch.ending(episode), info["ending"]
+                mine, other = batch.result(episode), info["result"]
                 assert mine.device_of.tolist() == other.device_of.tolist()
                 assert mine.step_time_s == other.step_time_s
                 begin(episode)
@@ -109,12 +109,12 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
         step_time_s = simulate_problem(problem, last).total_s
         gain = -step_time_s if mdp == "construct" else first.total_s - step_time_s
         assert total == pytest.approx(gain / problem.scale_s, abs=1e-9)
-        ending = batch.ending(0)
+        ending = batch.result(0)
         assert simulate_problem(problem, ending.device_of).total_s == ending.step_time_s
         assert ending.step_time_s <= step_time_s
         assert (ending.device_of >= 0).all()
-        for group in range(len(problem.graph.groups)):
-            assert len(set(ending.device_of[problem.graph.groups.row(group)])) == 1
+        for group in range(len(problem.graph.units)):
+            assert len(set(ending.device_of[problem.graph.units.row(group)])) == 1
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
@@ -163,32 +163,32 @@ def test_no_room_left_ends_the_episode_as_infeasible() -> None:
     env.step(np.int64(0))
     _, reward, over, _, info = env.step(np.int64(1))
     assert over
-    assert info["ending"].infeasible
-    assert not info["ending"].fits
-    assert np.isnan(info["ending"].step_time_s)
+    assert info["result"].infeasible
+    assert not info["result"].fits
+    assert np.isnan(info["result"].step_time_s)
     assert reward < -1
 
 
 def test_graphs_that_fit_nowhere_are_refused() -> None:
     problem = chain_problem()
     tiny = tuple(replace(device, memory_bytes=9.0) for device in problem.cluster.devices)
-    with pytest.raises(NoRoomError, match=r"op 'a'.*largest device"):
+    with pytest.raises(InfeasibleError, match=r"op 'a'.*largest device"):
         EpisodeBatch([Problem(problem.graph, replace(problem.cluster, devices=tiny))], 1)
     lone = replace(problem.cluster.devices[0], memory_bytes=15.0)
     alone = Cluster("one", (lone,), np.ones((1, 1)), np.zeros((1, 1)))
-    with pytest.raises(NoRoomError, match="together"):
+    with pytest.raises(InfeasibleError, match="together"):
         EpisodeBatch([Problem(problem.graph, alone)], 1)
 
 
 def test_bad_walks_are_refused() -> None:
-    with pytest.raises(WalkError, match="no problems"):
+    with pytest.raises(MdpError, match="no problems"):
         EpisodeBatch([], 1)
-    with pytest.raises(WalkError, match="unknown mdp 'walk'"):
+    with pytest.raises(MdpError, match="unknown mdp 'walk'"):
         EpisodeBatch([chain_problem()], 1, mdp="walk")
     with pytest.raises(OrderError, match="upside-down"):
         EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
     only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
-    with pytest.raises(WalkError, match="nothing to place"):
+    with pytest.raises(MdpError, match="nothing to place"):
         EpisodeBatch([Problem(only, get_cluster("2xk80"))], 1)
 
 
@@ -214,10 +214,10 @@ def test_vec_env_draws_every_problem_once_a_round() -> None:
         actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
         _, _, dones, infos = env.step(actions)
         for done, info in zip(dones, infos, strict=True):
-            assert done == ("ending" in info)
+            assert done == ("result" in info)
             if done:
-                seen.append(info["ending"].problem)
-                assert info["episode"]["l"] == info["ending"].decisions
+                seen.append(info["result"].problem)
+                assert info["episode"]["l"] == info["result"].decisions
                 assert info["terminal_observation"]["devices"].shape == env.observation_space["devices"].shape
     counts = np.bincount(seen, minlength=len(problems))
     assert counts.max() - counts.min() <= 4
@@ -256,6 +256,6 @@ def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> No
         assert batch.time_s()[0] == batch.time_s()[1]
         _, over = batch.step(np.array([1, 1]))
     assert over.all()
-    first, second = batch.ending(0), batch.ending(1)
+    first, second = batch.result(0), batch.result(1)
     assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
     assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)

@@ -44,7 +44,7 @@ class _Step:
         self.link_free: dict[object, float] = defaultdict(float)
         self.out = Reference()
         for op in range(graph.n_ops):
-            if graph.is_free[op] and device_of[op] >= 0:
+            if graph.is_source[op] and device_of[op] >= 0:
                 self.out.start[op] = self.out.finish[op] = 0.0
 
     def link(self, tensor: int, source: int, target: int) -> object:
@@ -72,7 +72,7 @@ class _Step:
     def program(self) -> None:
         for op in range(self.graph.n_ops):
             device = self.device_of[op]
-            if device < 0 or self.graph.is_free[op]:
+            if device < 0 or self.graph.is_source[op]:
                 continue
             ready = 0.0
             for tensor in map(int, self.graph.inputs.row(op)):
@@ -89,13 +89,13 @@ class _Step:
     def fifo(self) -> None:
         """At each instant: finish ops, deliver tensors, queue what became ready, start what can start."""
         graph, present = self.graph, [op for op in range(self.graph.n_ops) if self.device_of[op] >= 0]
-        waiting = {op for op in present if not graph.is_free[op]}
+        waiting = {op for op in present if not graph.is_source[op]}
         device_queue: list[list[int]] = [[] for _ in range(self.cluster.n_devices)]
         link_queue: dict[object, list[tuple[int, int, list[int]]]] = defaultdict(list)
         running: set[int] = set()
         there: dict[tuple[int, int], float] = {}
         for op in present:
-            if graph.is_free[op]:
+            if graph.is_source[op]:
                 self.produce(op, there, link_queue)
         now = 0.0
         while True:
@@ -153,7 +153,7 @@ class _Step:
         """Greatest sum of the bytes held at once per device, from the intervals they are held in."""
         graph, held = self.graph, [[] for _ in range(self.cluster.n_devices)]  # type: ignore[var-annotated]
         for tensor in range(graph.n_tensors):
-            producer, home = int(graph.tensor_producer[tensor]), int(graph.tensor_home[tensor])
+            producer, home = int(graph.tensor_producer[tensor]), int(graph.tensor_owner[tensor])
             source = self.device_of[producer]
             if source < 0:
                 continue

@@ -67,7 +67,7 @@ def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
     run_moved(problem.arrays, standing, pair, 0, np.inf, work_of(problem, standing))
     stand(pair)
     for _ in range(12):
-        moves = np.isin(graph.group_of, rng.integers(len(graph.groups), size=int(rng.integers(1, 4))))
+        moves = np.isin(graph.unit_of, rng.integers(len(graph.units), size=int(rng.integers(1, 4))))
         device_of = np.where(moves, rng.integers(cluster.n_devices), standing)
         first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
         timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)

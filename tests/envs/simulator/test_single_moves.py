@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
-from envs.simulator.single_moves import deviations
+from envs.simulator.single_moves import single_move_costs
 from graphs import OpGraph
 from tests.envs.random_problems import problems
 
@@ -18,11 +18,11 @@ def test_deviations_are_timed_as_from_scratch(
 ) -> None:
     graph, cluster, device_of = case
     problem, before = Problem(graph, cluster), device_of.copy()
-    found = deviations(problem, device_of, limit_s)
+    found = single_move_costs(problem, device_of, limit_s)
     assert (device_of == before).all()
     stay_s = step_time_s(problem, device_of)
-    for unit in range(len(graph.groups)):
+    for unit in range(len(graph.units)):
         for device in range(cluster.n_devices):
-            moved_s = step_time_s(problem, np.where(graph.group_of == unit, device, device_of))
+            moved_s = step_time_s(problem, np.where(graph.unit_of == unit, device, device_of))
             seen_late = found[unit, device] < np.inf
             assert found[unit, device] == moved_s if seen_late else moved_s > stay_s + limit_s

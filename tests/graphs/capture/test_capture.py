@@ -149,7 +149,7 @@ def test_backward_ops_keep_the_module_that_caused_them(mlp: OpGraph) -> None:
 
 
 def test_the_decision_units_of_a_capture_are_its_first_users(mlp: OpGraph) -> None:
-    unit = mlp.group_of
+    unit = mlp.unit_of
     assert unit[op(mlp, "fc1.weight")] == unit[op(mlp, "fc1/addmm")] == unit[op(mlp, "adam/fc1.bias")]
     assert unit[op(mlp, "fc1/addmm")] != unit[op(mlp, "gradients/fc1/mm")]
     assert not mlp.is_compute[op(mlp, "adam/fc1.weight")]
@@ -258,7 +258,7 @@ def test_a_module_in_several_places_is_named_after_the_place_that_calls_it() -> 
 def test_constants_in_the_model_are_inputs() -> None:
     graph = capture(Calls(lambda layer, x: layer(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])), torch.zeros(2, 4))
     assert graph.op_types.count("input") == 2
-    assert 16 in graph.tensor_bytes[graph.is_free[graph.tensor_producer]]
+    assert 16 in graph.tensor_bytes[graph.is_source[graph.tensor_producer]]
 
 
 def test_an_lstm_is_unrolled() -> None:

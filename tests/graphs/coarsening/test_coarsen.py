@@ -40,11 +40,11 @@ def members(found: Coarsening) -> list[set[int]]:
 def test_at_most_so_many_groups_keep_colocation_and_the_sums_of_costs(graph: OpGraph, n_groups: int) -> None:
     found = coarsen(graph, n_groups)
     coarse = found.coarse
-    assert len(coarse.groups) <= n_groups or coarse is graph
-    assert len(coarse.groups) <= max(n_groups, len(graph.groups))
-    group = coarse.group_of[found.part]
-    for unit in range(len(graph.groups)):
-        assert len(set(group[graph.groups.row(unit)].tolist())) == 1
+    assert len(coarse.units) <= n_groups or coarse is graph
+    assert len(coarse.units) <= max(n_groups, len(graph.units))
+    group = coarse.unit_of[found.part]
+    for unit in range(len(graph.units)):
+        assert len(set(group[graph.units.row(unit)].tolist())) == 1
     for label in ("flops", "bytes_moved", "resident_bytes"):
         assert getattr(coarse, label).sum() == pytest.approx(getattr(graph, label).sum())
         assert getattr(coarse, label) == pytest.approx(found.total(getattr(graph, label)))
@@ -76,18 +76,18 @@ def test_coarse_ops_form_no_cycle_and_tensors_keep_their_ends(graph: OpGraph, n_
 def test_coarse_ops_mix_neither_phases_nor_what_is_free_with_what_runs(graph: OpGraph, n_groups: int) -> None:
     found = coarsen(graph, n_groups)
     for part, ops in enumerate(members(found)):
-        assert {bool(graph.is_free[op]) for op in ops} == {bool(found.coarse.is_free[part])}
-        if not found.coarse.is_free[part]:
+        assert {bool(graph.is_source[op]) for op in ops} == {bool(found.coarse.is_source[part])}
+        if not found.coarse.is_source[part]:
             assert {graph.phases[op] for op in ops} == {found.coarse.phases[part]}
 
 
 @given(graphs(), st.integers(1, 20), st.integers(1, 4))
 def test_a_placement_of_the_groups_is_one_of_the_ops(graph: OpGraph, n_groups: int, n_devices: int) -> None:
     found = coarsen(graph, n_groups)
-    devices = np.random.default_rng(0).integers(n_devices, size=len(found.coarse.groups))
-    expanded = found.expand(devices[found.coarse.group_of])
-    assert all(len(set(expanded[graph.groups.row(unit)])) == 1 for unit in range(len(graph.groups)))
-    rows = np.stack([devices[found.coarse.group_of]] * 2)
+    devices = np.random.default_rng(0).integers(n_devices, size=len(found.coarse.units))
+    expanded = found.expand(devices[found.coarse.unit_of])
+    assert all(len(set(expanded[graph.units.row(unit)])) == 1 for unit in range(len(graph.units)))
+    rows = np.stack([devices[found.coarse.unit_of]] * 2)
     assert (found.expand(rows) == expanded).all()
 
 
@@ -170,7 +170,7 @@ def test_heavy_ops_are_alone() -> None:
 def test_parameters_and_updates_follow_their_group_as_ops_of_their_own() -> None:
     graph = load_family("gpt")[-1]
     found = coarsen(graph, 16)
-    assert 8 <= len(found.coarse.groups) <= 16
+    assert 8 <= len(found.coarse.units) <= 16
     kinds = {
         (found.coarse.op_types[part], found.coarse.phases[part]): 0 for part in range(found.coarse.n_ops)
     }
@@ -192,5 +192,5 @@ def test_layers_of_module_paths() -> None:
 def test_a_large_graph_takes_little_time() -> None:
     graph = layered_graph(20_000)
     began = time.process_time()
-    assert len(coarsen(graph).coarse.groups) <= 512
+    assert len(coarsen(graph).coarse.units) <= 512
     assert time.process_time() - began < 2.0

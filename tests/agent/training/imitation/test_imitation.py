@@ -11,7 +11,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
 from agent.training.imitation.demonstrations import Demonstration, demonstrate, practise, regrets
-from agent.training.imitation.learner import TOLERANCE, Teacher, demonstrated, descend, walk
+from agent.training.imitation.learner import TOLERANCE, ImitationLearner, demonstrated, descend, walk
 from envs.cluster.presets import get_cluster
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
@@ -74,12 +74,12 @@ def test_a_lesson_holds_the_walk(problems: list[Problem]) -> None:
 def test_regrets_are_what_single_moves_cost() -> None:
     problem = random_problem(3, n_ops=30)
     rng = np.random.default_rng(0)
-    device_of = rng.integers(problem.n_devices, size=len(problem.graph.groups))[problem.graph.group_of]
+    device_of = rng.integers(problem.n_devices, size=len(problem.graph.units))[problem.graph.unit_of]
     found = regrets(problem, device_of)
-    assert found.shape == (len(problem.graph.groups), problem.n_devices)
-    for unit in range(len(problem.graph.groups)):
+    assert found.shape == (len(problem.graph.units), problem.n_devices)
+    for unit in range(len(problem.graph.units)):
         moves = (
-            np.where(problem.graph.group_of == unit, device, device_of) for device in range(problem.n_devices)
+            np.where(problem.graph.unit_of == unit, device, device_of) for device in range(problem.n_devices)
         )
         cost = np.array([simulate_problem(problem, moved).total_s for moved in moves]) / problem.scale_s
         near = np.isfinite(found[unit])
@@ -110,8 +110,8 @@ def test_a_descent_gains_and_hardly_ever_loses(problems: list[Problem]) -> None:
     problem = problems[1]
     batch = EpisodeBatch(problems, 1, mdp="improve", passes=3)
     lesson = descend(batch, 1, np.random.default_rng(0))
-    assert len(lesson.op) == 3 * len(problem.graph.groups)
-    ending = batch.ending(0)
+    assert len(lesson.op) == 3 * len(problem.graph.units)
+    ending = batch.result(0)
     # Everything is on one device at first, and what is gained is what is left to the end.
     assert lesson.value[0] == pytest.approx(1 - ending.step_time_s / problem.scale_s, abs=0.02)
     assert ending.step_time_s < 0.35 * problem.scale_s
@@ -138,7 +138,7 @@ def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
         placed = practise(policy, problems, order="topo", rng=rng)
         assert [each.problem for each in placed] == [0, 1]
         lessons = demonstrated(problems, placed, orders=("topo",), seed=(0, number))
-        teacher = Teacher(lessons, (0, number))
+        teacher = ImitationLearner(lessons, (0, number))
         teacher.epoch(0, policy, optimizer, max_grad_norm=1.0)
     assert mean_ratio() < 0.3
 
@@ -150,9 +150,9 @@ def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     torch.nn.init.zeros_(policy.network.actor[-1].weight)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     lessons = demonstrated(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
-    teacher = Teacher(lessons, (0,))
+    teacher = ImitationLearner(lessons, (0,))
     rows = [teacher.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
-    assert rows[-1]["imitation/agreement"] > 0.95 > rows[0]["imitation/agreement"]
+    assert rows[-1]["imitation/accuracy"] > 0.95 > rows[0]["imitation/accuracy"]
     assert rows[-1]["imitation/loss"] < 0.3 * rows[0]["imitation/loss"]
     assert rows[-1]["imitation/decisions"] == 16
     # What was shown on four chains of four ops carries over to chains of six.

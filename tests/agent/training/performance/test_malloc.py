@@ -9,7 +9,7 @@ import pytest
 COUNT_FAULTS = """
 import resource
 import torch
-from agent.training.performance.malloc import keep_freed_memory
+from agent.training.performance.malloc import tune_malloc
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -20,7 +20,7 @@ def faults():
         last.sum().backward()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-keep_freed_memory()
+tune_malloc()
 for _ in range(3):
     faults()
 print(sum(faults() for _ in range(4)))

@@ -1,0 +1,97 @@
+"""The features of a candidate device: what they are called, which group they belong to, and their unit.
+
+A feature is declared here and nowhere else: kernels fill the column of its name, feature sets choose groups,
+and policy files carry the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HORIZONS = (8, 32)
+"""Visits after which a truncated rollout is looked at, the one at hand included."""
+
+STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
+"""What a feature needs to be known: the state alone; a simulation with the op there, and where its neighbours
+are; what its consumers read besides; a rollout of a simple rule from there."""
+
+MEAN_OPS, SHARE, FLAG, SINGLE_STEPS = "log mean op times", "share", "0 or 1", "single-device step times"
+"""Units. Times are in mean op times and squashed to sign(x) log(1 + |x|) unless they say otherwise."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One number about one candidate device.
+
+    Attributes:
+        name: identifier, unique.
+        group: one of `GROUPS`.
+        unit: what it is measured in.
+    """
+
+    name: str
+    group: str
+    unit: str
+
+
+DEVICE_FEATURES: tuple[Feature, ...] = (
+    Feature("step_time_over_least", LOOKAHEAD, MEAN_OPS),
+    Feature("step_time_growth", LOOKAHEAD, MEAN_OPS),
+    Feature("start_over_earliest", LOOKAHEAD, MEAN_OPS),
+    Feature("finish_over_earliest", LOOKAHEAD, MEAN_OPS),
+    Feature("device_free_over_earliest", LOOKAHEAD, MEAN_OPS),
+    Feature("inputs_ready_over_earliest", LOOKAHEAD, MEAN_OPS),
+    Feature("link_busy_beyond_start", LOOKAHEAD, MEAN_OPS),
+    Feature("input_bytes_there", LOOKAHEAD, SHARE),
+    Feature("output_bytes_there", LOOKAHEAD, SHARE),
+    Feature("load_over_mean", STATE, SHARE),
+    Feature("free_memory", STATE, SHARE),
+    Feature("op_time_over_least", STATE, MEAN_OPS),
+    Feature("op_time", STATE, MEAN_OPS),
+    Feature("is_current_device", STATE, FLAG),
+    Feature("is_last_device", STATE, FLAG),
+    Feature("input_transfer_time", LOOKAHEAD, MEAN_OPS),
+    Feature("idle_time", LOOKAHEAD, MEAN_OPS),
+    Feature("step_time_beyond_finish", LOOKAHEAD, MEAN_OPS),
+    Feature("slowness", STATE, "log single-device step time over the least"),
+    Feature("step_time", LOOKAHEAD, SINGLE_STEPS),
+    Feature("visits_done", STATE, SHARE),
+    Feature("output_transfer_time", CONSUMERS, MEAN_OPS),
+    Feature("consumer_input_bytes_there", CONSUMERS, SHARE),
+    Feature("consumer_transfer_time_over_least", CONSUMERS, MEAN_OPS),
+    Feature("consumer_finish_over_earliest", CONSUMERS, MEAN_OPS),
+    *(
+        Feature(f"rollout_{what}_{horizon}_over_least", ROLLOUT, MEAN_OPS)
+        for horizon in HORIZONS
+        for what in ("step_time", "mean_finish")
+    ),
+)
+"""One row of the observation per candidate device has these columns."""
+N_DEVICE_FEATURES = len(DEVICE_FEATURES)
+
+FEATURE_SETS: dict[str, tuple[str, ...]] = {
+    "rollout": GROUPS,
+    "consumers": (STATE, LOOKAHEAD, CONSUMERS),
+    "lookahead": (STATE, LOOKAHEAD),
+    "state": (STATE,),
+}
+"""What a policy may see of the devices: groups of features."""
+
+
+def column(name: str) -> int:
+    """Position of a feature in `DEVICE_FEATURES`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    return [feature.name for feature in DEVICE_FEATURES].index(name)
+
+
+def columns_of(feature_set: str) -> tuple[int, ...]:
+    """Positions in `DEVICE_FEATURES` that a feature set selects, ascending.
+
+    Raises:
+        KeyError: an unknown feature set.
+    """
+    groups = FEATURE_SETS[feature_set]
+    return tuple(at for at, feature in enumerate(DEVICE_FEATURES) if feature.group in groups)

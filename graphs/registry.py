@@ -1,0 +1,64 @@
+"""One class for all that is chosen by name: orders, families, cluster presets, placers and encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """Entries of one kind by name, in the order of their registration.
+
+    Args:
+        kind: what an entry is, for messages, e.g. `order`.
+        error: raised for a name that is unknown or taken.
+        modules: imported at the first look-up; importing one registers its entries. A registry that nobody
+            looks into loads nothing.
+    """
+
+    def __init__(self, kind: str, error: type[ValueError], modules: Sequence[str] = ()) -> None:
+        self.kind = kind
+        self._error = error
+        self._waiting = list(modules)
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str, entry: T) -> T:
+        """Add an entry and return it.
+
+        Raises:
+            ValueError: the name is taken; of the registry's own class of error.
+        """
+        if name in self._entries:
+            raise self._error(f"{self.kind} '{name}' is registered twice; choose another name")
+        self._entries[name] = entry
+        return entry
+
+    def __getitem__(self, name: str) -> T:
+        """The entry of a name.
+
+        Raises:
+            ValueError: an unknown name, with those that are known; of the registry's own class of error.
+        """
+        self._load()
+        if name not in self._entries:
+            raise self._error(f"unknown {self.kind} '{name}'; use one of {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._entries)
+
+    def _load(self) -> None:
+        while self._waiting:
+            import_module(self._waiting.pop(0))

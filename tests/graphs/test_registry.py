@@ -1,0 +1,51 @@
+"""The registry that every kind of named thing is kept in."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphs.registry import Registry
+
+
+class ColourError(ValueError):
+    """An error of this test's own."""
+
+
+def test_entries_are_found_in_the_order_of_their_registration() -> None:
+    colours = Registry[int]("colour", ColourError)
+    assert colours.register("red", 1) == 1
+    colours.register("blue", 2)
+    assert list(colours.items()) == [("red", 1), ("blue", 2)]
+    assert len(colours) == 2
+    assert "red" in colours
+    assert "green" not in colours
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    colours = Registry[int]("colour", ColourError)
+    colours.register("red", 1)
+    colours.register("blue", 2)
+    with pytest.raises(ColourError, match=r"^unknown colour 'green'; use one of red, blue$"):
+        colours["green"]
+
+
+def test_a_name_is_refused_twice() -> None:
+    colours = Registry[int]("colour", ColourError)
+    colours.register("red", 1)
+    with pytest.raises(ColourError, match=r"^colour 'red' is registered twice; choose another name$"):
+        colours.register("red", 2)
+    assert colours["red"] == 1
+
+
+def test_modules_are_imported_at_the_first_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "colours_of_a_test.py").write_text(
+        f"import sys\nsys.modules[{__name__!r}].LAZY.register('red', 1)\n"
+    )
+    assert "colours_of_a_test" not in sys.modules
+    assert LAZY["red"] == 1
+    assert list(LAZY) == ["red"]
+
+
+LAZY = Registry[int]("colour", ColourError, ["colours_of_a_test"])

@@ -1,7 +1,7 @@
 """Every snippet of the README runs as pasted, in a fresh copy of the checkout, with the shipped policy.
 
-Two things differ, as they would take too long here: trainings get a fraction of their minutes, and what `make`
-and `tensorboard` would do is not done, only their existence checked.
+Two things differ, as they would take too long: trainings get a fraction of their minutes, and what `make` and
+`tensorboard` would do is not done, only their existence checked.
 """
 
 from __future__ import annotations

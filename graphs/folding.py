@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graphs.op_costs import node_value, op_bytes, op_flops, op_packet, size_bytes
+from graphs.op_costs import count_numbers, node_value, op_bytes, op_flops, op_packet, size_bytes
 from graphs.op_graph import OpGraph, build_graph
 from graphs.tracing import Trace, call_of, is_mutable
 
@@ -44,7 +44,7 @@ def find_storages(trace: Trace) -> dict[fx.Node, Any]:
         if node.target is operator.getitem:
             found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
         elif _is_view(node):
-            base = storages_in(found[node.all_input_nodes[0]])[0]
+            base = _viewed_storage(node, found)
             value = node_value(node)
             found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
         elif node in trace.sources:
@@ -52,6 +52,11 @@ def find_storages(trace: Trace) -> dict[fx.Node, Any]:
         else:
             found[node] = _allocate(node)
     return found
+
+
+def _viewed_storage(view: fx.Node, found: Mapping[fx.Node, Any]) -> Storage | None:
+    """The storage behind a view; None for a view of a Python number, such as the conjugate of 1j."""
+    return next((storage for base in view.all_input_nodes[:1] for storage in storages_in(found[base])), None)
 
 
 def _allocate(node: fx.Node) -> Any:
@@ -86,8 +91,13 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _keeps_layout(clone: fx.Node) -> bool:
-    """Whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on."""
+    """Whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on.
+
+    A clone of a conjugated or negated view does change something: it computes what the view only notes.
+    """
     before, after = node_value(clone.all_input_nodes[0]), node_value(clone)
+    if before.is_conj() != after.is_conj() or before.is_neg() != after.is_neg():
+        return False
     return bool(before.stride() == after.stride())
 
 
@@ -221,7 +231,7 @@ class Folder:
             type=f"optim.{update.optimizer}",
             module=path.rpartition(".")[0],
             phase="optimizer",
-            flops=update.flops * tensor.numel(),
+            flops=update.flops * count_numbers(tensor),
             bytes_moved=update.passes * size_bytes(tensor),
             colocate=self.ops[self.op_of_source[path]]["colocate"],
         )

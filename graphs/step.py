@@ -87,15 +87,23 @@ def one_line(error: Exception) -> str:
 
 
 def mean_loss(returned: Any) -> Tensor:
-    """A scalar result itself; of anything else the average over its float tensors of each one's mean.
+    """Returns a real scalar itself; of anything else, the average of the means of its float tensors.
+
+    The mean of a complex tensor is that of its real and imaginary parts.
 
     Raises:
         CaptureError: no float tensor is returned.
     """
-    if isinstance(returned, Tensor) and returned.dim() == 0:
+    if isinstance(returned, Tensor) and returned.dim() == 0 and not returned.is_complex():
         return returned.clone()  # the traces cannot differentiate an output that is a view
-    floats = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
     if not floats:
         raise CaptureError("it returns no float tensor to take the loss of; return a loss or float outputs")
-    means = [leaf.mean() for leaf in floats]
+    means = [_real(tensor).mean() for tensor in floats]
     return means[0] if len(means) == 1 else torch.stack(means).mean()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor itself if it is real, else its real and imaginary parts."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -1,8 +1,11 @@
 """Capturing modules: graphs counted by hand, what is folded and colocated, what cannot be captured."""
 
+import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphs import tracing
 from graphs.capture import CaptureError, capture
@@ -405,6 +408,114 @@ def test_a_module_that_cannot_be_copied_says_so() -> None:
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"unknown optimizer 'lion'; use one of adam, or None"):
         capture(Mlp(), torch.zeros(3, 4), optimizer="lion")
+
+
+BRANCHES = {
+    "x.sum().item()": "aten._local_scalar_dense",
+    "x[x > 0]": "aten.nonzero",
+    "x.nonzero()": "aten.nonzero",
+    "bool(x.sum() > 0)": "aten._local_scalar_dense",
+}
+
+
+def load_model(file: Path, expression: str) -> nn.Module:
+    """A model in a file of its own that needs values in line 9."""
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.layer = nn.Linear(4, 4)",
+        "    def forward(self, x):",
+        "        return self.layer(x) + self.helper(x)",
+        "    def helper(self, x):",
+        f"        return {expression}",
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location("models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    module: nn.Module = models.Net()
+    return module
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("expression", BRANCHES)
+def test_an_op_that_needs_values_is_named_with_its_line(
+    expression: str, training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_model(tmp_path / "sub" / "models.py", expression)
+    reason = re.escape(f"models.py:9: needs the values that {BRANCHES[expression]}.default yields")
+    with pytest.raises(CaptureError, match=re.escape(f"captured: {tmp_path}/sub/") + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaptureError, match="^model 'Net' cannot be captured: sub/" + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+
+
+def test_an_error_in_an_installed_model_is_named_with_the_line_of_the_package_or_of_its_user(
+    tmp_path: Path,
+) -> None:
+    installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "x.sum().item()")
+    with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs the values"):
+        capture(installed, torch.zeros(2, 4))
+    user = load_model(tmp_path / "mine.py", "self.net(x)")
+    user.net = installed
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: needs the values"):
+        capture(user, torch.zeros(2, 4))
+
+
+def test_any_error_of_a_model_is_named_with_its_line(tmp_path: Path) -> None:
+    module = load_model(tmp_path / "mine.py", "x @ x")
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: RuntimeError: .* same reduction dim"):
+        capture(module, torch.zeros(2, 4))
+
+
+class FakeOnly(Mlp):
+    """Branches on values of any tensor that is not plainly fake; the joint trace wraps them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if isinstance(x, FakeTensor) or x.sum() > 0 else -x)
+
+
+def test_a_fallback_to_the_plain_trace_says_so_in_one_line(
+    mlp: OpGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notices: list[str] = []
+    graph = capture(FakeOnly(), torch.zeros(3, 4), notify=notices.append)
+    assert graph.flops.sum() == mlp.flops.sum()
+    assert "addmm" in graph.op_names
+    (notice,) = notices
+    assert re.fullmatch(
+        r"model 'FakeOnly': module names are lost, since torch's joint trace failed with .*"
+        r"test_capture\.py:\d+: needs the values that aten\._local_scalar_dense.*; placements stay valid",
+        notice,
+    )
+    assert capsys.readouterr() == ("", "")
+    capture(FakeOnly(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", f"{notice}\n")
+
+
+def test_the_joint_trace_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    capture(Mlp(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_that_checks_values_unless_compiled_keeps_its_module_names() -> None:
+    def checked(layer: nn.Module, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and x.isnan().any():
+            raise ValueError("x has NaNs")
+        return layer(x)
+
+    notices: list[str] = []
+    graph = capture(Calls(checked), torch.zeros(2, 4), notify=notices.append)
+    unchecked = capture(Calls(lambda layer, x: layer(x)), torch.zeros(2, 4), name=graph.name)
+    assert fingerprint(graph) == fingerprint(unchecked)
+    assert notices == []
+    assert not torch.compiler.is_compiling()
 
 
 def test_the_private_trace_is_tested_on_this_torch() -> None:

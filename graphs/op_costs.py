@@ -1,4 +1,4 @@
-"""What one traced op costs: floating-point operations and memory traffic, from shapes alone."""
+"""Costs of one traced op: floating-point operations and memory traffic, from shapes alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def node_value(node: fx.Node) -> Any:
-    """What a node yields, as fake tensors; a constant that was never traced is looked up in its module."""
+    """Value of a node, as fake tensors; a constant that was never traced is looked up in its module."""
     if "val" not in node.meta and node.op == "get_attr":
         owner = node.graph.owning_module
         assert owner is not None
@@ -92,6 +92,7 @@ def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]
 
 
 def op_packet(node: fx.Node) -> Any:
+    """The op that a node calls, without its overload."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
@@ -116,7 +117,7 @@ def _convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> int:
-    """As much as forward for each of the gradients of input and weight."""
+    """Flops of the forward pass for each of the gradients of input and weight."""
     spatial = (x if transposed else grad).shape[2:]
     return 2 * weight.numel() * prod(spatial) * x.shape[0] * sum(output_mask[:2])
 

@@ -152,7 +152,7 @@ def test_backward_ops_keep_the_module_that_caused_them(mlp: OpGraph) -> None:
     assert mlp.modules[op(mlp, "adam/fc1.weight")] == "fc1"
 
 
-def test_the_decision_units_of_a_capture_are_its_first_users(mlp: OpGraph) -> None:
+def test_a_placement_unit_is_an_owner_op_with_its_sources_and_updates(mlp: OpGraph) -> None:
     unit = mlp.group_of
     assert unit[op(mlp, "fc1.weight")] == unit[op(mlp, "fc1/addmm")] == unit[op(mlp, "adam/fc1.bias")]
     assert unit[op(mlp, "fc1/addmm")] != unit[op(mlp, "gradients/fc1/mm")]
@@ -524,7 +524,12 @@ def test_the_private_trace_is_tested_on_this_torch() -> None:
 
 @pytest.mark.parametrize(
     ("module", "inputs"),
-    [(Mlp(), (torch.zeros(3, 4),)), (Convnet(), CONVNET_INPUTS), (TiedLm(), (torch.zeros(6).long(),))],
+    [
+        (Mlp(), (torch.zeros(3, 4),)),
+        (Convnet(), CONVNET_INPUTS),
+        (TiedLm(), (torch.zeros(6).long(),)),
+        (Calls(polar), (torch.zeros(2, 4),)),
+    ],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_the_plain_trace_agrees_with_the_joint_one(

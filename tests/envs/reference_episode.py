@@ -1,7 +1,7 @@
 """An episode in plain Python: what is placed, what is simulated, and what a decision changes and earns.
 
-This is the specification of both decision processes, written for reading: every number is computed anew from
-what is placed, by the plain simulator. `reference_observation` adds what the policy sees.
+This is the specification of both decision processes, written for reading: after every decision, all numbers
+are computed anew from what is placed, by the plain simulator. `reference_observation` is about what is seen.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class ReferenceEpisode:
 
     def unit(self, op: int) -> list[int]:
         """Ops of an op's placement unit, itself included."""
-        return self.graph.groups.row(self.graph.group_of[op]).tolist()
+        return [int(member) for member in self.graph.groups.row(self.graph.group_of[op])]
 
     def bytes_of(self, op: int) -> float:
         """Footprint of an op's placement unit."""
-        return self.footprint[self.graph.group_of[op]]
+        return self.footprint[int(self.graph.group_of[op])]
 
     def alone_s(self, device: int) -> float:
         """Step time with all ops on one device: they run one after the other with a gap between them."""
@@ -126,7 +126,8 @@ class ReferenceEpisode:
     def step(self, device: int) -> float:
         """Place the unit at hand on a device and go on to the next decision; returns the reward.
 
-        The reward is what the decision adds to the simulated step time, negative, in single-device step times.
+        The reward is minus what the decision adds to the simulated step time, over `scale_s`. A finished step
+        that exceeds the memory of a device is penalized, and so is an op that has no device with room.
         """
         before_s = self.time_s
         for member in self.unit(self.op):
@@ -246,8 +247,8 @@ class Improve(ReferenceEpisode):
 def footprints(graph: OpGraph) -> list[float]:
     """Bytes that each placement unit keeps for long, (n_units,).
 
-    These are the resident bytes of its ops, and the outputs that the backward pass reads again: tensors that a
-    backward op reads, no backward op makes, and no resident bytes count already.
+    These are the resident bytes of its ops, and the outputs that the backward pass reads again: tensors that
+    a backward op reads, no backward op makes, and no resident bytes count already.
     """
     footprint = [0.0] * len(graph.groups)
     for op in range(graph.n_ops):
@@ -281,7 +282,8 @@ def transfer_s(cluster: Cluster, size_bytes: float, source: int, target: int) ->
 def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
     """Simulate the ops that have a device.
 
-    A device is free an op gap after the last op that took time, a link a transfer gap after its last transfer.
+    A device is free when its last op ends, after an op that took time an op gap later; a link is free a
+    transfer gap after its last transfer.
     """
     graph, cluster = problem.graph, problem.cluster
     step = simulate_plainly(graph, cluster, device_of)
@@ -301,6 +303,4 @@ def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
         for reader in graph.consumers.row(tensor)
     }
     arrival_s = {slot: at for slot, at in step.arrival.items() if slot in readers}
-    return Timeline(
-        step.total_s, step.start, step.finish, step.sent, arrival_s, device_free_s, link_free_s
-    )
+    return Timeline(step.total_s, step.start, step.finish, step.sent, arrival_s, device_free_s, link_free_s)

@@ -1,17 +1,18 @@
 """What the policy sees, in plain Python: the specification of the observation.
 
-For the op at hand the policy sees, of every candidate device, whether the op's unit may go there (the mask) and
-29 features, here by their names in `envs.lookahead.DEVICE_FEATURES`. `observe` puts them together; each group
-of features is one function below. A few rules hold for all of them:
+For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 29
+features of each device, named as in `envs.lookahead.DEVICE_FEATURES`. `observe` puts them together; each
+group of features is one function below. A few rules hold for all of them:
 
 * Times are in mean op times and squashed by `in_op_times`, all but "step time so far".
 * "Over the least" and "over the earliest" mean: minus the least value among the candidate devices.
-* What devices, links and copies are doing is taken from the last simulation, `ReferenceEpisode.timeline`. While
-  a placement is constructed it holds the visited ops alone, and not the op at hand; while one is improved it
-  holds all ops, the op at hand where it is now.
-* An op is placed once its unit is decided. It may be placed without being simulated: then its device is known,
-  but none of its outputs has been sent, and its finish counts as 0.
-* While a placement is improved, ops of the same unit as the op at hand count as staying where they are now.
+* What devices, links and copies do is taken from the last simulation, `ReferenceEpisode.timeline`. In
+  `construct` it holds the visited ops and not the op at hand; in `improve` it holds all ops, the op at hand
+  where it is now. That the environment simulates some orders incrementally makes no difference.
+* An op is placed once its unit is decided. It may be placed before it is visited and so simulated: then its
+  device is known, but none of its outputs has been sent, and its finish counts as 0.
+* In `improve` the other ops of the unit at hand count as neighbours that stay where they are now, although
+  they move along; only the simulation of a candidate moves them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 from dataclasses import dataclass
 
 from tests.envs.reference_episode import Improve, ReferenceEpisode, link_of, simulate_part, transfer_s
-from tests.envs.reference_rollout import HORIZONS, Rollout
+from tests.envs.reference_rollout import HORIZONS, Reached, Rollout
 
 LONGEST_CHAIN = 8
 """Ops that are followed from a consumer on to the first that reads something placed."""
@@ -86,7 +87,7 @@ def over_least(column: Column) -> Column:
 def simulate_with_op_on(episode: ReferenceEpisode, device: int) -> Candidate:
     """Simulate what the step so far becomes with the op at hand on a device.
 
-    While constructing, the source ops of its unit come along; while improving, its whole unit.
+    In `construct` the source ops of its unit come along, in `improve` its whole unit.
     """
     graph, op, device_of = episode.graph, episode.op, episode.with_op_on(device)
     timeline = simulate_part(episode.problem, device_of)
@@ -121,9 +122,9 @@ def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -
 def timeline_features(episode: ReferenceEpisode, candidates: list[Candidate]) -> dict[str, Column]:
     """What devices and links were doing in the last simulation, without the candidates.
 
-    "Idle so far" is how long a device has been free when the simulated step ends, not the sum of its pauses; an
-    op gap can make it negative. The outgoing link is the one that is busy longest; where transfers do not
-    wait for each other, none is.
+    "Idle so far" is how long a device has been free when the simulated step ends, not the sum of its pauses;
+    an op gap can make it negative. Of several outgoing links, the one that is busy longest counts; where
+    transfers do not wait for each other, none is busy.
     """
     device_free_s = episode.timeline.device_free_s
     earliest_s = min(candidate.start_s for candidate in candidates)
@@ -147,9 +148,9 @@ def links_free_at(episode: ReferenceEpisode, device: int) -> float:
 def neighbour_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """Where the bytes are that the op reads, and where those are read that it makes.
 
-    An input is on the device of its producer, and where a simulated op has received a copy of it; elsewhere it
-    needs a transfer, also where one transfer serves all devices and was made already. An output counts once
-    for each placed consumer.
+    An input is on the device of its producer, and where a simulated op has received a copy of it. Any other
+    device needs a transfer, even if one transfer serves all devices and was made already. An output counts
+    once for each placed consumer.
     """
     graph, op = episode.graph, episode.op
     there, pending_s = [0.0 for _ in episode.devices], [0.0 for _ in episode.devices]
@@ -210,11 +211,11 @@ def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
 def consumer_features(episode: ReferenceEpisode, candidates: list[Candidate]) -> dict[str, Column]:
     """What a candidate means for the consumers of the op at hand, each of them where it fares best.
 
-    Each output is sent once to each device with placed consumers. Each unplaced consumer of another unit, once
-    for each output that it reads, is looked at as a `Reader`: where would it finish first, and which transfers
-    bring the output and what is placed of its other inputs together? If none of these is placed, the second
-    question goes to the first op down its chain that reads something placed. To look one op beyond the one at
-    hand is an idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
+    Each output is sent once to each device with placed consumers. Each unplaced consumer of another unit is
+    looked at as a `Reader`, once for each output that it reads: where would it finish first, and which
+    transfers bring the output and its placed inputs together? If it has no placed inputs, the second question
+    goes to the first op down its chain that has some. To look one op beyond the one at hand is an idea of
+    Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
     """
     graph, op, devices = episode.graph, episode.op, episode.devices
     send_s, meet_s = [0.0 for _ in devices], [0.0 for _ in devices]
@@ -257,7 +258,7 @@ class Reader:
             from the same device.
         bytes_on: bytes of its placed inputs by the device of their producer, (n_devices,).
         moved_s: seconds of transfers that bring its placed inputs to each device, (n_devices,).
-        met_s: when they would all be there, transfers starting at the finish of their producers, (n_devices,).
+        met_s: when they would all be there, if transfers began when their producers finish, (n_devices,).
     """
 
     def __init__(self, episode: ReferenceEpisode, op: int, tensor: int) -> None:
@@ -306,10 +307,10 @@ class Reader:
 
 
 def reader_of_something_placed(episode: ReferenceEpisode, reader: Reader) -> Reader | None:
-    """The reader, or the first one down its chain, that reads bytes of something placed besides.
+    """The reader, or else the first op down its chain, that has placed inputs; None if there is none.
 
-    The chain goes from an op to the first consumer of its first output, `LONGEST_CHAIN` times at most, and ends
-    before a placed op.
+    The chain goes from an op to the first consumer of its first output, `LONGEST_CHAIN` times at most, and
+    ends before a placed op. Inputs of 0 bytes do not count.
     """
     graph = episode.graph
     for _ in range(LONGEST_CHAIN):
@@ -326,11 +327,13 @@ def reader_of_something_placed(episode: ReferenceEpisode, reader: Reader) -> Rea
 def rollout_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """What the next ops make of each candidate, if a simple rule places them; zeros while improving."""
     features: dict[str, Column] = {}
-    rollouts = [] if isinstance(episode, Improve) else [Rollout(episode, device) for device in episode.devices]
+    nothing = [Reached(time_s=0.0, mean_finish_s=0.0) for _ in episode.devices]
+    improving = isinstance(episode, Improve)
+    rollouts = [] if improving else [Rollout(episode, device) for device in episode.devices]
     for horizon in HORIZONS:
-        reached = [rollout.after(horizon) for rollout in rollouts]
-        time_s = over_least([each.time_s for each in reached]) or [0.0 for _ in episode.devices]
-        finish_s = over_least([each.mean_finish_s for each in reached]) or [0.0 for _ in episode.devices]
+        reached = [rollout.after(horizon) for rollout in rollouts] or nothing
+        time_s = over_least([each.time_s for each in reached])
+        finish_s = over_least([each.mean_finish_s for each in reached])
         features[f"step time after the next {horizon} ops, over the least"] = in_op_times(episode, time_s)
         features[f"mean finish after the next {horizon} ops, over the least"] = in_op_times(episode, finish_s)
     return features

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.envs.reference_episode import Link, ReferenceEpisode, link_of, sends_once, transfer_s
 
 HORIZONS = (8, 32)
-"""Visits after which the step is looked at, that of the op at hand included; the last one ends the rollout."""
+"""Visits after which the step is looked at, that of the op at hand included; the rollout ends at the last."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Reached:
 class Rollout:
     """The op at hand on a device, and the next visits by the rule.
 
-    Ops whose unit is decided already run where it is; a unit is decided at the first of its ops. The candidate
-    itself is not asked for room.
+    Ops whose unit is decided already run where it is; any other unit is decided at the first of its ops. The
+    op at hand goes to its device even where that has no room.
     """
 
     def __init__(self, episode: ReferenceEpisode, first_device: int) -> None:
@@ -94,9 +94,9 @@ class Rollout:
     def best_device(self, op: int) -> int:
         """The rule: of few devices, the one where the op would finish first; the first of these if they tie.
 
-        The few are the devices of the op's placed inputs, and the one that could run the op soonest if it had no
-        inputs. Only those with room for the op's unit count. If no device has room, memory is ignored and
-        the devices of the inputs are left; without inputs it is the first device.
+        The few are the devices of the op's placed inputs, and the device where it would finish first without
+        inputs. Only devices with room for the op's unit count. If none has room, memory is ignored and the
+        few are the devices of the inputs alone; without placed inputs it is the first device of all.
         """
         devices, needed = self.episode.devices, self.episode.bytes_of(op)
         memory = [device.memory_bytes for device in self.cluster.devices]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster import SCHEDULES
-from envs.episodes import MDPS, EpisodeBatch
+from envs.episodes import MDPS, EpisodeBatch, is_incremental
 from envs.lookahead import DEVICE_FEATURES
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
@@ -23,10 +23,10 @@ from tests.envs.reference_observation import observe
 PASSES = 2
 
 
-def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool) -> OpGraph:
-    """A training step in small: inputs and parameters, a forward, a backward, and an update per parameter.
+def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, together: float) -> OpGraph:
+    """A training step in small: an input, parameters, a forward, a backward, and an update per parameter.
 
-    A parameter is colocated with its update, and sometimes with the op that reads it first.
+    A parameter is colocated with its update, and with a probability (`together`) with its first reader too.
     """
     ops: list[dict[str, object]] = []
     tensors: list[tuple[int, float, list[int]]] = []
@@ -56,7 +56,7 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool) -> Op
     forward, weights = [add("input", "forward", [])], []
     for layer in range(n_layers):
         weights.append(add("parameter", "forward", [], layer))
-        with_weight = layer if rng.random() < 0.3 else None
+        with_weight = layer if rng.random() < together else None
         skip = int(rng.choice(forward))
         forward.append(add("aten.mm", "forward", [forward[-1], weights[-1], skip], with_weight))
     gradient, gradients = forward[-1], []
@@ -68,11 +68,24 @@ def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool) -> Op
     return build_graph("training", "", ops, tensors)
 
 
+def branching_graph(rng: np.random.Generator, *, ties: bool) -> OpGraph:
+    """Two sources, a chain of up to a dozen ops after the second, and an op where both branches join."""
+    n_ops = int(rng.integers(4, 16))
+    sizes = (rng.integers(1, 5, n_ops) if ties else rng.exponential(1.0, n_ops)).tolist()
+    ops = [{"name": f"op{at}", "seconds": {"a": 1.0, "b": 2.0}} for at in range(n_ops)]
+    chain = [(at, sizes[at], [at + 1]) for at in range(1, n_ops - 1)]
+    return build_graph("branching", "", ops, [(0, sizes[0], [n_ops - 1]), *chain])
+
+
 def random_problem(rng: np.random.Generator, schedule: str, max_ops: int) -> Problem:
-    """A graph on 1 to 4 devices that differ in speed and memory, half the time with little memory to spare."""
+    """A graph on 1 to 4 devices that differ in speed and memory, often with little memory to spare."""
     ties = bool(rng.random() < 0.4)
-    if rng.random() < 0.5:
-        graph = training_graph(rng, int(rng.integers(1, max(max_ops // 5, 2))), ties=ties)
+    kind = rng.random()
+    if kind < 0.1:
+        graph = branching_graph(rng, ties=ties)
+    elif kind < 0.5:
+        n_layers = int(rng.integers(1, max(max_ops // 5, 2)))
+        graph = training_graph(rng, n_layers, ties=ties, together=float(rng.choice([0.3, 1.0])))
     else:
         graph = random_graph(rng, int(rng.integers(1, max_ops)), ties=ties)
     if not graph.is_compute.any():
@@ -98,7 +111,7 @@ class Pair:
 def begin(problems: list[Problem], orders: list[str], mdp: str, incremental: bool, seed: int) -> Pair:
     """Start one episode for each of the problems, in the batch and in the reference.
 
-    A third of the `improve` episodes start from where `EpisodeBatch` starts them itself, on the fastest device.
+    Two thirds of the `improve` episodes start from a random placement, the others on the fastest device.
     """
     starts = {
         id(problem): random_placement(np.random.default_rng(seed + at), problem.graph, problem.n_devices)
@@ -183,8 +196,8 @@ def follow(pair: Pair, rng: np.random.Generator) -> Iterator[tuple[int, Referenc
             if reference.done:
                 compare_ending(batch, at, reference, rewards[at])
                 yield at, going.pop(at), rewards[at][-1]
-        for at in np.flatnonzero(over):
-            batch.begin(int(at), int(at), int(at), np.random.default_rng(0))
+        for ended in map(int, np.flatnonzero(over)):
+            batch.begin(ended, ended, ended, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -203,11 +216,13 @@ def test_equals_the_plain_reference(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_equals_the_plain_reference_in_program_order_beyond_the_last_horizon(schedule: str) -> None:
     rng = np.random.default_rng(5)
-    graphs = [training_graph(rng, 12, ties=ties) for ties in (False, True)]
+    graphs = [training_graph(rng, 12, ties=ties, together=1.0) for ties in (False, True)]
     problems = [
         Problem(graph, replace(random_cluster(rng, n_devices), schedule=schedule))
         for graph, n_devices in zip(graphs, (2, 4), strict=True)
     ]
     pair = begin(problems, ["topo", "topo"], "construct", True, 0)
-    assert all(len(reference.visits) > 34 for reference in pair.references)
+    for problem, reference in zip(problems, pair.references, strict=True):
+        assert len(reference.visits) > 34
+        assert is_incremental(problem, np.array(reference.visits)) == (schedule == "program")
     assert len(list(follow(pair, rng))) == 2

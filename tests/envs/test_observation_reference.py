@@ -149,13 +149,12 @@ def compare_observation(batch: EpisodeBatch, at: int, reference: ReferenceEpisod
     assert not seen.mask[at, n_devices:].any()
     assert not seen.devices[at, n_devices:].any()
     assert set(expected.features) == set(DEVICE_FEATURES)
-    for index, name in enumerate(DEVICE_FEATURES):
+    table = np.array([expected.features[name] for name in DEVICE_FEATURES])
+    close = np.isclose(seen.devices[at, :n_devices].T, table, rtol=1e-6, atol=1e-6).all(axis=1)
+    for index in np.flatnonzero(~close):
+        where = f"feature '{DEVICE_FEATURES[index]}' of op {expected.op} at visit {reference.position}"
         np.testing.assert_allclose(
-            seen.devices[at, :n_devices, index],
-            np.array(expected.features[name]),
-            rtol=1e-6,
-            atol=1e-6,
-            err_msg=f"feature '{name}' of op {expected.op} at visit {reference.position}",
+            seen.devices[at, :n_devices, index], table[index], rtol=1e-6, atol=1e-6, err_msg=where
         )
 
 
@@ -202,13 +201,14 @@ def follow(pair: Pair, rng: np.random.Generator) -> Iterator[tuple[int, Referenc
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("mdp", MDPS)
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), orders=st.permutations(list(ORDERS)), incremental=st.booleans())
 def test_equals_the_plain_reference(
     mdp: str, schedule: str, seed: int, orders: list[str], incremental: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    problems = [random_problem(rng, schedule, max_ops=24) for _ in range(int(rng.integers(2, 4)))]
+    max_ops = 28 if mdp == "construct" else 18
+    problems = [random_problem(rng, schedule, max_ops) for _ in range(int(rng.integers(2, 4)))]
     pair = begin(problems, orders[: len(problems)], mdp, incremental, seed % 1000)
     assert len(list(follow(pair, rng))) == len(problems)
 

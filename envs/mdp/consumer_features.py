@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
+from envs.simulator.transfers import transfer_seconds
 
 LONGEST_CHAIN = 8
 """Ops that the outlook follows until one reads something that is placed."""
@@ -114,9 +115,3 @@ def gather(w, p, episode, consumer, tensor, unit, trial):
                 arrival = timeline.finish[producer] + seconds
             trial.met_s[device] = max(trial.met_s[device], arrival)
     return along, others
-
-
-@kernel
-def transfer_seconds(p, size, source, target):
-    """Seconds that a tensor of some bytes takes over a free link."""
-    return size / p.bandwidth[source, target] + p.latency[source, target] if source != target else 0.0

@@ -21,7 +21,8 @@ from envs.mdp.state import (
     step_episodes,
 )
 from envs.problem import Problem
-from envs.simulator.kernels import PROGRAM, run_many
+from envs.problem_arrays import PROGRAM, SCHEDULE
+from envs.simulator.kernels import run_many
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
 from graphs.orders import get_order
@@ -293,7 +294,7 @@ def is_incremental(problem: Problem, walk: IntArray) -> bool:
     """
     graph = problem.graph
     compute = np.flatnonzero(graph.is_compute)
-    if problem.arrays.rules[0] != PROGRAM or not np.array_equal(walk, compute):
+    if problem.arrays.rules[SCHEDULE] != PROGRAM or not np.array_equal(walk, compute):
         return False
     followers = np.flatnonzero(~graph.is_source & ~graph.is_compute)
     if len(followers) and followers[0] < compute[-1]:

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.consumer_features import outlook, transfer_seconds
+from envs.mdp.consumer_features import outlook
 from envs.mdp.features import HORIZONS, column
-from envs.mdp.rollout_features import Foresight, foresee
+from envs.mdp.rollout_features import RolloutScratch, simulate_rollouts
+from envs.problem_arrays import N_LINKS
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, copy, inputs_ready, peak_memory, run, run_op
+from envs.simulator.transfers import transfer_seconds
 from graphs.op_graph import FloatArray, IntArray
 
 FIRST_ROLLOUT = column(f"rollout_step_time_{HORIZONS[0]}_over_least")
@@ -69,7 +71,7 @@ class Trial(NamedTuple):
     reached: NDArray[np.bool_]  # room for one tensor
     link_free: FloatArray
     timeline: Timeline
-    ahead: Foresight
+    ahead: RolloutScratch
 
 
 @kernel
@@ -193,7 +195,7 @@ def neighbours(p, episode, op, trial):
 def try_incremental(p, episode, op, trial):
     """Fill in what each candidate would do, from the timeline of the walked prefix."""
     timeline = episode.timeline
-    n_links = p.rules[2]
+    n_links = p.rules[N_LINKS]
     for device in range(len(p.memory)):
         for link in range(n_links):
             trial.link_free[link] = timeline.link_free[link]
@@ -336,7 +338,7 @@ def observe(w, p, episode, trial, improving, features, mask):
     outlook(w, p, episode, op, trial)
     fill_features(w, p, episode, op, trial, features)
     if not improving:
-        foresee(w, p, episode, trial.ahead)
+        simulate_rollouts(w, p, episode, trial.ahead)
         fill_foresight(w, trial.ahead, len(p.memory), features)
     return fill_mask(w, p, episode, op, mask)
 

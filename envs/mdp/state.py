@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.mdp.observation import Episode, MdpArrays, Trial, construct, improve, observe, overflow
-from envs.mdp.rollout_features import new_foresight
+from envs.mdp.rollout_features import new_rollout_scratch
 from envs.problem import Problem
+from envs.problem_arrays import ProblemArrays
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import ProblemArrays, Timeline
+from envs.simulator.kernels import Timeline
 from graphs.op_graph import FloatArray, IntArray
 
 N_OPS, N_TENSORS, N_READS, N_DEVICES, N_QUEUE, N_UNITS, N_COST = range(7)
@@ -74,7 +75,7 @@ def new_trial(problems: Sequence[Problem]) -> Trial:
         reached=np.zeros(n, dtype=np.bool_),
         link_free=np.zeros(n * n),
         timeline=timeline,
-        ahead=new_foresight(n, n_reads),
+        ahead=new_rollout_scratch(n, n_reads),
     )
 
 

@@ -70,7 +70,7 @@ def foresee(w, p, episode, ahead):
 @kernel(inline=True)
 def go_on(w, p, episode, first_device, ahead):
     """Place the op at hand on a device, and those after it by the rule; returns units and slots to undo."""
-    walk, timeline, device_of = episode.walk, episode.timeline, episode.device_of
+    walk, timeline, device_of = episode.visits, episode.timeline, episode.device_of
     position = episode.state[0]
     end = min(position + FURTHEST, len(walk))
     n_units = n_slots = level = 0
@@ -181,8 +181,8 @@ def undo(w, episode, ahead, n_units, n_slots):
         unit = ahead.unit[k]
         for member in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
             episode.device_of[w.unit_item[member]] = -1
-    for at in range(position, min(position + FURTHEST, len(episode.walk))):
-        op = episode.walk[at]
+    for at in range(position, min(position + FURTHEST, len(episode.visits))):
+        op = episode.visits[at]
         timeline.start[op] = ahead.ran[0, at - position]
         timeline.finish[op] = ahead.ran[1, at - position]
     for device in range(len(timeline.device_free)):

@@ -148,7 +148,7 @@ def test_a_device_without_room_is_masked_and_refused() -> None:
     env.step(np.int64(1))
     assert env.action_masks().tolist() == [True, False]
     for device in (1, 2, -1, -2):
-        with pytest.raises(ValueError, match="no room"):
+        with pytest.raises(ValueError, match="no free memory"):
             env.step(np.int64(device))
 
 

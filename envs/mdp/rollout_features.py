@@ -7,7 +7,7 @@ choice leads to beyond the op's own consumers: devices and links that other ops 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
 
-In all kernels here `w` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `ahead` a
+In all kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `ahead` a
 `RolloutScratch`.
 """
 
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.mdp.features import HORIZONS
+from envs.mdp.state import POSITION
 from envs.simulator.arrays import copy, run_op
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
@@ -25,9 +26,6 @@ from envs.simulator.transfers import SendLog, rollback, transfer_seconds
 from graphs.op_graph import FloatArray, IntArray
 
 FURTHEST = HORIZONS[-1]
-
-POSITION = 0
-"""Column of `Episode.state`: position in the order of the op at hand."""
 
 
 class RolloutScratch(NamedTuple):
@@ -60,11 +58,11 @@ def new_rollout_scratch(n_devices: int, n_reads: int) -> RolloutScratch:
 
 
 @kernel
-def simulate_rollouts(w, p, episode, ahead):
+def simulate_rollouts(m, p, episode, ahead):
     """Simulates a truncated rollout from every candidate device for the op at hand.
 
     Args:
-        w: `MdpArrays`. p: `ProblemArrays`.
+        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`, incremental; changed and restored.
         ahead: `RolloutScratch`; `time_s` and `finish_s` are the result, the rest is scratch.
     """
@@ -72,16 +70,16 @@ def simulate_rollouts(w, p, episode, ahead):
     copy(episode.timeline.link_free, ahead.link_free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
-        n_units = simulate_ahead(w, p, episode, device, ahead)
-        restore_episode(w, episode, ahead, n_units)
+        n_units = simulate_ahead(m, p, episode, device, ahead)
+        restore_episode(m, episode, ahead, n_units)
 
 
 @kernel(inline=True)
-def simulate_ahead(w, p, episode, first_device, ahead):
+def simulate_ahead(m, p, episode, first_device, ahead):
     """Places the op at hand on a device and the ops after it by the rule.
 
     Args:
-        w: `MdpArrays`. p: `ProblemArrays`.
+        m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `device_of` and the timeline are written.
         first_device: index of the candidate, int.
         ahead: `RolloutScratch` with an empty log; written: the column `first_device` of `time_s` and
@@ -90,7 +88,7 @@ def simulate_ahead(w, p, episode, first_device, ahead):
     Returns:
         Number of units placed.
     """
-    visits, timeline, device_of = episode.walk, episode.timeline, episode.device_of
+    visits, timeline, device_of = episode.visits, episode.timeline, episode.device_of
     position = episode.state[POSITION]
     end = min(position + FURTHEST, len(visits))
     n_units = level = 0
@@ -98,11 +96,11 @@ def simulate_ahead(w, p, episode, first_device, ahead):
     for at in range(position, end):
         op = visits[at]
         if device_of[op] < 0:
-            device = first_device if at == position else earliest_finish(w, p, episode, op, ahead)
-            unit = w.unit_of[op]
-            for k in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
-                device_of[w.unit_item[k]] = device
-            ahead.load[device] += w.footprint_bytes[unit]
+            device = first_device if at == position else earliest_finish(m, p, episode, op, ahead)
+            unit = m.unit_of[op]
+            for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+                device_of[m.unit_item[k]] = device
+            ahead.load[device] += m.footprint_bytes[unit]
             ahead.unit[n_units] = unit
             n_units += 1
         device = device_of[op]
@@ -120,14 +118,14 @@ def simulate_ahead(w, p, episode, first_device, ahead):
 
 
 @kernel(inline=True)
-def earliest_finish(w, p, episode, op, ahead):
+def earliest_finish(m, p, episode, op, ahead):
     """Finds where an op would finish first, among the devices of its inputs and the one free soonest.
 
     Each transfer is estimated on the links as they are now. Where no device has enough free memory, memory is
     ignored.
 
     Args:
-        w: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index, int.
         ahead: `RolloutScratch`; `load` is read.
 
@@ -135,7 +133,7 @@ def earliest_finish(w, p, episode, op, ahead):
         Device index.
     """
     timeline, device_of = episode.timeline, episode.device_of
-    footprint = w.footprint_bytes[w.unit_of[op]]
+    footprint = m.footprint_bytes[m.unit_of[op]]
     soonest, soonest_s = -1, np.inf
     for device in range(len(p.memory)):
         finish = timeline.device_free[device] + p.op_seconds[op, device]
@@ -194,11 +192,11 @@ def estimate_finish(p, timeline, device_of, op, device):
 
 
 @kernel(inline=True)
-def restore_episode(w, episode, ahead, n_units):
+def restore_episode(m, episode, ahead, n_units):
     """Takes back what `simulate_ahead` did to an episode.
 
     Args:
-        w: `MdpArrays`.
+        m: `MdpArrays`.
         episode: `Episode`; `device_of` and the timeline are restored.
         ahead: `RolloutScratch`; its log is emptied.
         n_units: number of units placed, int.
@@ -207,10 +205,10 @@ def restore_episode(w, episode, ahead, n_units):
     rollback(timeline, ahead.log, 0)
     for k in range(n_units):
         unit = ahead.unit[k]
-        for member in range(w.unit_ptr[unit], w.unit_ptr[unit + 1]):
-            episode.device_of[w.unit_item[member]] = -1
-    for at in range(position, min(position + FURTHEST, len(episode.walk))):
-        op = episode.walk[at]
+        for member in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+            episode.device_of[m.unit_item[member]] = -1
+    for at in range(position, min(position + FURTHEST, len(episode.visits))):
+        op = episode.visits[at]
         timeline.start[op] = ahead.start_before[at - position]
         timeline.finish[op] = ahead.finish_before[at - position]
     copy(ahead.device_free, timeline.device_free)

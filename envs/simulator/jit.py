@@ -1,5 +1,4 @@
-"""Compilation of the kernels: cached on disk, announced, and repeated when something they depend on has
-changed."""
+"""Compilation of the kernels: cached on disk, announced, and repeated when a dependency has changed."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ CONSTANT = (bool, int, float, str, tuple)
 
 
 def _layout(kinds: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """Yields the names of the fields of all named tuples; numba tells such types apart by class and types
-    only."""
+    """Yields the field names of all named tuples; numba compares their classes and types only."""
     for kind in kinds:
         if isinstance(kind, types.BaseNamedTuple):
             yield kind.fields

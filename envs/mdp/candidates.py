@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.consumer_features import transfer_seconds
-from envs.mdp.rollout_features import Foresight, new_foresight
+from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.mdp.state import simulate_op, simulate_unit
 from envs.problem import Problem
+from envs.problem_arrays import N_LINKS
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, inputs_ready, run
+from envs.simulator.transfers import transfer_seconds
 from graphs.op_graph import FloatArray
 
 
@@ -45,7 +46,7 @@ class CandidateScratch(NamedTuple):
     is_sent_to: NDArray[np.bool_]  # room for one tensor
     link_free: FloatArray  # (max_devices ** 2,) room for one candidate
     timeline: Timeline  # room for one candidate's simulation
-    rollout: Foresight
+    rollout: RolloutScratch
 
 
 def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
@@ -78,7 +79,7 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
             device_free=np.zeros(n),
             link_free=np.zeros(n * n),
         ),
-        rollout=new_foresight(n, n_reads),
+        rollout=new_rollout_scratch(n, n_reads),
     )
 
 
@@ -129,7 +130,7 @@ def evaluate_incrementally(p, episode, op, scratch):
     """
     timeline = episode.timeline
     for device in range(len(p.memory)):
-        for link in range(p.rules[2]):
+        for link in range(p.rules[N_LINKS]):
             scratch.link_free[link] = timeline.link_free[link]
         ready = inputs_ready(p, episode.device_of, timeline, scratch.link_free, op, device, False)
         start = max(ready, timeline.device_free[device])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
+from envs.simulator.transfers import transfer_seconds
 
 MAX_CHAIN_OPS = 8
 """Ops down a chain of consumers that are searched for one that reads something placed."""
@@ -162,15 +163,3 @@ def fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch):
                 arrival = timeline.finish[producer] + seconds
             scratch.others_ready_s[device] = max(scratch.others_ready_s[device], arrival)
     return sent_bytes, placed_bytes
-
-
-@kernel
-def transfer_seconds(p, size, source, target):
-    """Estimates the seconds that a transfer takes over a free link; 0 within a device.
-
-    Args:
-        p (ProblemArrays): `bandwidth` (bytes/s) and `latency` (s) are read.
-        size: bytes, float.
-        source, target: indices of devices, int.
-    """
-    return size / p.bandwidth[source, target] + p.latency[source, target] if source != target else 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from envs.mdp.candidates import evaluate_in_full, evaluate_incrementally, fill_neighbours
 from envs.mdp.consumer_features import fill_consumer_features
 from envs.mdp.features import HORIZONS, N_DEVICE_FEATURES, column
-from envs.mdp.rollout_features import foresee
+from envs.mdp.rollout_features import simulate_rollouts
 from envs.mdp.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
 from envs.simulator.jit import kernel
 from graphs.op_graph import FloatArray, IntArray
@@ -96,7 +96,7 @@ def observe(m, p, episode, scratch, improving, features, mask):
     fill_state(m, p, episode, op, features)
     fill_bytes(p, scratch, features)
     if not improving:
-        foresee(m, p, episode, scratch.rollout)
+        simulate_rollouts(m, p, episode, scratch.rollout)
         fill_rollout(m, p, scratch.rollout, features)
     return fill_mask(m, p, episode, op, mask)
 
@@ -189,7 +189,7 @@ def fill_rollout(m, p, rollout, features):
 
     Args:
         m (MdpArrays), p (ProblemArrays): only read.
-        rollout (Foresight): results of the rollouts, only read.
+        rollout (RolloutScratch): results of the rollouts, only read.
         features: float32 (max_devices, N_DEVICE_FEATURES), written.
     """
     n_devices, scale = len(p.memory), 1.0 / m.scales[MEAN_OP_S]

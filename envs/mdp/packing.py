@@ -9,8 +9,8 @@ import numpy as np
 
 from envs.mdp.state import MdpArrays, mdp_arrays
 from envs.problem import Problem
+from envs.problem_arrays import ProblemArrays
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import ProblemArrays
 from graphs.op_graph import IntArray
 
 OPS, TENSORS, READS, DEVICES, DEVICE_PAIRS, UNITS, OPS_BY_DEVICES = range(7)

@@ -552,6 +552,9 @@ def fingerprint(graph: OpGraph) -> str:
 
 
 def test_another_process_captures_the_same_graph() -> None:
-    code = "from tests.graphs.capture.test_capture import *; print(fingerprint(capture(Convnet(), CONVNET_INPUTS)))"
+    code = (
+        "from tests.graphs.capture.test_capture import *\n"
+        "print(fingerprint(capture(Convnet(), CONVNET_INPUTS)))"
+    )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert other.stdout.strip() == fingerprint(capture(Convnet(), CONVNET_INPUTS))

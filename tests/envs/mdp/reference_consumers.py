@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.envs.reference_episode import ReferenceEpisode
-from tests.envs.reference_timeline import transfer_s
+from tests.envs.mdp.reference_episode import ReferenceEpisode
+from tests.envs.mdp.reference_timeline import transfer_s
 
 LONGEST_CHAIN = 8
 """Ops that are followed from a consumer on to the first that reads something placed."""
@@ -32,7 +32,7 @@ class Reader:
             if other == tensor:
                 continue
             if source < 0:
-                with_op = graph.group_of[producer] == graph.group_of[episode.op]
+                with_op = graph.unit_of[producer] == graph.unit_of[episode.op]
                 self.along_bytes += size if with_op else 0.0
                 continue
             self.bytes_on[source] += size

@@ -1,10 +1,10 @@
 """What the policy sees, in plain Python: the specification of the observation.
 
 For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 29
-features of each device, named as in `envs.lookahead.DEVICE_FEATURES`. `observe` puts them together; each
+features of each device, named as in `envs.mdp.features.DEVICE_FEATURES`. `observe` puts them together; each
 group of features is one function below. A few rules hold for all of them:
 
-* Times are in mean op times and squashed by `in_op_times`, all but "step time so far".
+* Times are in mean op times and squashed by `in_op_times`, all but "step_time".
 * "Over the least" and "over the earliest" mean: minus the least value among the candidate devices.
 * What devices, links and copies do is taken from the last simulation, `ReferenceEpisode.timeline`. In
   `construct` it holds the visited ops and not the op at hand; in `improve` it holds all ops, the op at hand
@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tests.envs.reference_consumers import Reader, reader_of_something_placed
-from tests.envs.reference_episode import Improve, ReferenceEpisode
-from tests.envs.reference_rollout import HORIZONS, Reached, Rollout
-from tests.envs.reference_timeline import link_of, simulate_part, transfer_s
+from tests.envs.mdp.reference_consumers import Reader, reader_of_something_placed
+from tests.envs.mdp.reference_episode import Improve, ReferenceEpisode
+from tests.envs.mdp.reference_rollout import HORIZONS, Reached, Rollout
+from tests.envs.mdp.reference_timeline import link_of, simulate_part, transfer_s
 
 Column = list[float]
 """One value per device."""
@@ -56,7 +56,7 @@ def observe(episode: ReferenceEpisode) -> Observation:
     candidates = [simulate_with_op_on(episode, device) for device in episode.devices]
     return Observation(
         op=episode.op,
-        mask=[episode.has_room(device) for device in episode.devices],
+        mask=[episode.is_feasible(device) for device in episode.devices],
         features={
             **simulated_features(episode, candidates),
             **timeline_features(episode, candidates),
@@ -109,12 +109,12 @@ def simulated_features(episode: ReferenceEpisode, candidates: list[Candidate]) -
     beyond_s = [candidate.total_s - candidate.finish_s for candidate in candidates]
     growth_s = [each - episode.time_s for each in total_s]
     return {
-        "step time over the least of all candidates": in_op_times(episode, over_least(total_s)),
-        "growth of the step time": in_op_times(episode, growth_s),
-        "start of the op over the earliest": in_op_times(episode, over_least(start_s)),
-        "finish of the op over the earliest": in_op_times(episode, over_least(finish_s)),
-        "inputs there over the earliest": in_op_times(episode, over_least(ready_s)),
-        "step time beyond the finish of the op": in_op_times(episode, beyond_s),
+        "step_time_over_least": in_op_times(episode, over_least(total_s)),
+        "step_time_growth": in_op_times(episode, growth_s),
+        "start_over_earliest": in_op_times(episode, over_least(start_s)),
+        "finish_over_earliest": in_op_times(episode, over_least(finish_s)),
+        "inputs_ready_over_earliest": in_op_times(episode, over_least(ready_s)),
+        "step_time_beyond_finish": in_op_times(episode, beyond_s),
     }
 
 
@@ -131,10 +131,10 @@ def timeline_features(episode: ReferenceEpisode, candidates: list[Candidate]) ->
     busy_s = [max(free_s - earliest_s, 0.0) for free_s in links_free_s]
     idle_s = [episode.time_s - free_s for free_s in device_free_s]
     return {
-        "device free over the earliest": in_op_times(episode, over_least(device_free_s)),
-        "outgoing link busy beyond the earliest start": in_op_times(episode, busy_s),
-        "idle so far": in_op_times(episode, idle_s),
-        "step time so far": [episode.time_s / episode.scale_s] * len(device_free_s),
+        "device_free_over_earliest": in_op_times(episode, over_least(device_free_s)),
+        "link_busy_beyond_start": in_op_times(episode, busy_s),
+        "idle_time": in_op_times(episode, idle_s),
+        "step_time": [episode.time_s / episode.scale_s] * len(device_free_s),
     }
 
 
@@ -171,9 +171,9 @@ def neighbour_features(episode: ReferenceEpisode) -> dict[str, Column]:
             if episode.device_of[consumer] >= 0:
                 read[episode.device_of[consumer]] += graph.tensor_bytes[tensor]
     return {
-        "share of the placed input bytes that are there": shares(there, placed_bytes),
-        "share of the output bytes whose placed consumers are there": shares(read, sum(read)),
-        "seconds of transfers still to be made": in_op_times(episode, pending_s),
+        "input_bytes_there": shares(there, placed_bytes),
+        "output_bytes_there": shares(read, sum(read)),
+        "input_transfer_time": in_op_times(episode, pending_s),
     }
 
 
@@ -196,14 +196,14 @@ def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     left = [memory[device] - episode.load_bytes(device) - incoming[device] for device in devices]
     slowness = [alone_s / episode.scale_s for alone_s in episode.single_device_s]
     return {
-        "load over the mean load": [each / mean_s - 1.0 if mean_s > 0.0 else 0.0 for each in busy_s],
-        "memory headroom left": [max(left[device] / memory[device], -1.0) for device in devices],
-        "op seconds over the least": in_op_times(episode, over_least(episode.op_s[op])),
-        "op seconds": in_op_times(episode, episode.op_s[op]),
-        "is where the op is now": [float(device == now) for device in devices],
-        "is where the last decision went": [float(device == episode.last_device) for device in devices],
-        "slowness of the device": [squash(each - 1.0) for each in slowness],
-        "share of the walk done": [episode.position / len(episode.visits) for _ in devices],
+        "load_over_mean": [each / mean_s - 1.0 if mean_s > 0.0 else 0.0 for each in busy_s],
+        "free_memory": [max(left[device] / memory[device], -1.0) for device in devices],
+        "op_time_over_least": in_op_times(episode, over_least(episode.op_s[op])),
+        "op_time": in_op_times(episode, episode.op_s[op]),
+        "is_current_device": [float(device == now) for device in devices],
+        "is_last_device": [float(device == episode.last_device) for device in devices],
+        "slowness": [squash(each - 1.0) for each in slowness],
+        "visits_done": [episode.position / len(episode.visits) for _ in devices],
     }
 
 
@@ -227,7 +227,7 @@ def consumer_features(episode: ReferenceEpisode, candidates: list[Candidate]) ->
             for target in sorted(targets):
                 send_s[device] += transfer_s(episode.cluster, graph.tensor_bytes[tensor], device, target)
         for consumer in consumers:
-            if episode.device_of[consumer] >= 0 or graph.group_of[consumer] == graph.group_of[op]:
+            if episode.device_of[consumer] >= 0 or graph.unit_of[consumer] == graph.unit_of[op]:
                 continue
             first = Reader(episode, consumer, tensor)
             meeting = reader_of_something_placed(episode, first)
@@ -238,14 +238,10 @@ def consumer_features(episode: ReferenceEpisode, candidates: list[Candidate]) ->
                     meet_s[device] += meeting.transfers_at_best(device)
                     others[device] += meeting.bytes_on[device]
     return {
-        "seconds to send the outputs to their placed consumers": in_op_times(episode, send_s),
-        "share of what the unplaced consumers read otherwise that is there": shares(others, sum(others)),
-        "seconds of transfers that the unplaced consumers need at best, over the least": in_op_times(
-            episode, over_least(meet_s)
-        ),
-        "finish of the last unplaced consumer at best, over the earliest": in_op_times(
-            episode, over_least(last_s)
-        ),
+        "output_transfer_time": in_op_times(episode, send_s),
+        "consumer_input_bytes_there": shares(others, sum(others)),
+        "consumer_transfer_time_over_least": in_op_times(episode, over_least(meet_s)),
+        "consumer_finish_over_earliest": in_op_times(episode, over_least(last_s)),
     }
 
 
@@ -259,6 +255,6 @@ def rollout_features(episode: ReferenceEpisode) -> dict[str, Column]:
         reached = [rollout.after(horizon) for rollout in rollouts] or nothing
         time_s = over_least([each.time_s for each in reached])
         finish_s = over_least([each.mean_finish_s for each in reached])
-        features[f"step time after the next {horizon} ops, over the least"] = in_op_times(episode, time_s)
-        features[f"mean finish after the next {horizon} ops, over the least"] = in_op_times(episode, finish_s)
+        features[f"rollout_step_time_{horizon}_over_least"] = in_op_times(episode, time_s)
+        features[f"rollout_mean_finish_{horizon}_over_least"] = in_op_times(episode, finish_s)
     return features

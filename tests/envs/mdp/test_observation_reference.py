@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.cluster import SCHEDULES
-from envs.episodes import MDPS, EpisodeBatch, is_incremental
-from envs.lookahead import DEVICE_FEATURES
+from envs.cluster.cluster import SCHEDULES
+from envs.mdp.episodes import MDPS, EpisodeBatch, is_incremental
+from envs.mdp.features import DEVICE_FEATURES
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.orders import ORDERS, get_order
+from tests.envs.mdp.reference_episode import Construct, Improve, ReferenceEpisode
+from tests.envs.mdp.reference_observation import observe
 from tests.envs.random_problems import random_cluster, random_graph, random_placement
-from tests.envs.reference_episode import Construct, Improve, ReferenceEpisode
-from tests.envs.reference_observation import observe
 
 PASSES = 2
+
+NAMES = [feature.name for feature in DEVICE_FEATURES]
 
 
 def training_graph(rng: np.random.Generator, n_layers: int, *, ties: bool, together: float) -> OpGraph:
@@ -93,10 +95,10 @@ def random_problem(rng: np.random.Generator, schedule: str, max_ops: int) -> Pro
     cluster = random_cluster(rng, int(rng.integers(1, 5)), ties=ties)
     problem = Problem(graph, replace(cluster, schedule=schedule))
     if rng.random() < 0.5:
-        needed = problem.unit_bytes.sum() * rng.uniform(1.05, 2.0)
+        needed = problem.footprint_bytes.sum() * rng.uniform(1.05, 2.0)
         shares = rng.dirichlet(np.full(problem.n_devices, 5.0))
         tight = problem.with_memory(np.ceil(needed * shares * 64) / 64 + 1 / 128)
-        problem = tight if tight.has_room else problem
+        problem = tight if tight.is_feasible else problem
     return problem
 
 
@@ -148,11 +150,11 @@ def compare_observation(batch: EpisodeBatch, at: int, reference: ReferenceEpisod
     assert seen.mask[at, :n_devices].tolist() == expected.mask
     assert not seen.mask[at, n_devices:].any()
     assert not seen.devices[at, n_devices:].any()
-    assert set(expected.features) == set(DEVICE_FEATURES)
-    table = np.array([expected.features[name] for name in DEVICE_FEATURES])
+    assert set(expected.features) == set(NAMES)
+    table = np.array([expected.features[name] for name in NAMES])
     close = np.isclose(seen.devices[at, :n_devices].T, table, rtol=1e-6, atol=1e-6).all(axis=1)
     for index in np.flatnonzero(~close):
-        where = f"feature '{DEVICE_FEATURES[index]}' of op {expected.op} at visit {reference.position}"
+        where = f"feature '{NAMES[index]}' of op {expected.op} at visit {reference.position}"
         np.testing.assert_allclose(
             seen.devices[at, :n_devices, index], table[index], rtol=1e-6, atol=1e-6, err_msg=where
         )
@@ -160,7 +162,7 @@ def compare_observation(batch: EpisodeBatch, at: int, reference: ReferenceEpisod
 
 def compare_ending(batch: EpisodeBatch, at: int, reference: ReferenceEpisode, rewards: list[float]) -> None:
     """How one episode of a batch ended."""
-    ending, expected = batch.ending(at), reference.result()
+    ending, expected = batch.result(at), reference.result()
     np.testing.assert_equal(ending.step_time_s, expected.step_time_s)
     ratio = expected.step_time_s / reference.scale_s
     assert ending.ratio_to_single == pytest.approx(ratio, rel=1e-12, nan_ok=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
-from tests.envs.reference_simulator import simulate_plainly
-from tests.envs.reference_timeline import simulate_part
+from tests.envs.mdp.reference_timeline import simulate_part
+from tests.envs.simulator.reference_simulator import simulate_plainly
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
 
@@ -70,11 +70,11 @@ class ReferenceEpisode:
 
     def unit(self, op: int) -> list[int]:
         """Ops of an op's placement unit, itself included."""
-        return [int(member) for member in self.graph.groups.row(self.graph.group_of[op])]
+        return [int(member) for member in self.graph.units.row(self.graph.unit_of[op])]
 
     def bytes_of(self, op: int) -> float:
         """Footprint of an op's placement unit."""
-        return self.footprint[int(self.graph.group_of[op])]
+        return self.footprint[int(self.graph.unit_of[op])]
 
     def alone_s(self, device: int) -> float:
         """Step time with all ops on one device: they run one after the other with a gap between them."""
@@ -84,14 +84,14 @@ class ReferenceEpisode:
 
     def load_bytes(self, device: int) -> float:
         """Footprint of all units placed on a device."""
-        first_members = (int(row[0]) for row in map(self.graph.groups.row, range(len(self.graph.groups))))
+        first_members = (int(row[0]) for row in map(self.graph.units.row, range(len(self.graph.units))))
         return sum(self.bytes_of(op) for op in first_members if self.device_of[op] == device)
 
     def busy_s(self, device: int) -> float:
         """Seconds that the simulated ops compute on a device."""
         return sum(self.op_s[op][device] for op, where in enumerate(self.simulated) if where == device)
 
-    def has_room(self, device: int) -> bool:
+    def is_feasible(self, device: int) -> bool:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
         stays = self.device_of[self.op] == device
         memory = self.cluster.devices[device].memory_bytes
@@ -114,7 +114,7 @@ class ReferenceEpisode:
         if self.done:
             share = self.overflow(self.simulated)
             return reward - (OVERFLOW_PENALTY + share if share > 0.0 else 0.0)
-        if not any(map(self.has_room, self.devices)):
+        if not any(map(self.is_feasible, self.devices)):
             self.done = self.infeasible = True
             return reward - INFEASIBLE_PENALTY
         return reward
@@ -169,7 +169,7 @@ class Construct(ReferenceEpisode):
         """What is simulated, and the op at hand and its unit's source ops on the device."""
         simulated = list(self.simulated)
         for member in self.unit(self.op):
-            if member == self.op or self.graph.is_free[member]:
+            if member == self.op or self.graph.is_source[member]:
                 simulated[member] = device
         return simulated
 
@@ -183,7 +183,7 @@ class Improve(ReferenceEpisode):
     def __init__(self, problem: Problem, order: list[int], passes: int, start: list[int]) -> None:
         first_visits: dict[int, int] = {}
         for op in order:
-            first_visits.setdefault(int(problem.graph.group_of[op]), op)
+            first_visits.setdefault(int(problem.graph.unit_of[op]), op)
         super().__init__(problem, list(first_visits.values()) * passes, start)
         self.best: tuple[float, list[int]] | None = None
         self.keep_best()
@@ -224,12 +224,12 @@ def footprints(graph: OpGraph) -> list[float]:
     These are the resident bytes of its ops, and the outputs that the backward pass reads again: tensors that
     a backward op reads, no backward op makes, and no resident bytes count already.
     """
-    footprint = [0.0] * len(graph.groups)
+    footprint = [0.0] * len(graph.units)
     for op in range(graph.n_ops):
-        footprint[graph.group_of[op]] += graph.resident_bytes[op]
+        footprint[graph.unit_of[op]] += graph.resident_bytes[op]
     for tensor in range(graph.n_tensors):
         producer = int(graph.tensor_producer[tensor])
         read_again = any(graph.phases[reader] == "backward" for reader in graph.consumers.row(tensor))
-        if read_again and graph.phases[producer] != "backward" and graph.tensor_home[tensor] < 0:
-            footprint[graph.group_of[producer]] += graph.tensor_bytes[tensor]
+        if read_again and graph.phases[producer] != "backward" and graph.tensor_owner[tensor] < 0:
+            footprint[graph.unit_of[producer]] += graph.tensor_bytes[tensor]
     return footprint

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs.cluster import Cluster
+from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from tests.envs.reference_simulator import simulate_plainly
+from tests.envs.simulator.reference_simulator import simulate_plainly
 
 Link = int | tuple[int, int] | None
 """What transfers queue for: a sender, a pair of devices, or nothing."""

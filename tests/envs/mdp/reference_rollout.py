@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from tests.envs.reference_episode import ReferenceEpisode
-from tests.envs.reference_timeline import Link, link_of, sends_once, transfer_s
+from tests.envs.mdp.reference_episode import ReferenceEpisode
+from tests.envs.mdp.reference_timeline import Link, link_of, sends_once, transfer_s
 
 HORIZONS = (8, 32)
 """Visits after which the step is looked at, that of the op at hand included; the rollout ends at the last."""

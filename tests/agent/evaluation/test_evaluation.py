@@ -226,6 +226,7 @@ def test_summary_of_a_hand_made_evaluation():
     ]
     (line,) = summarise(trials)
     assert (line.graphs, line.seeds) == (3, 2)
+    assert line.step_time_s == pytest.approx((2.0 * 4.0) ** 0.2)
     assert line.ratio_to_single == pytest.approx((0.5 * 0.25 * 1.0 * 0.25 * 0.25) ** 0.2)
     assert line.ratio_to_best == pytest.approx(2 ** (1 / 5))
     means = math.sqrt(0.5 * 0.25), math.sqrt(1.0 * 0.25)
@@ -247,6 +248,9 @@ def test_report_is_one_file_that_escapes_names(tmp_path):
     assert "&lt;script&gt; on c" in page
     assert "http" not in page
     assert page.count("<svg") == 2
+    assert "<th>ms</th>" in page
+    assert "<td>2,000</td>" in page
+    assert "simulated, not measured" in page
 
 
 def test_unplaced_units_go_where_memory_is_left():

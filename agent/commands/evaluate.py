@@ -45,26 +45,26 @@ def _run(options: dict[str, object], out: Path, jobs: int, command: str) -> int:
     from agent.evaluation.run import open_folder
 
     try:
-        study, left_out = config_from_flags(options).study()
-        open_folder(out, study)
+        spec, left_out = config_from_flags(options).spec()
+        open_folder(out, spec)
     except ValueError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     if left_out:
         count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
         print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
-    _compare(study, out, jobs, command)
+    _compare(spec, out, jobs, command)
     return 0
 
 
-def _compare(study: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
+def _compare(spec: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
     from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise, write_summary
     from agent.evaluation.terminal_report import print_tables, progress_bar
 
     with progress_bar() as report:
-        trials = evaluate(study, out, jobs=jobs, report=report)
+        trials = evaluate(spec, out, jobs=jobs, report=report)
     lines = summarise(trials)
     write_summary(out / "summary.csv", lines)
     write_report(out / "report.html", trials, lines, command)

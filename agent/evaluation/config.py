@@ -1,4 +1,4 @@
-"""What the command line of an evaluation says, and how it becomes a study."""
+"""What the command line of an evaluation says, and how it becomes a specification."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class EvaluationConfig:
     include_seen: bool = False
     coarsen: int | None = None
 
-    def study(self) -> tuple[EvaluationSpec, list[str]]:
+    def spec(self) -> tuple[EvaluationSpec, list[str]]:
         """Read everything the configuration names.
 
         Returns:
-            The study, and the names of the graphs left out because the policy was trained on them.
+            The specification, and the names of the graphs left out because the policy was trained on them.
 
         Raises:
             ValueError: anything that is wrong with the input, in one line.
@@ -70,7 +70,7 @@ class EvaluationConfig:
         if any(name in LEARNED for name in placers):
             policy_hash, seen = inspect_policy(self.policy, graphs)
         kept = tuple(graph for graph in graphs if self.include_seen or graph.name not in seen)
-        study = EvaluationSpec(
+        spec = EvaluationSpec(
             graphs=kept,
             clusters=clusters,
             placers=placers,
@@ -83,8 +83,8 @@ class EvaluationConfig:
             given=given,
             coarsen=self.coarsen,
         )
-        study.check_feasible()
-        return study, [] if self.include_seen else [graph.name for graph in graphs if graph.name in seen]
+        spec.check_feasible()
+        return spec, [] if self.include_seen else [graph.name for graph in graphs if graph.name in seen]
 
     def _budget(self) -> Budget:
         unlimited = self.budget is None and self.seconds is not None

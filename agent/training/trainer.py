@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 import torch
 
+from agent.placers import PLACERS
 from agent.policy.encoders import ENCODERS, check_size
-from agent.policy.mdp_config import MdpConfig
+from agent.policy.mdp_config import BEST, MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import (
@@ -93,6 +94,9 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
         get_order(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
+    starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
+    if config.start not in starts:
+        raise ConfigError(f"start is '{config.start}'; use {', '.join(starts)}")
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:

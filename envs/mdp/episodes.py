@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.mdp import MDPS
 from envs.mdp.features import N_DEVICE_FEATURES
 from envs.mdp.observation import Trial
 from envs.mdp.state import (
@@ -25,8 +26,6 @@ from envs.simulator.kernels import PROGRAM, run_many
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
 from graphs.orders import get_order
-
-MDPS = ("construct", "improve")
 
 ONLY_OBSERVE = np.array([-1])
 

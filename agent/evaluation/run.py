@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Journal, Trial, write_results
-from agent.evaluation.spec import FORMAT, EvaluationError, EvaluationSpec, Task
+from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.evaluation.worker import runner
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -21,7 +22,7 @@ from graphs.op_graph import IntArray
 def evaluate(
     spec: EvaluationSpec, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]
 ) -> list[Trial]:
-    """Make every trial of a spec that a folder does not hold yet.
+    """Make every trial of an evaluation that a folder does not hold yet.
 
     Writes `settings.json`, `journal.jsonl` (each trial at once), `placements/` (the best seed of each graph,
     cluster, placer and order) and, at the end or when interrupted, `results.csv`.

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
 from agent.placers import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
@@ -19,8 +20,9 @@ from graphs.orders import get_order
 FORMAT = "placewalk.evaluation/1"
 
 
-class EvaluationError(ValueError):
-    """An evaluation that cannot be made as asked; the message says what would be right."""
+def placer_names() -> tuple[str, ...]:
+    """Names of all placers: those that learned nothing, then those that need a policy."""
+    return (*PLACERS, *LEARNED)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _lack_of_room(problem: Problem) -> InfeasibleError | None:
 
 
 def _check(spec: EvaluationSpec) -> None:
-    known = (*PLACERS, *LEARNED)
+    known = placer_names()
     for name in spec.placers:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")

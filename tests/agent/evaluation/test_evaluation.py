@@ -8,10 +8,11 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.html_report import write_report
 from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, write_results
 from agent.evaluation.run import evaluate, open_folder, placement_path
-from agent.evaluation.spec import EvaluationError, EvaluationSpec
+from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean, summarise
 from agent.placers import PLACERS, Budget
 from agent.placers.units import complete

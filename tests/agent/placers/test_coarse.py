@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.run import evaluate, placement_path
-from agent.evaluation.spec import EvaluationError, EvaluationSpec
+from agent.evaluation.spec import EvaluationSpec
 from agent.experiments.coarsening import main
 from agent.placers import PLACERS, Budget
 from agent.placers.coarse import place_coarsely

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.graph_sources import gather_graphs
 from agent.evaluation.spec import EvaluationSpec, placer_names
-from agent.placers import Budget
+from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster

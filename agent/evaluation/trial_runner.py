@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget, PlacementResult, Placer, SearchState
+from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
 from agent.placers.coarse import place_coarsely
 from envs.cluster.cluster import Cluster
 from envs.coarse_problem import CoarseProblem, coarse_problem

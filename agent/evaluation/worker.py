@@ -13,7 +13,7 @@ from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
-from agent.placers import PLACERS, PlacementResult
+from agent.placers.base import PLACERS, PlacementResult
 from agent.policy.placers import LEARNED, learned_placer
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem

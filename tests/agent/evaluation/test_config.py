@@ -4,7 +4,7 @@ import pytest
 
 from agent.evaluation.config import BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_budget
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS

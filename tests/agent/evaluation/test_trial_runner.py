@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.evaluation.trial_runner import TrialRunner, warm_up_graph
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from tests.agent.placement_cases import GB, make_cluster, training_graph
@@ -25,7 +25,7 @@ from numba.core.caching import FunctionCache
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.trial_runner import TrialRunner
 from agent.evaluation.worker import Worker
-from agent.placers import Budget
+from agent.placers.base import Budget
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
 is_timed, late = False, []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.evaluation.graph_sources import gather_graphs
 from agent.evaluation.spec import EvaluationError, EvaluationSpec
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
@@ -144,7 +144,7 @@ def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset
         PolicyFileError: it cannot.
         ValueError: a graph is too large for it.
     """
-    from agent.policy.encoders import check_size
+    from agent.policy.encoders.base import check_size
     from agent.policy.serialization import load_policy, policy_folder, read_card
 
     card = read_card(path)

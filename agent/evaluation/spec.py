@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from agent.evaluation.results import Key
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json

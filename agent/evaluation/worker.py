@@ -15,7 +15,7 @@ import numpy as np
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
-from agent.placers import PLACERS, Budget, PlacementResult, Placer, SearchState
+from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
 from agent.placers.coarse import place_coarsely
 from agent.policy.placers import LEARNED, learned_placer
 from envs.coarse_problem import coarse_problem

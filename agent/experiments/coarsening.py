@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.command_line import OneLineParser
 from agent.evaluation.summary import geometric_mean
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem

@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.command_line import OneLineParser
 from agent.experiments.launcher import exit_code, markdown_table, train_run
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.serialization import load_policy
 from agent.training.run_folder import RUNS, run_folder

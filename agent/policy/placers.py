@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from agent.placers.annealing import anneal_from_best
-from agent.placers.base import PLACERS, Placer, SearchState
+from agent.placers.base import PLACERS, Placer, PlacerError, SearchState
 from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
 from agent.placers.units import complete
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
+from graphs.registry import Registry
 
 if TYPE_CHECKING:
     from agent.policy.mdp_config import MdpConfig
@@ -30,21 +31,65 @@ BATCH_COST, MOST_WALKED = 4, 0.25
 budget that `policy-refine` gives them at most: what annealing would do with more is worth more."""
 
 
+class LearnedStrategy(Protocol):
+    """A strategy that also takes a policy and the name of the order to visit the ops in."""
+
+    def __call__(
+        self, search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class LearnedPlacer:
+    """A named way to place with a policy.
+
+    Attributes:
+        strategy: what it does.
+        uses_rng: whether it draws devices, whatever the order.
+    """
+
+    name: str
+    strategy: LearnedStrategy
+    uses_rng: bool
+
+
+LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError)
+"""Every placer that needs a policy, by name; torch is not loaded before one of them places."""
+
+
+def learned(name: str, *, uses_rng: bool = True) -> Callable[[LearnedStrategy], LearnedStrategy]:
+    """Registers a strategy as the learned placer `name`.
+
+    Raises:
+        PlacerError: the name is taken.
+    """
+
+    def register(strategy: LearnedStrategy) -> LearnedStrategy:
+        LEARNED.register(name, LearnedPlacer(name, strategy, uses_rng))
+        return strategy
+
+    return register
+
+
+@learned("policy", uses_rng=False)
 def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """One walk: at each op the device that the policy scores highest; with less memory until it fits."""
     _walk_until_it_fits(search, rng, policy, order, 0)
 
 
+@learned("policy-sample")
 def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of the greedy walk and a batch of walks that draw each device from the policy."""
     _walk_until_it_fits(search, rng, policy, order, WALKS)
 
 
+@learned("policy-beam")
 def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """The best of many walks side by side, of which those behind become copies of those ahead."""
     _walk_until_it_fits(search, rng, policy, order, BEAM, beam=True)
 
 
+@learned("policy-refine")
 def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
     """Annealing from the best that the heuristics and a small beam find; so never worse than any of them.
 
@@ -122,30 +167,16 @@ def _walk(
     return np.stack([complete(problem, device_of) for device_of in found])
 
 
-class LearnedStrategy(Protocol):
-    """A strategy that also takes a policy and the name of the order to walk in."""
-
-    def __call__(
-        self, search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str
-    ) -> None: ...
-
-
-LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(
-    {
-        "policy": policy_greedy,
-        "policy-sample": policy_sample,
-        "policy-beam": policy_beam,
-        "policy-refine": policy_refine,
-    }
-)
-"""Placers that need a policy, by name."""
-
-
 def draws_at_random(name: str, order: str) -> bool:
-    """Whether a placer of `LEARNED` may find another placement with another seed."""
-    return name != "policy" or order == "random"
+    """Says whether a placer of `LEARNED` may find another placement with another seed."""
+    return LEARNED[name].uses_rng or order == "random"
 
 
 def learned_placer(name: str, policy: Policy, order: str) -> Placer:
-    """A placer of `LEARNED` with its policy and order."""
-    return Placer(name, partial(LEARNED[name], policy=policy, order=order), draws_at_random(name, order))
+    """Makes a placer of a learned strategy, a policy and the order that it visits the ops in.
+
+    Raises:
+        PlacerError: an unknown name.
+    """
+    strategy = partial(LEARNED[name].strategy, policy=policy, order=order)
+    return Placer(name, strategy, draws_at_random(name, order))

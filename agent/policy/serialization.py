@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from agent.policy import node_features
-from agent.policy.encoders import ENCODERS
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.policy import Policy

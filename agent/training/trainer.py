@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from agent.policy.encoders import ENCODERS, check_size
+from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy

@@ -13,7 +13,7 @@ from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, writ
 from agent.evaluation.run import evaluate, open_folder, placement_path
 from agent.evaluation.spec import EvaluationError, EvaluationSpec
 from agent.evaluation.summary import geometric_mean, summarise
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.units import complete
 from envs.placement.files import read_placement
 from envs.problem import InfeasibleError, Problem

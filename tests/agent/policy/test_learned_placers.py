@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agent.commands import evaluate
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent.policy.encoders import ENCODERS, check_size
+from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.encoders.placeto import means_of_related
 from agent.policy.encoders.transformer import WINDOW
 from agent.policy.graph_batch import GraphBatch, GraphTensors

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agent.commands.train import make_parser
-from agent.placers import PLACERS
+from agent.placers.base import PLACERS
 from agent.training import config
 from agent.training.config import ConfigError, TrainConfig, config_from_json
 from agent.training.split import split_graphs

@@ -86,7 +86,7 @@ def decode_many(
     members = [kinds] if beam else [[drawn] for drawn in reversed(kinds)]
     waiting = [Team(index, np.array(each)) for index in last_to_first for each in members]
     n_teams = min(max(WIDTH // len(members[0]), 1), len(waiting))
-    arguments = (walks or policy.walks).arguments
+    arguments = (walks or policy.mdp_config).arguments
     batch = EpisodeBatch(problems, n_teams * len(members[0]), orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
@@ -118,7 +118,7 @@ def _walk(
     rng: np.random.Generator,
 ) -> list[tuple[Team, list[IntArray]]]:
     """Let all teams walk that wait (the last first); the teams with their placements, as they end."""
-    policy.encode(torch.arange(len(policy.bank)))
+    policy.encode_all()
     found: list[tuple[Team, list[IntArray]]] = []
     shortest, wanted, size = waiting[0], len(waiting), len(waiting[0].drawn)
     teams = [waiting.pop() for _ in range(batch.n // size)]

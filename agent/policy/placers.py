@@ -129,9 +129,9 @@ def _walk_until_it_fits(
     for trial in range(1, MAX_ATTEMPTS + 2):
         at_last = trial > MAX_ATTEMPTS
         tight = problem if trial == 1 or at_last else problem.with_memory(limit_bytes)
-        walks = policy.walks.within(problem, search.left - 1 if search.budget.evaluations else None)
+        walks = policy.mdp_config.within(problem, search.left - 1 if search.budget.evaluations else None)
         if walks is None:
-            search.score(policy.walks.arguments["start"](problem)[None])
+            search.score(policy.mdp_config.arguments["start"](problem)[None])
             return
         cost = walks.evaluations(problem)
         drawn = min(search.left // (1 + cost) - 1, WALKS if at_last else samples)

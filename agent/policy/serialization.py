@@ -140,7 +140,7 @@ def load_policy(path: str | Path) -> Policy:
         network = PlacementNetwork(card.shape)
     _check_weights(weights, network, file)
     network.load_state_dict(weights, assign=True)
-    return Policy(network, walks=MdpConfig.from_settings(card.config))
+    return Policy(network, MdpConfig.from_settings(card.config))
 
 
 def _read_shape(value: object, where: str) -> NetworkShape:

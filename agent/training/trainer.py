@@ -221,7 +221,7 @@ class _Training:
         it would on variations of the clusters, as a few without the memory that one walk needs outweigh what
         all others gain.
         """
-        policy = Policy(self._averaged_network, walks=self.policy.walks)
+        policy = Policy(self._averaged_network, self.policy.mdp_config)
         judged_by = {use: yardstick.problems for use, yardstick in self.yardsticks.items()}
         judged_by["train"] = self.judged_by
         ratios = {
@@ -251,7 +251,7 @@ class _Training:
         else:
             shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
             network = PlacementNetwork(shape)
-        return Policy(network, config.threads, MdpConfig.from_settings(config.to_json()))
+        return Policy(network, MdpConfig.from_settings(config.to_json()))
 
     @property
     def _averaged_network(self) -> PlacementNetwork:

@@ -69,11 +69,11 @@ def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:
         np.testing.assert_array_equal(placements, decode(policy, problem))
 
 
-def test_the_bank_of_the_policy_stays(policy: Policy) -> None:
+def test_the_embeddings_of_the_policy_stay(policy: Policy) -> None:
     policy.set_problems([random_problem(0)])
-    bank = policy.bank
+    embeddings = policy.embeddings
     decode(policy, random_problem(1))
-    assert policy.bank is bank
+    assert policy.embeddings is embeddings
 
 
 def test_a_walk_without_room_is_completed(policy: Policy) -> None:

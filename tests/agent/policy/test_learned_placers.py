@@ -70,7 +70,7 @@ def test_budget_is_kept(name, evaluations, used):
 @pytest.mark.parametrize("start", ["best", "heft", "single"])
 @pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
-    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, start))
+    policy = Policy(untrained()[0], MdpConfig("improve", 2, start))
     rng = np.random.default_rng(0)
     found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
     begun = [name for name in PLACERS if start in (name, "best") and not PLACERS[name].uses_rng]
@@ -89,7 +89,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
 
 @pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
 def test_refining_an_improvement_keeps_to_its_budget(evaluations):
-    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, "best"))
+    policy = Policy(untrained()[0], MdpConfig("improve", 2, "best"))
     refine = learned_placer("policy-refine", policy, "topo")
     found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
     assert found.evaluations == evaluations

@@ -13,7 +13,7 @@ from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
-from agent.policy.placers import LEARNED, WALKS, learned_placer
+from agent.policy.placers import LEARNED, SAMPLES, learned_placer
 from agent.policy.policy import Policy
 from agent.policy.serialization import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from envs.cluster.presets import get_cluster
@@ -139,7 +139,7 @@ def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
-    assert found.evaluations == MAX_ATTEMPTS + 1 + WALKS
+    assert found.evaluations == MAX_ATTEMPTS + 1 + SAMPLES
     few = place("policy", problem=problem, evaluations=MAX_ATTEMPTS + 2)
     assert (few.feasible, few.evaluations) == (True, MAX_ATTEMPTS + 2)
     assert not place("policy", problem=problem, evaluations=MAX_ATTEMPTS).feasible

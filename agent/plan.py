@@ -171,7 +171,7 @@ def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
         raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
     if name not in LEARNED:
         return PLACERS[name]
-    from agent.policy.encoders import check_size
+    from agent.policy.encoders.base import check_size
     from agent.policy.serialization import load_policy, read_card
 
     check_size(read_card(policy).shape.encoder, [graph])

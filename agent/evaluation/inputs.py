@@ -105,7 +105,7 @@ def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset
         PolicyFileError: it cannot.
         ValueError: a graph is too large for it.
     """
-    from agent.policy.encoders import check_size
+    from agent.policy.encoders.base import check_size
     from agent.policy.serialization import load_policy, policy_folder, read_card
 
     card = read_card(path)

@@ -9,7 +9,7 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.run import evaluate, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from agent.experiments.coarsening import main
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.coarse import place_coarsely
 from envs.coarse_problem import coarse_problem
 from envs.placement.files import read_placement

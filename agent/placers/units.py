@@ -92,24 +92,3 @@ def units_by_layer(graph: OpGraph) -> IntArray:
 def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
     """Converts the device of each op, int (n_ops,), to that of each decision unit, int (n_units,)."""
     return device_of[graph.units.items[graph.units.ptr[:-1]]]
-
-
-def complete(problem: Problem, device_of: IntArray) -> IntArray:
-    """Place what a walk left unplaced for want of memory, each unit where most memory is left.
-
-    Args:
-        device_of: -1 where unplaced, int (n_ops,).
-
-    Returns:
-        int (n_ops,), nothing unplaced.
-    """
-    graph = problem.graph
-    unit_device = per_unit(graph, device_of)
-    held = problem.footprint_bytes
-    room = problem.cluster.memory_bytes.copy()
-    placed = unit_device >= 0
-    np.subtract.at(room, unit_device[placed], held[placed])
-    for unit in np.flatnonzero(~placed):
-        unit_device[unit] = room.argmax()
-        room[unit_device[unit]] -= held[unit]
-    return unit_device[graph.unit_of]

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from agent.policy import node_features
-from agent.policy.encoders import ENCODERS
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.policy import Policy
@@ -140,7 +140,7 @@ def load_policy(path: str | Path) -> Policy:
         network = PlacementNetwork(card.shape)
     _check_weights(weights, network, file)
     network.load_state_dict(weights, assign=True)
-    return Policy(network, walks=MdpConfig.from_settings(card.config))
+    return Policy(network, MdpConfig.from_settings(card.config))
 
 
 def _read_shape(value: object, where: str) -> NetworkShape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv
 
-from agent.policy.encoders import encoder
+from agent.policy.encoders.base import encoder
 from agent.policy.encoders.sage import Sage
 from agent.policy.graph_batch import GraphBatch
 

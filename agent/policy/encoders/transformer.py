@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.policy.encoders import Encoder, encoder
+from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.encoders.sage import Round
 from agent.policy.graph_batch import GraphBatch
 

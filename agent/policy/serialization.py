@@ -108,8 +108,7 @@ def read_card(path: str | Path) -> PolicyCard:
     try:
         record = read_json(file)
         keys = {"format", "feature_version", "shape", "seen", "config"}
-        values = json_fields.fields(record, str(file), keys)
-        json_fields.check_format(values, str(file), FORMAT)
+        values = json_fields.fields(record, str(file), keys, format=FORMAT)
         return PolicyCard(
             shape=_read_shape(values["shape"], f"{file}: shape"),
             seen=tuple(_read_seen(entry, f"{file}: seen") for entry in _array(values["seen"], file)),

@@ -11,7 +11,6 @@ import numpy as np
 
 from graphs.io.json_fields import (
     array,
-    check_format,
     fields,
     integer,
     json_number,
@@ -79,8 +78,7 @@ def graph_from_json(value: object, where: str) -> OpGraph:
         FileFormatError: the value breaks the format.
         GraphError: the graph breaks a rule of `OpGraph`.
     """
-    record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL)
-    check_format(record, where, FORMAT)
+    record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL, format=FORMAT)
     ops = array(record["ops"], f"{where}: ops")
     tensors = array(record["tensors"], f"{where}: tensors")
     _check_records(ops, f"{where}: op", OP_REQUIRED, OP_OPTIONAL)

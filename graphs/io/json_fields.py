@@ -17,33 +17,37 @@ MAX_INTEGER = 2**53
 
 
 def fields(
-    value: object, where: str, required: AbstractSet[str], optional: AbstractSet[str] = frozenset()
+    value: object,
+    where: str,
+    required: AbstractSet[str],
+    optional: AbstractSet[str] = frozenset(),
+    *,
+    format: str | None = None,
 ) -> Mapping[str, Any]:
     """Check that a value is an object with all `required` keys and no key beyond `optional`.
 
+    Args:
+        where: begins the message of any error.
+        format: what the key `format` must hold; it is checked first, as another format has other keys.
+
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: the value is no such object. The message names all missing keys.
     """
     if not isinstance(value, dict):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
+    if format is not None and value.get("format", format) != format:
+        raise FileFormatError(f"{where}: format is {shown(value['format'])}; expected '{format}'")
     unknown = value.keys() - required - optional
     if unknown:
         known = ", ".join(sorted(required | optional))
         raise FileFormatError(f"{where}: unknown key {min(unknown)!r}; known keys are {known}")
-    missing = required - value.keys()
+    missing = sorted(required - value.keys())
     if missing:
-        raise FileFormatError(f"{where}: key {min(missing)!r} is missing")
+        keys = ", ".join(map(repr, missing))
+        verb = f"keys {keys} are missing" if len(missing) > 1 else f"key {keys} is missing"
+        hint = f"; format must be '{format}'" if format is not None and "format" in missing else ""
+        raise FileFormatError(f"{where}: {verb}{hint}")
     return value
-
-
-def check_format(record: Mapping[str, Any], where: str, expected: str) -> None:
-    """Check the `format` of a record.
-
-    Raises:
-        FileFormatError: it is another one.
-    """
-    if record["format"] != expected:
-        raise FileFormatError(f"{where}: format is {shown(record['format'])}; expected '{expected}'")
 
 
 def text(value: object, where: str) -> str:

@@ -89,7 +89,7 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
         (change("seen", [{"name": "x"}]), "missing"),
         (change("shape.encoder", "gnn"), "unknown encoder"),
         (change("shape.encoder", ["sage"]), "expected a string"),
-        (change("shape.sight", "blind"), "unknown sight"),
+        (change("shape.sight", "blind"), "unknown feature set"),
         (change("shape.hidden", 0), "hidden"),
         (change("shape.hidden", 10**9), "hidden"),
         (change("shape.hidden", True), "integer"),

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import numpy as np
+
 from graphs.io.json_files import FileFormatError
 
 MAX_INTEGER = 2**53
@@ -33,7 +35,7 @@ def fields(
     Raises:
         FileFormatError: the value is no such object. The message names all missing keys.
     """
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
     if format is not None and value.get("format", format) != format:
         raise FileFormatError(f"{where}: format is {shown(value['format'])}; expected '{format}'")
@@ -75,30 +77,33 @@ def name(value: object, where: str) -> str:
 
 
 def number(value: object, where: str) -> float:
-    """Check that a value is a finite number, integer or not.
+    """Check that a value is a finite number, integer or not; numpy's are numbers too.
 
     Raises:
         FileFormatError: it is not.
     """
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a number")
     try:
         result = float(value)
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise FileFormatError(f"{where}: is too large; expected a finite number")
+        what = "NaN" if math.isnan(result) else "too large"
+        raise FileFormatError(f"{where}: is {what}; expected a finite number")
     return result
 
 
 def integer(value: object, where: str) -> int:
-    """Check that a value is an integer of at most `MAX_INTEGER` in size; 1.0 is none.
+    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is none.
 
     Raises:
         FileFormatError: it is not.
     """
     if type(value) is not int:
-        raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+        if not isinstance(value, np.integer):
+            raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+        value = int(value)
     if abs(value) > MAX_INTEGER:
         raise FileFormatError(f"{where}: is {shown(value)}; expected an integer of at most 2**53")
     return value

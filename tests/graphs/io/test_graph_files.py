@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
 from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
-from graphs.op_graph import GraphError
+from graphs.op_graph import GraphError, build_graph
 from tests.json_values import JSON_VALUES
 
 
@@ -161,6 +161,32 @@ def test_what_breaks_the_format_is_refused_in_one_line(value: object, message: s
     with pytest.raises((FileFormatError, GraphError), match=f"^here: .*{message}") as caught:
         graph_from_json(value, "here")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"name": ""},
+        {"type": "mm"},
+        {"name": "b", "flop": 1},
+        {"name": "b", "flops": "1"},
+        {"name": "b", "colocate": -1},
+        {"name": "b", "seconds": {"k80": None}},
+        ["b"],
+    ],
+)
+def test_graphs_built_in_python_keep_the_rules_of_files(op: Any) -> None:
+    with pytest.raises(FileFormatError) as of_file:
+        graph_from_json(record(name="g", ops=[{"name": "a"}, op], tensors=[]), "graph 'g'")
+    with pytest.raises(GraphError) as of_python:
+        build_graph("g", "", [{"name": "a"}, op], [])
+    assert str(of_file.value) == str(of_python.value)
+
+
+def test_graphs_built_in_python_may_hold_numbers_of_numpy() -> None:
+    op = {"name": "a", "flops": np.int64(3), "bytes_moved": np.float32(0.5), "colocate": np.int64(2)}
+    graph = build_graph("g", "", [op], [])
+    assert (graph.flops[0], graph.bytes_moved[0], graph.colocate[0]) == (3.0, 0.5, 2)
 
 
 GOOD = json.dumps(record()).encode()

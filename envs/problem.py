@@ -9,7 +9,7 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.costs import op_seconds
-from envs.simulator.kernels import FIFO, PROGRAM, ProblemArrays
+from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 

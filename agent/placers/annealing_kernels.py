@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Pair, copy, peak_memory, run_moved, stand, tried
+from envs.simulator.kernels import SimulationPair, candidate_timeline, commit, copy, peak_memory, run_moved
 from graphs.op_graph import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8
@@ -29,7 +29,7 @@ class Walker(NamedTuple):
     best_score: FloatArray  # (2,) bytes over memory, step seconds
     moved: IntArray  # (n_units,) units of the present move
     back: IntArray  # (n_units,) their devices before it
-    pair: Pair
+    pair: SimulationPair
     work_s: FloatArray  # (n_devices,) work of each device
     peak: FloatArray  # (n_devices,) scratch
 
@@ -133,7 +133,7 @@ def first_moved(units, walker, n_moved):
 @kernel(inline=True)
 def overflow_bytes(p, walker, total_s):
     """Bytes over the memory of all devices together."""
-    peak_memory(p, walker.device_of, tried(walker.pair), total_s, walker.peak)
+    peak_memory(p, walker.device_of, candidate_timeline(walker.pair), total_s, walker.peak)
     over = 0.0
     for device in range(len(walker.peak)):
         over += max(walker.peak[device] - p.memory[device], 0.0)
@@ -155,7 +155,7 @@ def accept(p, walker, first, limit, scale_s, track_memory):
     energy += OVERFLOW_COST * over / p.memory.sum()
     if energy > limit:
         return False
-    stand(walker.pair)
+    commit(walker.pair)
     walker.energy[0] = energy
     best = walker.best_score
     if over < best[0] or (over == best[0] and total_s < best[1]):
@@ -168,7 +168,7 @@ def accept(p, walker, first, limit, scale_s, track_memory):
 def anneal(p, units, walker, n, temperature, scale_s, track_memory, rng):
     """Make `n` proposals, accepted by Metropolis' rule; at temperature 0 none that is worse."""
     run_moved(p, walker.device_of, walker.pair, np.int64(0), np.inf, walker.work_s)
-    stand(walker.pair)
+    commit(walker.pair)
     for _ in range(n):
         n_moved = propose(units, walker, len(p.memory), rng)
         limit = walker.energy[0] - temperature * np.log(1.0 - rng.random())

@@ -12,6 +12,7 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
+from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator import kernels
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
@@ -138,6 +139,6 @@ def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -
     own = np.zeros_like(sent)
     source: Sequence[int] = device_of[problem.graph.tensor_producer].tolist()
     own[np.arange(len(own)), source] = True
-    once = problem.arrays.rules[1]
+    once = problem.arrays.rules[SENDS_PER_TENSOR]
     times = (sent & own).sum(axis=1) if once else (sent & ~own).sum(axis=1)
     return float((times * problem.graph.tensor_bytes).sum())

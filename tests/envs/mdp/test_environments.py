@@ -13,8 +13,9 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.mdp.batched_env import BatchedPlacementEnv
-from envs.mdp.episodes import EpisodeBatch, MdpError, is_incremental
+from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.placement_env import PlacementEnv
+from envs.mdp.visits import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
@@ -147,7 +148,7 @@ def test_a_device_without_room_is_masked_and_refused() -> None:
     env.step(np.int64(1))
     assert env.action_masks().tolist() == [True, False]
     for device in (1, 2, -1, -2):
-        with pytest.raises(ValueError, match="no room"):
+        with pytest.raises(ValueError, match="no free memory"):
             env.step(np.int64(device))
 
 

@@ -14,7 +14,7 @@ from envs.cluster.files import cluster_to_json
 from envs.problem import InfeasibleError, Problem
 from graphs.dataset import graph_hash
 from graphs.op_graph import IntArray, OpGraph
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 FORMAT = "placewalk.evaluation/1"
 
@@ -133,7 +133,7 @@ def _check(study: EvaluationSpec) -> None:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
     for order in study.orders:
-        get_order(order)
+        ORDERS.check(order)
     _check_distinct("placer", study.placers)
     _check_distinct("order", study.orders)
     _check_distinct("cluster", [cluster.name for cluster in study.clusters])

@@ -25,7 +25,7 @@ from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.coarsening.coarsen import GROUPS
 from graphs.dataset import load_family
-from graphs.families import FAMILIES, check_family
+from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
 
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", default="4xv100", metavar="NAME|FILE", help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:
-        families, cluster = [check_family(name) for name in options.families], get_cluster(options.cluster)
+        families, cluster = [FAMILIES.check(name) for name in options.families], get_cluster(options.cluster)
         _print_all(lines(families, cluster, n_groups) for n_groups in options.groups)
     except ValueError as error:
         print(f"coarsening_table: {error}", file=sys.stderr)

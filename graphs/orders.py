@@ -1,7 +1,7 @@
 """Visit orders: the sequence in which an episode visits the compute ops of a graph.
 
-A new order is one decorated function. Where ops tie, their names decide (compared as strings), so an order does
-not depend on how tensors are stored nor, except for `topo` and `reversed-topo`, on the choice of program order.
+A new order is one decorated function. Where ops tie, their names decide (compared as strings). So no order
+depends on how tensors are stored, and only `topo` and `reversed-topo` depend on the choice of program order.
 """
 
 from __future__ import annotations

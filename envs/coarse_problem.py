@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from envs.problem import Problem
-from graphs.coarsening.coarsen import GROUPS, Coarsening, coarsen
+from graphs.coarsening.coarsen import MAX_UNITS, Coarsening, coarsen
 from graphs.op_graph import FloatArray
 
 
@@ -43,7 +43,7 @@ class CoarseProblem(Problem):
         return self.fine.always_fits
 
 
-def coarse_problem(problem: Problem, n_groups: int = GROUPS) -> CoarseProblem:
+def coarse_problem(problem: Problem, n_groups: int = MAX_UNITS) -> CoarseProblem:
     """Coarsen a problem to at most `n_groups` decision units.
 
     Raises:

@@ -23,7 +23,7 @@ from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
-from graphs.coarsening.coarsen import GROUPS
+from graphs.coarsening.coarsen import MAX_UNITS
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; returns the exit code: 0 done, 2 wrong input."""
     parser = OneLineParser(prog="python -m agent.experiments.coarsening", description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
-    parser.add_argument("--groups", nargs="+", type=int, default=[GROUPS], metavar="N", help="default: 512")
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=[MAX_UNITS], metavar="N", help="default: 512"
+    )
     parser.add_argument("--cluster", default="4xv100", metavar="NAME|FILE", help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:

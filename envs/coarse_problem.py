@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from envs.problem import Problem
-from graphs.coarsening.coarsen import GROUPS, Coarsening, coarsen
+from graphs.coarsening.coarsen import MAX_UNITS, Coarsening, coarsen
 from graphs.op_graph import FloatArray
 
 
@@ -39,11 +39,11 @@ class CoarseProblem(Problem):
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement of the original ops can overflow, whose tensors the coarse graph lacks in part."""
+        """Whether no placement of the original ops can overflow; the coarse graph lacks some tensors."""
         return self.fine.always_fits
 
 
-def coarse_problem(problem: Problem, n_groups: int = GROUPS) -> CoarseProblem:
+def coarse_problem(problem: Problem, n_groups: int = MAX_UNITS) -> CoarseProblem:
     """Coarsens a problem to at most `n_groups` decision units.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
-from graphs.io.json_fields import array, check_format, fields, json_number, name, number, text
+from graphs.io.json_fields import array, fields, json_number, name, number, text
 from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import FloatArray
 
@@ -43,8 +43,7 @@ def cluster_from_json(value: object, where: str) -> Cluster:
         FileFormatError: the value breaks the format.
         ClusterError: the cluster breaks a rule of `Cluster`.
     """
-    record = fields(value, where, REQUIRED, OPTIONAL)
-    check_format(record, where, FORMAT)
+    record = fields(value, where, REQUIRED, OPTIONAL, format=FORMAT)
     devices = array(record["devices"], f"{where}: devices")
     if not 1 <= len(devices) <= MAX_DEVICES:
         raise ClusterError(f"{where}: has {len(devices)} devices; give 1 to {MAX_DEVICES}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, PlacementError, check_placement
-from graphs.io.json_fields import check_format, fields, kind_of, name
+from graphs.io.json_fields import fields, kind_of, name
 from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import OpGraph
 
@@ -105,8 +105,7 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
     Raises:
         FileFormatError: the value breaks the format.
     """
-    record = fields(value, where, KEYS)
-    check_format(record, where, FORMAT)
+    record = fields(value, where, KEYS, format=FORMAT)
     device_of = record["device_of"]
     if not isinstance(device_of, dict):
         at = f"{where}: device_of"

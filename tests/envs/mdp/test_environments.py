@@ -19,7 +19,7 @@ from envs.mdp.visits import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
-from graphs.orders import ORDERS, OrderError, get_order
+from graphs.orders import ORDERS, OrderError
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -197,10 +197,10 @@ def test_incremental_only_in_program_order() -> None:
     rng = np.random.default_rng(0)
     problem = some_problems()[2]
     chain = chain_problem()
-    assert is_incremental(chain, get_order("topo")(chain.graph, rng))
-    assert not is_incremental(chain, get_order("reversed-topo")(chain.graph, rng))
+    assert is_incremental(chain, ORDERS["topo"](chain.graph, rng))
+    assert not is_incremental(chain, ORDERS["reversed-topo"](chain.graph, rng))
     fifo = Problem(chain.graph, replace(chain.cluster, schedule="fifo"))
-    assert not is_incremental(fifo, get_order("topo")(chain.graph, rng))
+    assert not is_incremental(fifo, ORDERS["topo"](chain.graph, rng))
     assert problem.cluster.schedule == "program"
 
 

@@ -39,7 +39,7 @@ class CoarseProblem(Problem):
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement of the original ops can overflow, whose tensors the coarse graph lacks in part."""
+        """Whether no placement of the original ops can overflow; the coarse graph lacks some tensors."""
         return self.fine.always_fits
 
 

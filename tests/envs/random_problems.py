@@ -12,7 +12,7 @@ from graphs import OpGraph, build_graph
 def random_graph(
     rng: np.random.Generator, n_ops: int, *, ties: bool = False, name: str = "random"
 ) -> OpGraph:
-    """Draws a random graph of three phases; `ties` makes times and sizes small integers, so that events tie."""
+    """Draws a random graph of three phases; `ties` makes times and sizes small integers, so events tie."""
     ops, phases, source = [], [], []
     for op in range(n_ops):
         is_source = bool(rng.random() < 0.15)

@@ -22,7 +22,7 @@ MEAN_OPS, ROOT_SHARE, PATH_SHARE, LOG_COUNT = (
     "log count",
 )
 SHARE, FLAG, LOG_RATIO = "share", "0 or 1", "log ratio"
-"""Units. Mean op times are squashed to log(1 + 8 x) / 4, as costs of one graph span five orders of magnitude."""
+"""Units. Mean op times are squashed to log(1 + 8 x) / 4: costs of one graph span five orders of magnitude."""
 
 
 class InputFeature(NamedTuple):
@@ -144,7 +144,7 @@ def unit_leaders(graph: OpGraph) -> IntArray:
 
 
 def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Makes the graph that is encoded: each op that no episode decides joins the compute op that decides for it.
+    """Makes the graph that is encoded: all ops that no episode decides join the compute op of their unit.
 
     The readers of a parameter then read from the first op that uses it, and a gradient on its way to an
     optimizer update goes to that op too, as they do between devices.

@@ -106,7 +106,7 @@ def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "ro
 
 
 def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> None:
-    """Writes a policy's two files, each atomically; the card first, since only weights change within a run."""
+    """Writes a policy's two files, each atomically; the card first, as only weights change within a run."""
     shape = card.shape
     record = {
         "format": FORMAT,
@@ -144,8 +144,8 @@ def read_policy(path: str | Path) -> StoredPolicy:
         path: a run's folder, or `pretrained`.
 
     Raises:
-        PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks the
-            weights.
+        PolicyFileError: a file is missing, or `policy.json` does not conform. The weights are checked by
+            `StoredPolicy.policy`.
     """
     card_data, card_file = _read_card_file(path)
     file = card_file.with_name("policy.safetensors")

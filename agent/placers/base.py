@@ -114,24 +114,24 @@ class SearchState:
         return self.best_score[0] == 0.0
 
     def score(self, devices_of: IntArray) -> FloatArray:
-        """Simulate placements until the budget ends; returns (step seconds, overflow bytes) of those scored.
+        """Simulates placements until the budget ends, and keeps the best.
 
         Args:
             devices_of: device of each op, one placement a row, int (n, n_ops).
 
         Returns:
-            (n scored, 2), with n scored <= n.
+            Step time in seconds and overflow in bytes, (n scored, 2), with n scored <= n.
         """
         scores = [np.zeros((0, 2))]
         done = 0
         while done < len(devices_of) and (left := self.left):
             batch = devices_of[done : done + min(left, BATCH)]
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
-            over = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+            over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
-            for row in np.lexsort((total_s, over))[:1]:
-                self.keep(batch[row], float(total_s[row]), float(over[row]))
-            scores.append(np.stack([total_s, over], axis=1))
+            for row in np.lexsort((total_s, over_bytes))[:1]:
+                self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
+            scores.append(np.stack([total_s, over_bytes], axis=1))
             done += len(batch)
         return np.concatenate(scores)
 
@@ -140,7 +140,7 @@ class SearchState:
         self.evaluations += evaluations
 
     def score_units(self, unit_devices: IntArray) -> FloatArray:
-        """`score` for placements given per placement unit, int (n, n_units)."""
+        """Does what `score` does for devices given per placement unit, int (n, n_units)."""
         return self.score(unit_devices[:, self.problem.graph.unit_of])
 
     def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:

@@ -144,7 +144,7 @@ def unit_leaders(graph: OpGraph) -> IntArray:
 
 
 def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Makes the graph that is encoded: all ops that no episode decides join the compute op of their unit.
+    """Makes the graph that is encoded: an op that no episode decides joins the compute op deciding for it.
 
     The readers of a parameter then read from the first op that uses it, and a gradient on its way to an
     optimizer update goes to that op too, as they do between devices.

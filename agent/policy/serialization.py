@@ -144,8 +144,8 @@ def read_policy(path: str | Path) -> StoredPolicy:
         path: a run's folder, or `pretrained`.
 
     Raises:
-        PolicyFileError: a file is missing, or `policy.json` does not conform. The weights are checked by
-            `StoredPolicy.policy`.
+        PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
+            the weights.
     """
     card_data, card_file = _read_card_file(path)
     file = card_file.with_name("policy.safetensors")
@@ -187,8 +187,9 @@ def _parse_card(data: bytes, file: Path) -> PolicyCard:
         record = parse_json(data.decode("utf-8"), str(file))
         _check_version(record, file)
         lists = ("node_features", "graph_features", "device_features")
-        values = json_fields.fields(record, str(file), {"format", "shape", *lists, "seen", "config"})
-        json_fields.check_format(values, str(file), FORMAT)
+        values = json_fields.fields(
+            record, str(file), {"format", "shape", *lists, "seen", "config"}, format=FORMAT
+        )
         shape = _parse_shape(values["shape"], f"{file}: shape")
         for key, expected in _feature_names(shape.feature_set).items():
             _check_features(json_fields.array(values[key], f"{file}: {key}"), expected, f"{file}: {key}")

@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 import torch
 
+from agent.placers.base import PLACERS
 from agent.policy.encoders.base import ENCODERS, check_size
-from agent.policy.mdp_config import MdpConfig
+from agent.policy.mdp_config import BEST, MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import (
@@ -36,7 +37,7 @@ from agent.training.problems import left_out, training_problems, validation_prob
 from agent.training.split import Split
 from agent.training.validation import RelativeMetrics, ratios_over_orders
 from envs.mdp.batched_env import BatchedPlacementEnv
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 AVERAGE = "average"
 """Under this name the averaged weights are in a checkpoint."""
@@ -90,9 +91,12 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
             one that is too large for the encoder.
     """
     for order in config.order:
-        get_order(order)
+        ORDERS.check(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
+    starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
+    if config.start not in starts:
+        raise ConfigError(f"start is '{config.start}'; use {', '.join(starts)}")
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:

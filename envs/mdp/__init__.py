@@ -1,1 +1,1 @@
-"""The Markov decision processes over a graph: state, transition, observation, and the environments."""
+"""Two Markov decision processes over a graph: state, transition, observation, and the environments."""

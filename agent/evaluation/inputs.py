@@ -1,4 +1,4 @@
-"""What the settings of an evaluation name, read: graphs, clusters, placements and the policy."""
+"""Reads what the settings of an evaluation name: graphs, clusters, placements and the policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
 
 
 def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
-    """Make a budget; where neither limit is given, of `BUDGET` evaluations."""
+    """Make a budget; `BUDGET` evaluations where neither limit is given."""
     return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
 
 

@@ -1,4 +1,4 @@
-"""How the trials of an evaluation are made: in this process or in several."""
+"""Makes the trials of an evaluation, in this process or in several."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime
 from graphs.op_graph import OpGraph
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,7 +128,7 @@ def place(
     """
     chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
-    get_order(order)
+    ORDERS.check(order)
     graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer)
     problem = Problem(graph, chosen)
     problem.check_feasible()

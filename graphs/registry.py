@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,18 +18,25 @@ class Registry(Mapping[str, T]):
         error: raised for a name that is unknown or taken.
         modules: imported at the first look-up; importing one registers its entries. A registry that nobody
             looks into loads nothing.
+        entries: known from the start.
     """
 
-    def __init__(self, kind: str, error: type[ValueError], modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        error: type[ValueError],
+        modules: Sequence[str] = (),
+        entries: Mapping[str, T] = MappingProxyType({}),
+    ) -> None:
         self.kind = kind
         self._error = error
         self._modules = tuple(modules)
         self._waiting = list(modules)
-        self._entries: dict[str, T] = {}
-        self._module_of: dict[str, str] = {}
+        self._entries = dict(entries)
+        self._module_of = dict.fromkeys(entries, "")
 
     def register(self, name: str, entry: T, module: str = "") -> T:
-        """Add an entry and return it.
+        """Adds an entry and returns it.
 
         Args:
             module: the one of `modules` that registers it, so that entries stand in the same order whichever
@@ -44,15 +52,22 @@ class Registry(Mapping[str, T]):
         return entry
 
     def __getitem__(self, name: str) -> T:
-        """The entry of a name.
+        """Returns the entry of a name.
 
         Raises:
             ValueError: an unknown name, with those that are known; of the registry's own class of error.
         """
-        self._load()
-        if name not in self._entries:
+        return self._entries[self.check(name)]
+
+    def check(self, name: str) -> str:
+        """Returns the name itself, if there is an entry of it.
+
+        Raises:
+            ValueError: as a look-up does.
+        """
+        if name not in self:
             raise self._error(f"unknown {self.kind} '{name}'; use one of {', '.join(self._entries)}")
-        return self._entries[name]
+        return name
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,11 +105,9 @@ def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset
         ValueError: a graph is too large for it.
     """
     from agent.policy.encoders.base import check_size
-    from agent.policy.serialization import load_policy, policy_folder, read_card
+    from agent.policy.serialization import read_policy
 
-    card = read_card(path)
-    load_policy(path)
-    check_size(card.shape.encoder, graphs)
-    files = (policy_folder(path) / name for name in ("policy.json", "policy.safetensors"))
-    digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files))
-    return digest.hexdigest(), frozenset(graph.name for graph in graphs if card.has_seen(graph))
+    stored = read_policy(path)
+    stored.policy()
+    check_size(stored.card.shape.encoder, graphs)
+    return stored.digest, frozenset(graph.name for graph in graphs if stored.card.has_seen(graph))

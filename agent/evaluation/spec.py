@@ -15,7 +15,7 @@ from envs.cluster.files import cluster_to_json
 from envs.problem import InfeasibleError, Problem
 from graphs.dataset import graph_hash
 from graphs.op_graph import IntArray, OpGraph
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 FORMAT = "placewalk.evaluation/1"
 
@@ -135,7 +135,7 @@ def _check(spec: EvaluationSpec) -> None:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
     for order in spec.orders:
-        get_order(order)
+        ORDERS.check(order)
     _check_distinct("placer", spec.placers)
     _check_distinct("order", spec.orders)
     _check_distinct("cluster", [cluster.name for cluster in spec.clusters])

@@ -27,9 +27,9 @@ from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
-from graphs.coarsening.coarsen import GROUPS
+from graphs.coarsening.coarsen import MAX_UNITS
 from graphs.dataset import load_family
-from graphs.families import FAMILIES, check_family
+from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
 
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}
@@ -121,13 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
     parser = OneLineParser(prog="agent.experiments.coarsening", description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
-    parser.add_argument("--groups", nargs="+", type=int, default=[GROUPS], metavar="N", help="default: 512")
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=[MAX_UNITS], metavar="N", help="default: 512"
+    )
     parser.add_argument("--cluster", default="4xv100", metavar="NAME|FILE", help="default: %(default)s")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the tables (.csv)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
-        families, cluster = [check_family(name) for name in options.families], get_cluster(options.cluster)
+        families, cluster = [FAMILIES.check(name) for name in options.families], get_cluster(options.cluster)
         rows: list[Row] = []
         for n_groups in options.groups:
             of_groups: list[Row] = []

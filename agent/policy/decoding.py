@@ -31,8 +31,8 @@ RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
 RESAMPLED = 4
 """1 / `RESAMPLED` of the particles are replaced each time."""
 SUBPOPULATIONS = 4
-"""Parts of a large enough group within which particles are compared. Those of one population soon descend from
-one; where a choice shows hundreds of ops later, as with layers of a recurrent network, often from a wrong one.
+"""Parts of a large enough group within which particles are compared. Those of one population soon descend
+from one; where a choice shows hundreds of ops later, as in a recurrent network, often from a wrong one.
 Source: the island particle model, Vergé et al. 2013 (arXiv 1306.3911), without exchange between islands."""
 TIE = 1e-4
 """Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
@@ -91,7 +91,7 @@ def decode_many(
     own.set_problems(problems)
     draws = [False] * greedy + [True] * n_samples
     groups_of_each = [draws] if resample else [[each] for each in reversed(draws)]
-    # The decoder takes the last first. Long episodes come first: none begins when the others are about to end.
+    # The decoder takes the last first: no long episode begins when the others are about to end.
     shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
     groups = [Group(index, np.array(each)) for index in shortest_first for each in groups_of_each]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))

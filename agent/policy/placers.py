@@ -26,7 +26,7 @@ SAMPLES = 16
 PARTICLES = 63
 """Episodes of `policy-beam` beside the greedy one, where the budget allows."""
 BATCH_COST, MAX_DECODING_SHARE = 4, 0.25
-"""About how many times as long as the greedy episode `SAMPLES` drawn ones take, side by side; and the share of
+"""About how many times as long as the greedy episode `SAMPLES` drawn ones take side by side, and the share of
 a budget that `policy-refine` spends on them at most: annealing makes more of the rest."""
 
 
@@ -119,7 +119,7 @@ class _Decoder:
         return self.policy.mdp_config.within(search.problem, evaluations)
 
     def _decode(self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool) -> IntArray:
-        """Complete placements, the greedy one first, int (1 + n_samples, n_ops); one where none is feasible."""
+        """Complete placements, the greedy one first, int (1 + n_samples, n_ops); one if none is feasible."""
         from agent.policy.decoding import decode
 
         try:

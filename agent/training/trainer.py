@@ -37,7 +37,7 @@ from agent.training.problems import left_out, training_problems, validation_prob
 from agent.training.split import Split
 from agent.training.validation import RelativeMetrics, ratios_over_orders
 from envs.mdp.batched_env import BatchedPlacementEnv
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 AVERAGE = "average"
 """Under this name the averaged weights are in a checkpoint."""
@@ -91,7 +91,7 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
             one that is too large for the encoder.
     """
     for order in config.order:
-        get_order(order)
+        ORDERS.check(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
     starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]

@@ -19,7 +19,7 @@ from envs.mdp.visits import VisitPlans
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 ONLY_OBSERVE = np.array([-1])
 
@@ -82,7 +82,7 @@ class EpisodeBatch:
 
     Raises:
         MdpError: no problems, a graph without compute ops, an unknown `mdp`.
-        InfeasibleError: a graph that no placement fits into the memory.
+        InfeasibleError: a graph for which no placement is within the memory.
         OrderError: an unknown order.
     """
 
@@ -229,7 +229,7 @@ def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str) -> None
     if not orders:
         raise MdpError("no traversal order; give at least one, e.g. topo")
     for name in orders:
-        get_order(name)
+        ORDERS.check(name)
     for problem in problems:
         if not problem.graph.is_compute.any():
             raise MdpError(f"graph '{problem.graph.name}' has only parameters and inputs; nothing to place")

@@ -8,7 +8,7 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import IntArray
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 RANDOM = "random"
 """The one order that is drawn anew for each episode."""
@@ -46,7 +46,7 @@ class VisitPlans:
         return self._found[key]
 
     def _plan(self, problem: Problem, order: str, rng: np.random.Generator) -> tuple[IntArray, bool]:
-        visits = np.asarray(get_order(order)(problem.graph, rng), dtype=np.int64)
+        visits = np.asarray(ORDERS[order](problem.graph, rng), dtype=np.int64)
         if not self._improving:
             return visits, is_incremental(problem, visits)
         _, first = np.unique(problem.graph.unit_of[visits], return_index=True)

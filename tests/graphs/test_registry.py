@@ -28,6 +28,17 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     colours.register("blue", 2)
     with pytest.raises(ColourError, match=r"^unknown colour 'green'; use one of red, blue$"):
         colours["green"]
+    with pytest.raises(ColourError, match="unknown colour 'green'"):
+        colours.check("green")
+    assert colours.check("red") == "red"
+
+
+def test_entries_can_be_known_from_the_start() -> None:
+    colours = Registry[int]("colour", ColourError, entries={"red": 1})
+    colours.register("blue", 2)
+    assert dict(colours) == {"red": 1, "blue": 2}
+    with pytest.raises(ColourError, match="colour 'red' is registered twice"):
+        colours.register("red", 3)
 
 
 def test_a_name_is_refused_twice() -> None:

@@ -53,4 +53,4 @@ def test_the_table_has_a_row_per_family_and_number_of_groups(capsys: pytest.Capt
     assert 0.5 < float(rows[0][2]) < 2.0
     assert rows[1][1:4] == ["0", "-", "-"]
     assert main(["--families", "lstm"]) == 2
-    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: no family 'lstm'")
+    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: unknown family 'lstm'")

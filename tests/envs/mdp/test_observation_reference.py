@@ -17,7 +17,7 @@ from envs.mdp.names import MDPS
 from envs.mdp.visits import is_incremental
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
-from graphs.orders import ORDERS, get_order
+from graphs.orders import ORDERS
 from tests.envs.mdp.reference_episode import Construct, Improve, ReferenceEpisode
 from tests.envs.mdp.reference_observation import observe
 from tests.envs.random_problems import random_cluster, random_graph, random_placement
@@ -135,7 +135,7 @@ def begin(problems: list[Problem], orders: list[str], mdp: str, incremental: boo
     references: list[ReferenceEpisode] = []
     for at, problem in enumerate(problems):
         batch.begin(at, at, at, np.random.default_rng(seed))
-        order = get_order(orders[at])(problem.graph, np.random.default_rng(seed)).tolist()
+        order = ORDERS[orders[at]](problem.graph, np.random.default_rng(seed)).tolist()
         if mdp == "construct":
             references.append(Construct(problem, order))
         else:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from agent.evaluation.config import EvaluationError
+from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import Key
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
@@ -44,8 +45,7 @@ class EvaluationSpec:
         placers: names from `PLACERS` and `LEARNED`.
         orders: names of traversal orders; only learned placers take one.
         seeds: seeds 0 to seeds - 1 for placers that draw at random, 0 for the others.
-        policy: folder of the learned placers' policy, or `pretrained`; empty where there is none.
-        policy_hash: digest of that policy's files.
+        policy: of the learned placers; None where there are none.
         seen: names of those graphs that the policy was trained on.
         given: placements to score as well: (graph, cluster, name) -> device of each op.
         coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
@@ -61,8 +61,7 @@ class EvaluationSpec:
     orders: tuple[str, ...] = ("topo",)
     seeds: int = 1
     budget: Budget = field(default_factory=Budget)
-    policy: str = ""
-    policy_hash: str = ""
+    policy: EvaluatedPolicy | None = None
     seen: frozenset[str] = frozenset()
     given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
     coarsen: int | None = None
@@ -105,7 +104,7 @@ class EvaluationSpec:
             "orders": list(self.orders),
             "seeds": self.seeds,
             "budget": asdict(self.budget),
-            "policy": self.policy_hash,
+            "policy": self.policy.digest if self.policy else "",
             "coarsen": self.coarsen,
             "placements": sorted(
                 [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.annealing_kernels import OVER_BYTES, OVERFLOW_COST, TOTAL_S, AnnealingChain, anneal
+from agent.placers.annealing_kernels import OVERFLOW_COST, anneal
+from agent.placers.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.base import BATCH, SearchState, placer
 from agent.placers.list_scheduling import heft, m_etf
 from agent.placers.single import single

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Entries of one kind by name, in the order of their registration.
+    """Entries of one kind by name: in the order of `modules`, and within one in that of their registration.
 
     Args:
         kind: what an entry is, for messages, e.g. `order`.
@@ -30,11 +30,17 @@ class Registry(Mapping[str, T]):
     ) -> None:
         self.kind = kind
         self._error = error
+        self._modules = tuple(modules)
         self._waiting = list(modules)
         self._entries = dict(entries)
+        self._module_of = dict.fromkeys(entries, "")
 
-    def register(self, name: str, entry: T) -> T:
+    def register(self, name: str, entry: T, module: str = "") -> T:
         """Adds an entry and returns it.
+
+        Args:
+            module: the one of `modules` that registers it, so that entries stand in the same order whichever
+                module is imported first.
 
         Raises:
             ValueError: the name is taken; of the registry's own class of error.
@@ -42,6 +48,7 @@ class Registry(Mapping[str, T]):
         if name in self._entries:
             raise self._error(f"{self.kind} '{name}' is registered twice; choose another name")
         self._entries[name] = entry
+        self._module_of[name] = module
         return entry
 
     def __getitem__(self, name: str) -> T:
@@ -75,5 +82,12 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def _load(self) -> None:
+        if not self._waiting:
+            return
         while self._waiting:
             import_module(self._waiting.pop(0))
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: self._rank(item[0])))
+
+    def _rank(self, name: str) -> int:
+        module = self._module_of[name]
+        return self._modules.index(module) if module in self._modules else len(self._modules)

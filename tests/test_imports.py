@@ -23,7 +23,7 @@ ROOMS = (
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),
     ("agent.experiments", "agent.contexts"),
-    ("agent.place", "agent.commands", "agent"),
+    ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )
 """Floors of the house, the lowest first. A module imports from lower floors and from its own room; rooms on

@@ -81,6 +81,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "graphs.jsonl", "--cluster", "1xz80"], "1xz80"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--order", "sideways"], "sideways"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--encoder", "gnn"], "gnn"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--start", "annealing"], "use best, "),
         (["--name", "a", "--graphs", "graphs.jsonl", "--init", "nowhere"], "nowhere"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "not built"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid"], "not built"),
@@ -151,3 +152,30 @@ def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]
     assert "another process" in capsys.readouterr().err
     process.kill()
     process.communicate()
+
+
+def test_help_comes_in_groups_and_begins_with_what_matters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        train_agent.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line.rstrip(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "options",
+        "what matters most",
+        "problems and decision process",
+        "imitation",
+        "reinforcement (PPO)",
+        "network",
+        "evaluation",
+        "run",
+    ]
+    main = lines[lines.index("what matters most:") : lines.index("problems and decision process:")]
+    flags = [line.split()[0] for line in main if line.startswith("  --")]
+    assert flags == [
+        *("--name", "--families", "--graphs", "--cluster", "--order", "--minutes", "--timesteps"),
+        *("--seed", "--init", "--config", "--resume"),
+    ]
+    assert max(len(line) for line in lines) <= 80

@@ -6,13 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from agent.command_line import OneLineParser
+from agent.settings import add_flags
 from agent.training import run_folder as runs
-from agent.training.config import ConfigError, TrainConfig, config_from_json, field_types
+from agent.training.config import MAIN, ConfigError, TrainConfig
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext
@@ -36,29 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """One flag per field of `TrainConfig`, and `--config` and `--resume`."""
-    parser = OneLineParser(prog="train_agent.py", description=__doc__, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
-    parser.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
-    kinds, defaults = field_types(), TrainConfig()
-    for item in fields(TrainConfig):
-        kind = kinds[item.name]
-        many = get_origin(kind) is tuple
-        default = " ".join(getattr(defaults, item.name)) if many else getattr(defaults, item.name)
-        parser.add_argument(
-            f"--{item.name.replace('_', '-')}",
-            type=get_args(kind)[0] if many else kind,
-            nargs="+" if many else None,
-            metavar="|".join(item.metadata["choices"]) if "choices" in item.metadata else kind_name(kind),
-            help=f"{item.metadata['help']} (default: {default or 'none'})".replace("%", "%%"),
-        )
+    """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    parser = OneLineParser(
+        prog="train_agent.py",
+        usage="train_agent.py --name NAME --families NAME [NAME ...] [flags]",
+        description=__doc__,
+        argument_default=argparse.SUPPRESS,
+    )
+    main_flags = add_flags(parser, TrainConfig)[MAIN]
+    main_flags.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
+    main_flags.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
     return parser
-
-
-def kind_name(kind: Any) -> str:
-    """How a flag's value is shown in the help."""
-    inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
-    return {str: "NAME", int: "N", float: "X"}[inner]
 
 
 def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
@@ -70,13 +58,13 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     given = {key: value for key, value in options.items() if key not in ("config", "resume")}
     if not options["resume"]:
         base = runs.config_from_file(Path(options["config"])) if options["config"] else None
-        config = config_from_json(given, "command line", base)
+        config = TrainConfig.from_json(given, "command line", base)
         return config, runs.check_is_new(config.name)
     fixed = [key for key in given if key not in EXTENDABLE] + (["config"] if options["config"] else [])
     if fixed:
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
-    return config_from_json(given, "command line", started), runs.run_folder(started.name)
+    return TrainConfig.from_json(given, "command line", started), runs.run_folder(started.name)
 
 
 def _open(config: TrainConfig, folder: Path, *, resume: bool) -> LocalContext:

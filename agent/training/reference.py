@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget, PlacementResult
+from agent.placers.base import PLACERS, Budget, PlacementResult
 from envs.problem import Problem
 
 LIST_SCHEDULERS = ("heft", "m-etf")

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from agent.training.config import TrainConfig, config_from_json
+from agent.training.config import TrainConfig
 from graphs.io.json_files import read_json, write_json_atomic
 
 RUNS = Path("runs")
@@ -86,7 +86,7 @@ def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig
     values = read_json(path)
     if isinstance(values, Mapping):
         values = {key: value for key, value in values.items() if key not in PROVENANCE}
-    return config_from_json(values, str(path), base)
+    return TrainConfig.from_json(values, str(path), base)
 
 
 def lock(folder: Path) -> IO[str]:

@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 import torch
 
-from agent.policy.encoders import ENCODERS, check_size
-from agent.policy.mdp_config import MdpConfig
+from agent.placers.base import PLACERS
+from agent.policy.encoders.base import ENCODERS, check_size
+from agent.policy.mdp_config import BEST, MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import (
@@ -93,6 +94,9 @@ def check_inputs(config: TrainConfig, graphs: Split) -> list[str]:
         ORDERS.check(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
+    starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
+    if config.start not in starts:
+        raise ConfigError(f"start is '{config.start}'; use {', '.join(starts)}")
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:
@@ -221,7 +225,7 @@ class _Training:
         it would on variations of the clusters, as a few without the memory that one walk needs outweigh what
         all others gain.
         """
-        policy = Policy(self._averaged_network, walks=self.policy.walks)
+        policy = Policy(self._averaged_network, self.policy.mdp_config)
         judged_by = {use: yardstick.problems for use, yardstick in self.yardsticks.items()}
         judged_by["train"] = self.judged_by
         ratios = {
@@ -251,7 +255,7 @@ class _Training:
         else:
             shape = current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
             network = PlacementNetwork(shape)
-        return Policy(network, config.threads, MdpConfig.from_settings(config.to_json()))
+        return Policy(network, MdpConfig.from_settings(config.to_json()))
 
     @property
     def _averaged_network(self) -> PlacementNetwork:

@@ -22,7 +22,7 @@ DEVICE_KEYS = frozenset({"name", "kind", *DEVICE_NUMBERS})
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """Read a cluster file, format `placewalk.cluster/1`.
+    """Reads a cluster file, format `placewalk.cluster/1`.
 
     Raises:
         FileFormatError: the path is no readable JSON file, or the file breaks the format.
@@ -32,12 +32,12 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
-    """Write a cluster file atomically."""
+    """Writes a cluster file atomically."""
     write_json_atomic(path, cluster_to_json(cluster))
 
 
 def cluster_from_json(value: object, where: str) -> Cluster:
-    """Make a cluster from its parsed JSON; `where` begins the message of any error.
+    """Builds a cluster from its parsed JSON; `where` begins the message of any error.
 
     Raises:
         FileFormatError: the value breaks the format.
@@ -67,7 +67,7 @@ def cluster_from_json(value: object, where: str) -> Cluster:
 
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as JSON values; a matrix of equal entries is one number."""
+    """Converts a cluster to JSON values; a matrix of equal entries is one number."""
     devices = [
         {"name": device.name, "kind": device.kind}
         | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}

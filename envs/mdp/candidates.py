@@ -28,7 +28,7 @@ from graphs.op_graph import FloatArray
 
 
 class CandidateScratch(NamedTuple):
-    """Results per candidate device, (max_devices,) unless it says otherwise, and room to compute them."""
+    """Results per candidate device, (max_devices,) unless it says otherwise, and scratch arrays."""
 
     step_time_s: FloatArray  # step time with the op there
     start_s: FloatArray
@@ -41,16 +41,16 @@ class CandidateScratch(NamedTuple):
     consumer_inputs_there: FloatArray  # share of the placed bytes that unplaced consumers read besides
     consumer_transfer_s: FloatArray  # transfers that unplaced consumers need at best, over the least
     consumer_finish_s: FloatArray  # finish of the last unplaced consumer at best
-    transfer_to_s: FloatArray  # room for one consumer
-    others_ready_s: FloatArray  # room for one consumer
-    is_sent_to: NDArray[np.bool_]  # room for one tensor
-    link_free: FloatArray  # (max_devices ** 2,) room for one candidate
-    timeline: Timeline  # room for one candidate's simulation
+    transfer_to_s: FloatArray  # scratch, of one consumer
+    others_ready_s: FloatArray  # scratch, of one consumer
+    is_sent_to: NDArray[np.bool_]  # scratch, of one tensor
+    link_free: FloatArray  # (max_devices ** 2,) scratch, of one candidate
+    timeline: Timeline  # scratch, of one candidate's simulation
     rollout: RolloutScratch
 
 
 def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
-    """Allocates room to evaluate the candidates of any of the problems."""
+    """Allocates the arrays to evaluate the candidates of any of the problems."""
     n = max(problem.n_devices for problem in problems)
     n_ops = max(problem.graph.n_ops for problem in problems)
     n_slots = max(problem.graph.n_tensors * problem.n_devices for problem in problems)
@@ -85,7 +85,7 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
 
 @kernel
 def scratch_for(scratch, p):
-    """Views scratch whose timeline is cut to one problem's size; the other arrays stay as they are."""
+    """Returns scratch with views of its timeline, cut to one problem's size."""
     n_ops, n_devices = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n_devices
     full = scratch.timeline

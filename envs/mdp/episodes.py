@@ -82,7 +82,7 @@ class EpisodeBatch:
 
     Raises:
         MdpError: no problems, a graph without compute ops, an unknown `mdp`.
-        InfeasibleError: a graph that no placement fits into the memory.
+        InfeasibleError: a graph for which no placement is within the memory.
         OrderError: an unknown order.
     """
 

@@ -48,7 +48,7 @@ def pack_problems(problems: Sequence[Problem]) -> PackedProblems:
 
 @kernel
 def problem_at(packed, i):
-    """Views the `ProblemArrays` of one of the packed problems."""
+    """Returns views: the `ProblemArrays` of one of the packed problems."""
     a, n = packed.problems, len(packed.offsets) - 1
     first, last = packed.offsets[i], packed.offsets[i + 1]
     op, op_end = first[OPS], last[OPS]
@@ -85,7 +85,7 @@ def problem_at(packed, i):
 
 @kernel
 def mdp_arrays_at(packed, i):
-    """Views the `MdpArrays` of one of the packed problems."""
+    """Returns views: the `MdpArrays` of one of the packed problems."""
     a, n = packed.mdps, len(packed.offsets) - 1
     first, last = packed.offsets[i], packed.offsets[i + 1]
     n_scales = len(a.scales) // n

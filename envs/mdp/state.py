@@ -146,7 +146,7 @@ def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray)
 
 @kernel
 def episode_at(episodes, p, e):
-    """Views one episode, cut to its problem's size.
+    """Returns views of one episode, cut to its problem's size.
 
     Args:
         episodes (Episodes): episodes side by side.

@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
     reward: FloatArray  # (n,) single-device step times
     done: NDArray[np.bool_]  # (n,)
     outcome: IntArray  # (n,) FITS, OVERFLOWS or INFEASIBLE, where done
-    peak_bytes: FloatArray  # (n, max_devices) room for the check of the memory
+    peak_bytes: FloatArray  # (n, max_devices) scratch, of the check of the memory
 
 
 def new_step_result(n: int, max_devices: int) -> StepResult:
@@ -111,8 +111,8 @@ def observe_episode(m, p, episode, scratch, improving, observation, i, e):
     """
     observation.problem[e, 0] = i
     observation.op[e, 0] = episode.visits[episode.state[POSITION]]
-    room = scratch_for(scratch, p)
-    return observe(m, p, episode, room, improving, observation.devices[e], observation.mask[e])
+    cut = scratch_for(scratch, p)
+    return observe(m, p, episode, cut, improving, observation.devices[e], observation.mask[e])
 
 
 @kernel(inline=True)

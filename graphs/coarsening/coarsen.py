@@ -46,7 +46,7 @@ class Coarsening:
     part: IntArray
 
     def expand(self, device_of: IntArray) -> IntArray:
-        """Maps the device of each coarse op, int (..., n_coarse), to that of each op, int (..., n_ops)."""
+        """Returns the device of each op from that of its part, int (..., n_parts) to (..., n_ops)."""
         return device_of[..., self.part]
 
     def total(self, amount: FloatArray) -> FloatArray:

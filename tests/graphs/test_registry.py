@@ -60,3 +60,11 @@ def test_modules_are_imported_at_the_first_look_up(tmp_path: Path, monkeypatch: 
 
 
 LAZY = Registry[int]("colour", ColourError, ["colours_of_a_test"])
+
+
+def test_entries_stand_in_the_order_of_the_modules_whichever_is_imported_first() -> None:
+    colours = Registry[int]("colour", ColourError, ["json", "math"])
+    colours.register("blue", 2, "math")
+    colours.register("red", 1, "json")
+    colours.register("green", 3)
+    assert list(colours) == ["red", "blue", "green"]

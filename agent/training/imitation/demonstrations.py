@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from envs.problem import Problem

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.training.imitation.demonstrations import Demonstration
+from agent.training.performance.parallel import scores_in_threads
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.state import mdp_arrays
 from envs.problem import Problem
@@ -60,7 +61,13 @@ class ImitationLearner:
         self.lessons, self._seed = lessons, seed
 
     def epoch(
-        self, number: int, policy: Policy, optimizer: torch.optim.Optimizer, *, max_grad_norm: float
+        self,
+        number: int,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float,
+        threads: int = 1,
     ) -> dict[str, float]:
         """One pass over all lessons, in a sequence that depends on the `number` of the pass alone.
 
@@ -72,7 +79,7 @@ class ImitationLearner:
         totals = np.zeros(4)
         for first in range(0, len(sequence), WALKS_AT_ONCE):
             chosen = [self.lessons[at] for at in sequence[first : first + WALKS_AT_ONCE]]
-            totals += _learn(policy, optimizer, chosen, max_grad_norm)
+            totals += _learn(policy, optimizer, chosen, max_grad_norm, threads)
         loss, agreement, value_loss, decisions = totals
         n = max(decisions, 1.0)
         return {
@@ -183,12 +190,16 @@ def _right(
 
 
 def _learn(
-    policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Trajectory], max_grad_norm: float
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    lessons: Sequence[Trajectory],
+    max_grad_norm: float,
+    threads: int,
 ) -> NDArray[np.float64]:
     """One gradient step; sums of loss, right first choices and value loss, and the number of decisions."""
     columns = {item.name: [getattr(lesson, item.name) for lesson in lessons] for item in fields(Trajectory)}
     obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
-    logits, values = policy.scores_for_update(obs)
+    logits, values = scores_in_threads(policy, obs, threads)
     log_probs = logits.log_softmax(1)
     right: Tensor = obs["right"]
     loss = -(log_probs + right.log()).logsumexp(1).mean()

@@ -47,7 +47,7 @@ class School:
         """Find what is to be imitated, where that is still to come."""
         if iteration < self.stage_ends[0]:
             seed, config = (self._context.seed,), self._config
-            if self._policy.walks.improves:
+            if self._policy.mdp_config.improves:
                 self._teacher = ImitationLearner(self._descents(config.demonstrations, seed), seed)
                 return
             found = demonstrate(
@@ -91,7 +91,7 @@ class School:
 
     def _own(self, seed: Sequence[int]) -> list[Trajectory]:
         """Lessons from the policy's own placements; who improves learns from further descents."""
-        if self._policy.walks.improves:
+        if self._policy.mdp_config.improves:
             return self._descents(1, seed)
         rng = np.random.default_rng(seed)
         order = self._config.order[int(rng.integers(len(self._config.order)))]
@@ -99,11 +99,17 @@ class School:
         return demonstrated(self._problems, placed, orders=(order,), seed=seed)
 
     def _descents(self, repeats: int, seed: Sequence[int]) -> list[Trajectory]:
-        walks, orders = self._policy.walks, self._config.order
+        walks, orders = self._policy.mdp_config, self._config.order
         return descents(self._problems, orders=orders, walks=walks, repeats=repeats, seed=seed)
 
     def _epoch(self, teacher: ImitationLearner, number: int) -> dict[str, float]:
-        return teacher.epoch(number, self._policy, self._optimizer, max_grad_norm=self._config.max_grad_norm)
+        return teacher.epoch(
+            number,
+            self._policy,
+            self._optimizer,
+            max_grad_norm=self._config.max_grad_norm,
+            threads=self._config.threads,
+        )
 
 
 def between(first: float, last: float, progress: float) -> float:

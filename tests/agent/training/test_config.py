@@ -8,17 +8,15 @@ import re
 import pytest
 
 from agent.commands.train import make_parser
-from agent.placers import PLACERS
-from agent.training import config
-from agent.training.config import ConfigError, TrainConfig, config_from_json
+from agent.settings import field_types
+from agent.training.config import RENAMED, ConfigError, TrainConfig
 from agent.training.split import split_graphs
-from envs.mdp import features
 from graphs.op_graph import OpGraph, build_graph
 
 
 def test_round_trip() -> None:
     config = TrainConfig(name="x", families=("gpt", "moe"), minutes=2.5)
-    assert config_from_json(json.loads(json.dumps(config.to_json())), "file") == config
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json())), "file") == config
 
 
 def test_flags_and_fields_are_the_same() -> None:
@@ -26,16 +24,15 @@ def test_flags_and_fields_are_the_same() -> None:
     assert options == set(TrainConfig().to_json())
 
 
-def test_what_a_policy_may_see_is_what_networks_can_show() -> None:
-    assert set(config.FEATURE_SETS) == set(features.FEATURE_SETS)
-
-
-def test_improvements_start_from_placers_without_randomness() -> None:
-    assert all(not PLACERS[start].uses_rng for start in config.STARTS if start != "best")
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(old: str, new: str) -> None:
+    assert new in field_types(TrainConfig)
+    with pytest.raises(ConfigError, match=f"config.json: key '{old}' is called '{new}' in this version"):
+        TrainConfig.from_json({old: 1}, "config.json")
 
 
 def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:
-    config = config_from_json({"minutes": 3, "cluster": "2xk80"}, "file")
+    config = TrainConfig.from_json({"minutes": 3, "cluster": "2xk80"}, "file")
     assert config.minutes == 3.0
     assert config.cluster == ("2xk80",)
 
@@ -62,7 +59,7 @@ def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:
 )
 def test_bad_values_are_named(values: object, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        config_from_json(values, "file")
+        TrainConfig.from_json(values, "file")
     assert str(caught.value).startswith("file: ")
     assert "\n" not in str(caught.value)
 

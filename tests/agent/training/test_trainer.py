@@ -182,6 +182,7 @@ def test_metrics_are_complete(tmp_path: Path) -> None:
     [
         ({"cluster": ("9xz9",)}, ClusterError),
         ({"encoder": "gnn"}, ConfigError),
+        ({"start": "annealing"}, ConfigError),
         ({"order": ("sideways",)}, ValueError),
         ({"device": "warp"}, ConfigError),
         ({"init": "nowhere"}, ValueError),

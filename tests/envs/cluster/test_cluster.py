@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
-from envs.cluster.presets import PRESETS, get_cluster
+from envs.cluster.presets import PRESETS, get_cluster, preset
 from graphs.io.json_files import FileFormatError, write_json_atomic
 from tests.json_values import JSON_VALUES
 
@@ -165,6 +165,11 @@ def test_presets_are_named_and_sized(name: str, kinds: list[str]) -> None:
     cluster = get_cluster(name)
     assert cluster.name == name
     assert [device.kind for device in cluster.devices] == kinds
+
+
+def test_a_preset_is_registered_once() -> None:
+    with pytest.raises(ClusterError, match="cluster '4xv100' is registered twice"):
+        preset("4xv100")(PRESETS["4xv100"])
 
 
 def test_gpu_presets_schedule_in_program_order() -> None:

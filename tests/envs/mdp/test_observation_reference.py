@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import SCHEDULES
-from envs.mdp.episodes import MDPS, EpisodeBatch, is_incremental
+from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import DEVICE_FEATURES
+from envs.mdp.names import MDPS
+from envs.mdp.visits import is_incremental
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.orders import ORDERS

@@ -63,7 +63,7 @@ class OpGraph:
         flops: floating-point operations, (n_ops,).
         bytes_moved: memory traffic in bytes, (n_ops,).
         resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
-        colocate: colocation group id or -1, int (n_ops,).
+        colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
         seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
         tensor_producer: op that makes each tensor, int (n_tensors,).
         tensor_bytes: size of each tensor in bytes, (n_tensors,).
@@ -273,7 +273,7 @@ def _check(graph: OpGraph) -> None:
         _check_amounts(where, f"seconds of '{kind}'", known, graph.op_names)
     if (graph.colocate < -1).any():
         op = int(np.argmax(graph.colocate < -1))
-        raise GraphError(f"{where}: op {op} has colocate {graph.colocate[op]}; use a group id >= 0 or null")
+        raise GraphError(f"{where}: op {op} has colocate {graph.colocate[op]}; use an id >= 0 or null")
     sizes = graph.tensor_bytes
     if len(sizes) != n_tensors or len(graph.consumers) != n_tensors:
         raise GraphError(

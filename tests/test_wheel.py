@@ -64,7 +64,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     purelib = run(
         [bin_folder / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder
     )
-    # Folders named in a .pth join the path, but the .pth files in them, e.g. of an editable install, do not count.
+    # Folders named in a .pth join the path; .pth files in them, e.g. of an editable install, have no effect.
     lines = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     (Path(purelib.strip()) / "dependencies.pth").write_text("".join(f"{line}\n" for line in lines))
     return bin_folder

@@ -54,7 +54,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert config["n_envs"] == 8
     assert {"versions", "git_commit"} <= config.keys()
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert [row["training/iteration"] for row in rows] == [1, 2, 3, 4]
     assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
     assert "tensorboard --logdir" in capsys.readouterr().out
 
@@ -67,7 +67,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
 
     assert train_agent.main(["--resume", "--name", "one", "--timesteps", "640"]) == 0
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["training/iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None
     more = str(128 * (reached + 2))
     assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == list(range(1, reached + 3))
+    assert [row["training/iteration"] for row in rows] == list(range(1, reached + 3))
 
 
 def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

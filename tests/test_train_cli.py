@@ -109,7 +109,7 @@ def test_bad_input_is_one_line_and_nothing_written(
     assert written(place) == before
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "x"], ["--walk"], ["--mdp"]])
+@pytest.mark.parametrize("arguments", [["--seed", "x"], ["--unknown"], ["--mdp"]])
 def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         train_agent.main(arguments)

@@ -79,7 +79,7 @@ def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalCont
     context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
     inputs = read_inputs(config, context.graphs)
     if inputs.left_out:
-        print(f"left out, as no placement fits: {', '.join(inputs.left_out)}", file=sys.stderr)
+        print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
     return context, inputs
 
 

@@ -25,7 +25,7 @@ class Inputs:
     Attributes:
         policy: to start from, if the configuration names one.
         seen: name, family and hash of each graph that this policy was trained on or chosen by.
-        left_out: pairs that no placement fits, as `graph on cluster`.
+        left_out: pairs without a feasible placement, as `graph on cluster`.
     """
 
     policy: Policy | None
@@ -38,8 +38,8 @@ def read_inputs(config: TrainConfig, graphs: Split) -> Inputs:
 
     Raises:
         ConfigError: an unknown encoder, start or torch device, or nothing to learn.
-        ValueError: an unknown cluster or order, an unreadable policy to start from, no graph that fits, or
-            one that is too large for the encoder.
+        ValueError: an unknown cluster or order, an unreadable policy to start from, no graph with a
+            feasible placement, or one that is too large for the encoder.
     """
     _check_names(config)
     if not (config.timesteps or config.dagger_rounds or (config.demonstrations and config.imitation_epochs)):

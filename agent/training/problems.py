@@ -37,7 +37,7 @@ def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[
 
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
-    """Makes a problem of every graph on every cluster where a placement fits."""
+    """Makes a problem of every graph on every cluster where a placement is feasible."""
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
     return [problem for problem in problems if problem.is_feasible]
 

@@ -19,7 +19,7 @@ FORMAT = "placewalk.references/1"
 
 
 def list_schedule_s(problem: Problem) -> float:
-    """Step time of the best list schedule that fits; of the fastest single device where none does."""
+    """Step time of the best feasible list schedule; of the fastest single device where none is feasible."""
     rng = np.random.default_rng(0)
     found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]
     feasible = [result.step_time.total_s for result in found if result.feasible]
@@ -29,11 +29,11 @@ def list_schedule_s(problem: Problem) -> float:
 def annealing_s(
     problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
 ) -> list[float]:
-    """Step time that annealing from a fixed seed finds for each problem; of one device where none fits.
+    """Step times that annealing from a fixed seed finds; of one device where it finds nothing feasible.
 
     Args:
         path: file that keeps them for the same problems; it is written if they are not there.
-        announce: told what goes on, and which share of it is done.
+        announce: called with what goes on and which share of it is done.
     """
     keys = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
     if (kept := _read(path, keys)) is not None:

@@ -18,7 +18,7 @@ class Reinforcement(Phase):
     """
 
     name = "reinforcement"
-    share = 0.25
+    share = 0.2
 
     def __init__(self, state: TrainingState, metrics: RelativeMetrics) -> None:
         super().__init__(state)

@@ -1,4 +1,4 @@
-"""Which policy of a training is kept: the one that places the graphs not held out best."""
+"""The selection of the policy to keep: the one that places the graphs not held out best."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ of every device how much longer the step becomes with this one op there. That ca
 also of the policy's own, whose episodes pass through the situations that it gets itself into.
 
 Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the expert;
-the cost of each choice instead of one right answer, and in the learner's own situations, as in AggreVaTe
+the cost of each choice instead of a single label, and in the learner's own situations, as in AggreVaTe
 (Ross and Bagnell 2014, arXiv 1406.5979), the cost to go being that of a single move from the placement.
 """
 

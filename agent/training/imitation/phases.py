@@ -130,7 +130,7 @@ class Imitation(_ImitationPhase):
     """Imitates the placements that were searched; a step is one pass over all of them."""
 
     name = "imitation"
-    share = 0.15
+    share = 0.2
     unit = "passes"
 
     def __init__(self, state: TrainingState, search: SearchForDemonstrations) -> None:
@@ -167,7 +167,7 @@ class OnPolicyImitation(_ImitationPhase):
     The situations are those that the policy itself gets into. A policy that improves placements learns from
     further greedy improvements.
 
-    Source: DAgger (Ross et al. 2011, arXiv 1011.0686); the cost of every choice, not one right answer, as in
+    Source: DAgger (Ross et al. 2011, arXiv 1011.0686); the cost of every choice, not a single label, as in
     AggreVaTe (Ross and Bagnell 2014, arXiv 1406.5979).
     """
 
@@ -187,7 +187,7 @@ class OnPolicyImitation(_ImitationPhase):
         return self.planned > 0
 
     def learn(self) -> dict[str, float]:
-        """Makes one round: places, judges every single move, and learns from that."""
+        """Makes one round: places, costs every single move, and learns from that."""
         rate = self.set_learning_rate()
         seed = (self.state.context.seed, self._first_seed + self.steps)
         learner = ImitationLearner(self._trajectories(seed), seed)

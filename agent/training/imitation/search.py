@@ -60,7 +60,7 @@ def search_placements(
 
     Args:
         evaluations: of each annealing.
-        announce: told what goes on, and which share of it is done.
+        announce: called with what goes on and which share of it is done.
         should_stop: looked at between problems; what is done by then is returned.
         seconds: for all searches together. Where it is short, the first search of each problem comes before
             the second of any, and each takes no more than `SLACK` times its share.

@@ -132,8 +132,9 @@ class ProgressBar:
         self._progress.update(self._task, description="training", completed=metrics[PROGRESS], **shown)
 
     def close(self, final: Metrics) -> None:
-        """Removes the bar."""
-        self._progress.stop()
+        """Removes the bar, if it was shown."""
+        if self._console.is_terminal:
+            self._progress.stop()
 
 
 def _line(timesteps: int, metrics: Metrics) -> str:

@@ -52,12 +52,16 @@ class Phase(ABC):
         """Makes one update of the policy, and returns its metrics; nothing where there was none."""
 
     def step(self) -> dict[str, float]:
-        """Makes one step and looks at the clock; returns the metrics of an update."""
+        """Makes one step and looks at the clock; returns the metrics of an update.
+
+        The last step is the one that ends nearest to the end of the phase's time, if the next takes as long.
+        """
+        clock, began_s = self.state.clock, self.state.clock.wall_s
         if self._begun_s is None:
-            self._begun_s = self.state.clock.wall_s
+            self._begun_s = began_s
         metrics = self.learn()
         self.steps += 1
-        self.timed_out = self.state.clock.left_s(self.name) <= 0
+        self.timed_out = clock.left_s(self.name) <= (clock.wall_s - began_s) / 2
         return metrics
 
     def progress(self, planned: int) -> float:

@@ -132,14 +132,16 @@ class _Training:
         saved = self.state.checkpoint()
         phases = {phase.name: phase.state_dict() for phase in self.phases}
         best = [self.selection.best_score, self.selection.best_decisions]
-        return Checkpoint(saved.tensors, {**saved.state, "phases": phases, "best": best})
+        own = {"phases": phases, "best": best, "minutes": self.config.minutes}
+        return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
-        """Goes on where a checkpoint was made; with more minutes than before the last phase goes on too."""
+        """Goes on where a checkpoint was made; with more minutes than before, the last phase goes on."""
         self.selection.best_score, self.selection.best_decisions = saved.state["best"]
+        same_limit = saved.state["minutes"] == self.config.minutes
         begun = False
         for phase in reversed(self.phases):
             if phase.name in saved.state["phases"]:
                 phase.load_state_dict(saved.state["phases"][phase.name])
-            phase.timed_out = phase.timed_out and (begun or self.state.clock.left_s(phase.name) <= 0)
+            phase.timed_out &= begun or same_limit or self.state.clock.left_s(phase.name) <= 0
             begun = begun or phase.steps > 0

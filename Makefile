@@ -31,7 +31,7 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 
-study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/study.py
+study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/experiments/leave_one_out.py
 	$(BIN)/python -m agent.experiments.leave_one_out --figure tests/benchmarks/results/study.svg
 
 test: setup ## run the tests

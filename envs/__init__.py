@@ -1,4 +1,9 @@
-"""The world: clusters, what ops cost on them, placements, and the step times that follow."""
+"""Clusters, what ops cost on them, placements, the simulated step, and the environments for RL.
+
+Importing this package makes `gymnasium.make("placewalk/Placement-v0", problems=...)` work.
+"""
+
+import gymnasium
 
 from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster, write_cluster
@@ -24,3 +29,5 @@ __all__ = [
     "write_cluster",
     "write_placement",
 ]
+
+gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.mdp.placement_env:PlacementEnv")

@@ -1,4 +1,4 @@
-"""A coarsened problem: what a placer sees of a graph that is too large to place op by op."""
+"""Coarsened problems, for graphs that are too large to place op by op."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from functools import cached_property
 import numpy as np
 
 from envs.problem import Problem
-from graphs.coarsening.coarsen import GROUPS, Coarsening, coarsen
+from graphs.coarsening.coarsen import MAX_UNITS, Coarsening, coarsen
 from graphs.op_graph import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class CoarseProblem(Problem):
-    """The coarse graph of a problem on its cluster; a coarse op takes as long as its ops one after the other.
+    """The coarse graph of a problem; a coarse op takes as long as its ops one after the other.
 
     Attributes:
-        coarsening: of the graph; `expand` takes a placement back.
+        coarsening: of the graph; its `expand` converts a placement back.
     """
 
     coarsening: Coarsening
 
     @cached_property
     def fine(self) -> Problem:
-        """The problem itself."""
+        """The original problem."""
         return Problem(self.coarsening.fine, self.cluster)
 
     @cached_property
     def op_seconds(self) -> FloatArray:
-        """Seconds of every coarse op on every device, launches and rests between its ops included."""
+        """The seconds of every coarse op on every device, launches of its ops and gaps included."""
         total = self.coarsening.total
         seconds = self.fine.op_seconds
         busy = np.stack([total(of_device) for of_device in seconds.T], axis=1)
@@ -39,12 +39,12 @@ class CoarseProblem(Problem):
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement of the ops can overflow a device: the coarse graph lacks tensors in groups."""
+        """Whether no placement of the original ops can overflow; the coarse graph lacks some tensors."""
         return self.fine.always_fits
 
 
-def coarse_problem(problem: Problem, n_groups: int = GROUPS) -> CoarseProblem:
-    """Coarsen a problem to at most `n_groups` decision units.
+def coarse_problem(problem: Problem, n_groups: int = MAX_UNITS) -> CoarseProblem:
+    """Coarsens a problem to at most `n_groups` decision units.
 
     Raises:
         GraphError: less than one group is asked for.

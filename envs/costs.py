@@ -1,4 +1,4 @@
-"""How long each op takes on each device: measured where known, else the roofline."""
+"""The time of each op on each device: measured where known, else by the roofline model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from graphs.op_graph import FloatArray, OpGraph
 
 
 class CostError(ValueError):
-    """An op time that is no finite number of seconds; the message names the op and the device."""
+    """An op time that is not finite; the message names the op and the device."""
 
 
 def op_seconds(graph: OpGraph, cluster: Cluster) -> FloatArray:
-    """Seconds of every op on every device.
+    """Computes the seconds of every op on every device.
 
-    Parameters and inputs take none. Seconds measured on the device's kind are used as they are. Any other op
-    takes `launch_s` plus the longer of its arithmetic and its memory traffic; one with neither takes none.
+    Parameters and inputs take no time. Seconds measured on the device's kind are used as they are. Any other
+    op takes `launch_s` plus the longer of its arithmetic and its memory traffic; an op with neither takes no
+    time.
 
     Returns:
         Seconds, (n_ops, n_devices), C-contiguous.

@@ -1,4 +1,4 @@
-"""Problems like a given one: to train policies for models and clusters that nobody described beforehand."""
+"""Domain randomization: random variations of a problem, for policies that meet unseen models and clusters."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from envs.problem import Problem
 from graphs.op_graph import OpGraph
 
 SPEED_SPREAD = 0.3
-"""Standard deviation of the logarithm of a device's speed; what devices have in common, and what not."""
-UNLIKE = 0.25
-"""How often the devices of a cluster differ beyond what was given."""
+"""Standard deviation of the logarithm of the speed that devices share, and of that in which they differ."""
+P_UNEQUAL = 0.25
+"""Probability that the devices of a cluster get different speeds."""
 LINK_SPREAD = 0.8
 """Standard deviation of the logarithm of the links' bandwidth: from PCIe to NVLink within one cluster."""
 LATENCY_SPREAD = 0.5
-TIGHT = 0.3
-"""How often memory is scarce."""
-TIGHT_ROOM = (1.2, 3.0)
-"""Then, all memory over what the graph holds for long."""
+"""Standard deviation of the logarithm of the links' latency."""
+P_SCARCE = 0.3
+"""Probability that memory is scarce."""
+SCARCE_MEMORY = (1.2, 3.0)
+"""Range of scarce memory: that of all devices over the footprint of the graph."""
 BATCH_SPREAD = 0.5
-"""Standard deviation of the logarithm of what the batch size is multiplied by."""
+"""Standard deviation of the logarithm of the factor of the batch size."""
 WIDTH_SPREAD = 0.5
-"""Greatest standard deviation of the logarithm of what the sizes of each module are multiplied by."""
+"""Greatest standard deviation of the logarithm of the factor of the width of each module."""
 
 
 def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
-    """A resized graph on some of the devices, with other speeds and links, at times with scarce memory.
+    """Draws a resized graph on some of the devices, with other speeds and links, at times with scarce memory.
 
-    At least two devices are left where there were two. Where memory is made scarce, every device has the same
-    share of what it had.
+    At least two devices are left where there were two. Where memory becomes scarce, every device keeps the
+    same share of its memory.
     """
     graph = resize(graph, rng)
     n_devices = int(rng.integers(min(2, cluster.n_devices), cluster.n_devices + 1))
     kept = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
-    unlike = SPEED_SPREAD if rng.random() < UNLIKE else 0.0
+    unequal = SPEED_SPREAD if rng.random() < P_UNEQUAL else 0.0
     common = np.exp(SPEED_SPREAD * rng.standard_normal())
-    speeds = common * np.exp(unlike * rng.standard_normal(n_devices))
+    speeds = common * np.exp(unequal * rng.standard_normal(n_devices))
     devices = tuple(
         _faster(cluster.devices[index], float(speed)) for index, speed in zip(kept, speeds, strict=True)
     )
     pairs = np.ix_(kept, kept)
-    varied = Problem(
+    randomized = Problem(
         graph,
         replace(
             cluster,
@@ -52,19 +53,20 @@ def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator)
             latency_s=cluster.latency_s[pairs] * np.exp(LATENCY_SPREAD * rng.standard_normal()),
         ),
     )
-    scarce, room = rng.random() < TIGHT, rng.uniform(*TIGHT_ROOM)
-    if not scarce:
-        return varied
-    memory_bytes = varied.cluster.memory_bytes
-    share = min(room * float(varied.footprint_bytes.sum()) / float(memory_bytes.sum()), 1.0)
-    tight = varied.with_memory(share * memory_bytes)
-    return tight if tight.is_feasible else varied
+    is_scarce, memory_ratio = rng.random() < P_SCARCE, rng.uniform(*SCARCE_MEMORY)
+    if not is_scarce:
+        return randomized
+    memory_bytes = randomized.cluster.memory_bytes
+    share = min(memory_ratio * float(randomized.footprint_bytes.sum()) / float(memory_bytes.sum()), 1.0)
+    scarce = randomized.with_memory(share * memory_bytes)
+    return scarce if scarce.is_feasible else randomized
 
 
 def resize(graph: OpGraph, rng: np.random.Generator) -> OpGraph:
-    """A graph of the same ops with another batch size, and each module wider or narrower by its own factor.
+    """Draws a graph of the same ops with another batch size and another width of each module.
 
-    Work and tensors grow in proportion; the batch size leaves alone parameters, their gradients and updates.
+    Work and tensors grow in proportion; the batch size does not change parameters, their gradients and
+    updates.
     """
     batch = np.exp(BATCH_SPREAD * rng.standard_normal())
     spread = rng.uniform(0.0, WIDTH_SPREAD)

@@ -1,4 +1,4 @@
-"""A graph on a cluster, with everything a simulation needs laid out as arrays."""
+"""A graph on a cluster, with all that a simulation needs laid out as arrays."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.costs import op_seconds
-from envs.simulator.kernels import FIFO, PROGRAM, ProblemArrays
+from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 
 class InfeasibleError(ValueError):
-    """A graph that no placement fits into a cluster's memory; the message says what is too large."""
+    """A graph without a feasible placement on a cluster; the message says what is too large."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be placed: one graph on one cluster."""
+    """A graph to place on a cluster."""
 
     graph: OpGraph
     cluster: Cluster
 
     @property
     def n_devices(self) -> int:
-        """Number of devices of the cluster."""
+        """The number of devices of the cluster."""
         return self.cluster.n_devices
 
     @cached_property
     def op_seconds(self) -> FloatArray:
-        """Seconds of every op on every device, (n_ops, n_devices)."""
+        """The seconds of every op on every device, (n_ops, n_devices)."""
         return op_seconds(self.graph, self.cluster)
 
     @cached_property
     def single_device_s(self) -> FloatArray:
-        """Step time with all ops on one device, its memory unlimited; seconds, (n_devices,)."""
-        rests = np.maximum((self.op_seconds > 0).sum(axis=0) - 1, 0)
-        total: FloatArray = self.op_seconds.sum(axis=0) + rests * self.cluster.op_gap_s
+        """The step time with all ops on one device of unlimited memory, seconds, (n_devices,)."""
+        gaps = np.maximum((self.op_seconds > 0).sum(axis=0) - 1, 0)
+        total: FloatArray = self.op_seconds.sum(axis=0) + gaps * self.cluster.op_gap_s
         return total
 
     @cached_property
     def scale_s(self) -> float:
-        """Step time of the fastest single device, the unit of rewards; 1 s where every op is free."""
+        """The step time on the fastest single device, the unit of rewards; 1 s where no op takes time."""
         return float(self.single_device_s.min()) or 1.0
 
     @cached_property
     def arrays(self) -> ProblemArrays:
-        """The problem as the kernels read it."""
+        """The problem as flat arrays, as the kernels read it."""
         graph, cluster = self.graph, self.cluster
         link = _links(cluster)
         return ProblemArrays(
@@ -81,10 +81,11 @@ class Problem:
 
     @cached_property
     def footprint_bytes(self) -> FloatArray:
-        """Memory each decision unit holds for long, in bytes, (n_units,): what decides whether it has room.
+        """The memory footprint of each decision unit: bytes that it holds for most of the step, (n_units,).
 
-        Resident bytes, and activations that the backward pass reads: together the load at the turn from
-        forward to backward, where a training step's memory peaks. An estimate; `simulate` is exact.
+        It is the sum of its resident bytes and of its activations that the backward pass reads: the load
+        between the forward and the backward pass, where the memory of a training step peaks. This is an
+        estimate; `simulate` is exact.
         """
         graph = self.graph
         backward = np.array([phase == "backward" for phase in graph.phases], dtype=bool)
@@ -97,7 +98,7 @@ class Problem:
         return np.bincount(graph.unit_of, per_op).astype(np.float64)
 
     def with_memory(self, memory_bytes: FloatArray) -> Problem:
-        """The same graph where the devices have this many bytes, (n_devices,); at least 1 each."""
+        """Returns the problem with other memory limits, in bytes, (n_devices,); at least 1 each."""
         limits = np.maximum(memory_bytes, 1.0).tolist()
         devices = tuple(
             replace(device, memory_bytes=limit)
@@ -115,10 +116,10 @@ class Problem:
         return True
 
     def check_feasible(self) -> None:
-        """Make sure that each unit has room on some device, and all of them together in the cluster.
+        """Checks that each unit's footprint fits on some device, and all together on the cluster.
 
         Raises:
-            InfeasibleError: the graph fits nowhere, whatever the placement.
+            InfeasibleError: no placement is feasible.
         """
         where = f"graph '{self.graph.name}' on cluster '{self.cluster.name}'"
         memory = self.cluster.memory_bytes
@@ -138,19 +139,19 @@ class Problem:
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement can overflow a device: all bytes together fit on the smallest one."""
+        """Whether no placement can overflow a device, as all bytes together fit on the smallest one."""
         graph = self.graph
         everything = graph.resident_bytes.sum() + graph.tensor_bytes.sum()
         return bool(everything <= self.cluster.memory_bytes.min())
 
 
 def _sends_per_tensor(cluster: Cluster) -> bool:
-    """Whether one transfer serves all devices: only an egress bus can; other links have one destination."""
+    """Says whether one transfer serves all devices; only an egress bus can, others have one destination."""
     return cluster.transfer_per == "tensor" and cluster.sharing == "egress"
 
 
 def _bandwidth(cluster: Cluster) -> FloatArray:
-    """Bandwidth per pair; on the diagonal that of a transfer to all, the slowest of the sender's."""
+    """Bandwidth of each pair, and on the diagonal that of a transfer to all: the slowest of the sender."""
     bandwidth = np.array(cluster.bytes_per_s, dtype=np.float64)
     np.fill_diagonal(bandwidth, np.inf)
     np.fill_diagonal(bandwidth, bandwidth.min(axis=1))

@@ -1,9 +1,9 @@
-"""What is placed: op graphs, their files, how they are captured, and the orders to walk them in."""
+"""Op graphs: their files, how they are captured, and the orders in which episodes visit their ops."""
 
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.io.json_files import FileFormatError
 from graphs.op_graph import Csr, GraphError, OpGraph, build_graph
-from graphs.orders import ORDERS, Order, OrderError, VisitOrder, get_order
+from graphs.orders import ORDERS, Order, OrderError, VisitOrder, order
 
 __all__ = [
     "ORDERS",
@@ -15,7 +15,7 @@ __all__ = [
     "OrderError",
     "VisitOrder",
     "build_graph",
-    "get_order",
+    "order",
     "read_graphs",
     "write_graphs",
 ]

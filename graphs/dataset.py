@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphs.families import FAMILIES, check_family, draw
+from graphs.families import FAMILIES, draw
 from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
 from graphs.io.json_fields import fields
 from graphs.io.json_files import read_json, write_json_atomic
@@ -43,7 +43,7 @@ def load_family(name: str, folder: Path = FOLDER) -> list[OpGraph]:
         FamilyError: there is no such family.
         DatasetError: its file is not the one the manifest describes.
     """
-    entry = read_manifest(folder).get(check_family(name))
+    entry = read_manifest(folder).get(FAMILIES.check(name))
     path = folder / f"{name}.jsonl.gz"
     if entry is None or not path.is_file():
         raise DatasetError(f"{folder}: has no graphs of family '{name}'; {REBUILD}")
@@ -58,7 +58,7 @@ def load_graphs(families: Iterable[str], folder: Path = FOLDER) -> list[OpGraph]
     Raises:
         FamilyError, DatasetError: as `load_family` does.
     """
-    names = [check_family(name) for name in families]
+    names = [FAMILIES.check(name) for name in families]
     return [graph for name in names for graph in load_family(name, folder)]
 
 
@@ -107,7 +107,7 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
         FamilyError: there is no such family.
         DatasetError: less than one draw is asked for.
     """
-    count = FAMILIES[check_family(family)] if draws is None else draws
+    count = FAMILIES[family] if draws is None else draws
     if count < 1:
         raise DatasetError(f"family '{family}': cannot build {count} graphs; ask for at least 1 draw")
     graphs = []
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rich.console import Console
 
     try:
-        families = [check_family(name) for name in options.families]
+        families = [FAMILIES.check(name) for name in options.families]
         if options.build:
             _build(families, options.out, options.draws)
         Console().print(summary(families, options.out))

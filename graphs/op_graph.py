@@ -10,6 +10,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.io.json_files import FileFormatError
+from graphs.op_records import parse_ops
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -225,37 +228,22 @@ def build_graph(
         tensors: producer index, size in bytes, consumer indices.
 
     Raises:
-        GraphError: if the result breaks a rule of `OpGraph`.
+        GraphError: a record breaks the graph file format, or the graph a rule of `OpGraph`.
     """
-    n_ops = len(ops)
-    kinds = sorted({kind for op in ops for kind in op.get("seconds", {})})  # type: ignore[attr-defined]
-    seconds = {kind: np.full(n_ops, np.nan) for kind in kinds}
-    for index, op in enumerate(ops):
-        for kind, value in op.get("seconds", {}).items():  # type: ignore[attr-defined]
-            seconds[kind][index] = value
-
-    def column(key: str) -> FloatArray:
-        return np.array([op.get(key, 0) for op in ops], dtype=np.float64)
-
-    groups = [op.get("colocate") for op in ops]
+    try:
+        columns = parse_ops(ops, f"graph '{name}': op")
+    except FileFormatError as error:
+        raise GraphError(str(error)) from None
     rows = [np.unique(np.asarray(readers, dtype=np.int64)) for _, _, readers in tensors]
     ptr = np.zeros(len(tensors) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=ptr[1:])
     return OpGraph(
         name=name,
         family=family,
-        op_names=tuple(str(op["name"]) for op in ops),
-        op_types=tuple(str(op.get("type", "")) for op in ops),
-        modules=tuple(str(op.get("module", "")) for op in ops),
-        phases=tuple(str(op.get("phase", "forward")) for op in ops),
-        flops=column("flops"),
-        bytes_moved=column("bytes_moved"),
-        resident_bytes=column("resident_bytes"),
-        colocate=np.array([-1 if group is None else group for group in groups], dtype=np.int64),
         tensor_producer=np.array([producer for producer, _, _ in tensors], dtype=np.int64),
         tensor_bytes=np.array([size for _, size, _ in tensors], dtype=np.float64),
         consumers=Csr(ptr, np.concatenate([*rows, np.zeros(0, dtype=np.int64)])),
-        seconds=seconds,
+        **columns,
     )
 
 

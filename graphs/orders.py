@@ -1,7 +1,7 @@
-"""Traversal orders: in which sequence a walk visits the compute ops of a graph.
+"""Visit orders: the sequence in which an episode visits the compute ops of a graph.
 
-A new order is one decorated function. Where ops tie, their names decide (compared as strings), so neither the
-storage of tensors nor, but for `topo` and `reversed-topo`, the choice of program order leaks into a walk.
+A new order is one decorated function. Where ops tie, their names decide (compared as strings). So no order
+depends on how tensors are stored, and only `topo` and `reversed-topo` depend on the choice of program order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
 from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+from graphs.registry import Registry
 
 VisitOrder = IntArray
 """Program indices of the compute ops (`OpGraph.is_compute`), each once."""
 Order = Callable[[OpGraph, np.random.Generator], VisitOrder]
-"""Makes a walk; only an order that is random draws from the generator."""
-
-ORDERS: dict[str, Order] = {}
+"""Lists the ops to visit; only a random order draws from the generator."""
 
 NOMINAL_FLOPS_PER_S = 1e13
 NOMINAL_BYTES_PER_S = 1e12
@@ -29,30 +28,30 @@ NOMINAL_LINK_BYTES_PER_S = 1e10
 
 
 class OrderError(ValueError):
-    """An order that does not exist; the message lists those that do."""
+    """An order that does not exist, or a name that is taken; the message says what would be right."""
 
 
-def get_order(name: str) -> Order:
-    """Look an order up by its name.
+ORDERS: Registry[Order] = Registry("order", OrderError)
+
+
+def order(visit: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:
+    """Registers a function as an order, named as the function with dashes for underscores.
 
     Raises:
-        OrderError: an unknown name.
+        OrderError: the name is taken.
     """
-    if name not in ORDERS:
-        raise OrderError(f"unknown order {name!r}; use one of {', '.join(ORDERS)}")
-    return ORDERS[name]
+    name = visit.__name__.replace("_", "-")
+    ORDERS.register(name, lambda graph, rng: np.ascontiguousarray(visit(graph)))
+    return visit
 
 
-def order(walk: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:
-    """Register a function as an order, named as the function with dashes for underscores."""
-    ORDERS[walk.__name__.replace("_", "-")] = lambda graph, rng: np.ascontiguousarray(walk(graph))
-    return walk
+def random_order(visit: Order) -> Order:
+    """Registers, in the same way, a function that draws its order from a generator.
 
-
-def random_order(walk: Order) -> Order:
-    """Register, in the same way, a function that draws its walk from a generator."""
-    ORDERS[walk.__name__.replace("_", "-")] = walk
-    return walk
+    Raises:
+        OrderError: the name is taken.
+    """
+    return ORDERS.register(visit.__name__.replace("_", "-"), visit)
 
 
 @order
@@ -84,14 +83,14 @@ def bfs(graph: OpGraph) -> VisitOrder:
     """Breadth first from all sources at once; sources and consumers by name."""
     consumers, sources = _compute_consumers(graph)
     seen = set(sources)
-    queue, walk = deque(sources), []
+    queue, visited = deque(sources), []
     while queue:
         op = queue.popleft()
-        walk.append(op)
+        visited.append(op)
         fresh = [reader for reader in consumers[op] if reader not in seen]
         seen.update(fresh)
         queue.extend(fresh)
-    return np.array(walk, dtype=np.int64)
+    return np.array(visited, dtype=np.int64)
 
 
 @order
@@ -109,16 +108,16 @@ def lexico_topo(graph: OpGraph) -> VisitOrder:
     rank = _name_rank(graph)
     by_rank = np.argsort(rank)
     waiting = np.bincount([reader for row in consumers for reader in row], minlength=graph.n_ops).tolist()
-    ready, walk = [int(rank[op]) for op in sources], []
+    ready, visited = [int(rank[op]) for op in sources], []
     heapq.heapify(ready)
     while ready:
         op = int(by_rank[heapq.heappop(ready)])
-        walk.append(op)
+        visited.append(op)
         for reader in consumers[op]:
             waiting[reader] -= 1
             if waiting[reader] == 0:
                 heapq.heappush(ready, int(rank[reader]))
-    return np.array(walk, dtype=np.int64)
+    return np.array(visited, dtype=np.int64)
 
 
 @random_order
@@ -129,7 +128,7 @@ def random(graph: OpGraph, rng: np.random.Generator) -> VisitOrder:
 
 @order
 def b_level(graph: OpGraph) -> VisitOrder:
-    """Longest way to the end of the step first, at nominal costs; ties by depth, then by name.
+    """Longest path to the end of the step first, at nominal costs; ties by depth, then by name.
 
     Depth (the most hops from a source) keeps producers before consumers where both cost nothing.
     """
@@ -141,13 +140,13 @@ def b_level(graph: OpGraph) -> VisitOrder:
 
 @order
 def cost(graph: OpGraph) -> VisitOrder:
-    """Dearest op first, at nominal costs; ties by name."""
+    """Most expensive op first, at nominal costs; ties by name."""
     ops = topo(graph)
     return ops[np.lexsort((_name_rank(graph)[ops], -nominal_op_s(graph)[ops]))]
 
 
 def nominal_op_s(graph: OpGraph) -> FloatArray:
-    """Seconds of each op on no device in particular, so that an order depends on the graph alone.
+    """Seconds of each op on a nominal device, so that an order depends on the graph alone.
 
     The mean of the seconds measured on any device kind; where there are none, the roofline of a device of 10
     TFLOP/s and 1 TB/s. Parameters and inputs take none.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.cluster.files import write_cluster
+from envs.cluster.files import cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import get_cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import single_device
@@ -111,7 +111,7 @@ def test_a_small_comparison_end_to_end(here):
             "dfs-preorder",
         ),
         (("--graphs", "toy.json", "--placers", "single", "--budget", "0", "--out", "new"), "at least 1"),
-        (("--graphs", "toy.json", "--placers", "single", "--seconds", "nan", "--out", "new"), "above 0"),
+        (("--graphs", "toy.json", "--placers", "single", "--seconds", "nan", "--out", "new"), "finite"),
         (("--graphs", "toy.json", "--placers", "single", "--seeds", "0", "--out", "new"), "at least 1"),
         (("--graphs", "huge.json", "--placers", "single", "--out", "new"), "largest device"),
         (("--graphs", "toy.json", "--placements", "other.json", "--out", "new"), "graph 'other'"),
@@ -153,6 +153,51 @@ def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
         evaluate.main(words)
     assert leaving.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["4xv100", "2x4xa100", "placeto-k80:3"])
+def test_a_printed_preset_reads_back_as_the_same_cluster(name, tmp_path, capsys):
+    from agent.commands import evaluate
+
+    with pytest.raises(SystemExit) as leaving:
+        evaluate.main(["--print-cluster", name])
+    assert leaving.value.code == 0
+    (tmp_path / "mine.json").write_text(capsys.readouterr().out)
+    read, preset = read_cluster(tmp_path / "mine.json"), get_cluster(name)
+    assert read.devices == preset.devices
+    assert cluster_to_json(read) == cluster_to_json(preset)
+
+
+def test_the_rows_of_a_printed_matrix_are_lines(capsys):
+    from agent.commands import evaluate
+
+    with pytest.raises(SystemExit):
+        evaluate.main(["--print-cluster", "2x4xa100"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "25000000000" in line]
+    assert len(rows) == 8
+    assert rows[0].split("[")[1].startswith("300000000000, 300000000000, ")
+
+
+def test_an_unknown_preset_is_wrong_input(capsys):
+    from agent.commands import evaluate
+
+    with pytest.raises(SystemExit) as leaving:
+        evaluate.main(["--print-cluster", "9xv9"])
+    assert leaving.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "4xv100" in printed.err
+    assert not printed.out
+
+
+def test_help_shows_groups_and_defaults():
+    done = subprocess.run(command("--help"), cwd=ROOT, capture_output=True, text=True, check=True)
+    help_text = " ".join(done.stdout.split())
+    for heading in ("graphs (at least one source):", "clusters:", "policy:", "run:"):
+        assert heading in help_text
+    for default in ("evaluations per trial (default: 10000", "(default: 4xv100)", "(default: pretrained)"):
+        assert default in help_text
+    assert max(map(len, done.stdout.splitlines())) <= 110
 
 
 def test_help_loads_no_torch():

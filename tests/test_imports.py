@@ -23,11 +23,11 @@ ROOMS = (
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),
     ("agent.experiments", "agent.contexts"),
-    ("agent.place", "agent.commands", "agent"),
+    ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )
-"""Floors of the house, the lowest first. A module imports from lower floors and from its own room; rooms on one
-floor do not import each other, but for the modules of `ONE_SUBJECT`, which are one subject."""
+"""Floors of the house, the lowest first. A module imports from lower floors and from its own room; rooms on
+one floor do not import each other, but for the modules of `ONE_SUBJECT`, which are one subject."""
 ONE_SUBJECT = ROOMS[3]
 OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
 MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from agent.command_line import OneLineParser
+from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
+from agent.settings import add_flags
 
 if TYPE_CHECKING:
     from agent.evaluation.spec import EvaluationSpec
+    from envs.cluster.cluster import Cluster
 
 EPILOG = """examples:
   python evaluate.py --families nmt ptb --cluster 4xv100 --seeds 5 --out runs/heldout
   python evaluate.py --model my_package.models:make --placers heft annealing policy --out runs/mine
   python evaluate.py --families ptb --placements mine.json --out runs/scored
+  python evaluate.py --print-cluster 4xv100 > mine.json
 
 DIR gets results.csv, summary.csv, report.html and placements/. If interrupted, the same command goes on.
 """
@@ -41,35 +47,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: dict[str, object], out: Path, jobs: int, command: str) -> int:
-    from agent.evaluation.config import config_from_flags
-    from agent.evaluation.run import open_folder
-
     try:
-        study, left_out = config_from_flags(options).study()
-        open_folder(out, study)
+        spec, left_out = EvaluationConfig.from_json(options, "command line").spec()
+        from agent.evaluation.run import open_folder
+
+        open_folder(out, spec)
     except ValueError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     if left_out:
         count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
         print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
-    _compare(study, out, jobs, command)
+    _compare(spec, out, jobs, command)
     return 0
 
 
-def _compare(study: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
+def _compare(spec: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
     from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise, write_summary
     from agent.evaluation.terminal_report import print_tables, progress_bar
 
     with progress_bar() as report:
-        trials = evaluate(study, out, jobs=jobs, report=report)
+        trials = evaluate(spec, out, jobs=jobs, report=report)
     lines = summarise(trials)
     write_summary(out / "summary.csv", lines)
     write_report(out / "report.html", trials, lines, command)
     print_tables(lines)
     print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
+
+
+class _PrintCluster(argparse.Action):
+    """Prints a cluster as a cluster file and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        from envs.cluster.presets import get_cluster
+
+        try:
+            print(cluster_text(get_cluster(str(values))))
+        except ValueError as error:
+            parser.exit(2, f"{parser.prog}: {error}\n")
+        parser.exit(0)
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """The text of a cluster file; each row of a matrix is one line."""
+    from envs.cluster.files import cluster_to_json
+
+    text = json.dumps(cluster_to_json(cluster), indent=2)
+    return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
 
 
 def _processes(text: str) -> int:
@@ -81,35 +113,22 @@ def _processes(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="evaluate.py",
+        usage="evaluate.py --out DIR --families|--graphs|--model ... [flags]",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    graphs = parser.add_argument_group("graphs (at least one source)")
-    graphs.add_argument("--families", nargs="+", metavar="NAME", help="families of the benchmark set")
-    graphs.add_argument(
-        "--graphs", nargs="+", metavar="FILE", help="graph files: .json or .jsonl, or with .gz"
+    groups = add_flags(parser, EvaluationConfig)
+    groups[CLUSTERS].add_argument(
+        "--print-cluster",
+        action=_PrintCluster,
+        metavar="NAME",
+        help="print a preset as a cluster file (JSON) to start from, and end",
     )
-    graphs.add_argument(
-        "--model", metavar="PKG.MOD:FUNCTION", help="a function that returns (module, inputs)"
-    )
-    graphs.add_argument("--include-seen", action="store_true", help="keep graphs the policy was trained on")
-    graphs.add_argument("--cluster", nargs="+", metavar="NAME|FILE", help="default: 4xv100")
-    placers = parser.add_argument_group("placers")
-    placers.add_argument("--placers", nargs="+", metavar="NAME", help="default: all; none with --placements")
-    placers.add_argument("--policy", metavar="DIR", help="a run's folder, or pretrained (default)")
-    placers.add_argument("--orders", nargs="+", metavar="NAME", help="what policies walk in; default: topo")
-    placers.add_argument(
-        "--coarsen", type=int, metavar="N", help="place larger graphs as N groups of ops; default: op by op"
-    )
-    placers.add_argument("--placements", nargs="+", metavar="FILE", help="placement files to score")
-    placers.add_argument("--seeds", type=int, metavar="N", help="of placers that draw at random; default: 3")
-    placers.add_argument("--budget", type=int, metavar="N", help="evaluations per trial; default: 10000")
-    placers.add_argument("--seconds", type=float, metavar="S", help="wall time per trial; default: no limit")
-    run = parser.add_argument_group("run")
+    run = parser.add_argument_group(RUN)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
-    run.add_argument("--jobs", type=_processes, default=1, metavar="N", help="processes; default: 1")
+    run.add_argument("--jobs", type=_processes, default=1, metavar="N", help="processes (default: 1)")
     return parser
 
 

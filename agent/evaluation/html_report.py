@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.evaluation.results import Trial, best_times
-from agent.evaluation.summary import Line, geometric_mean
+from agent.evaluation.summary import SIMULATED, Line, geometric_mean
 from graphs.io.json_files import write_bytes_atomic
 
 BAR_WIDTH, BAR_HEIGHT = 240, 14
@@ -23,26 +23,27 @@ svg { vertical-align: middle }
 .one { stroke: #222; stroke-dasharray: 2 2 }
 """
 CAVEATS = (
-    "Step times are simulated, not measured: compare placers by them, and do not read them as a promise.",
-    "Ratios are geometric means over graphs and seeds, of placements that fit in memory; "
-    "the share that fits stands beside them. Lower is better.",
+    f"{SIMULATED} Compare placers by them, and do not read them as a promise.",
+    "Step times and ratios are geometric means over graphs and seeds, of placements that fit in memory; "
+    "“feasible” is the share that fits. Lower is better.",
     "“To single” is relative to the fastest single device, its memory taken as unlimited.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound that ignores transfers and memory; none is below 1.",
     "± is the sample standard deviation over seeds.",
-    "An evaluation is one simulated complete placement. A policy's walk is one evaluation, although it looks "
-    "ahead with partial simulations: compare wall time as well.",
+    "An evaluation is one simulated complete placement. An episode of a policy is one evaluation, although "
+    "it looks ahead with partial simulations: compare wall time as well.",
 )
 HEADINGS = (
     "placer",
     "order",
     "graphs",
+    "ms",
     "to single",
     "",
     "±",
     "to best",
     "to bound",
-    "fits",
+    "feasible",
     "evaluations",
     "s",
 )
@@ -105,6 +106,7 @@ def _row(line: Line, bound: float, widest: float) -> str:
         escape(line.placer),
         escape(line.order),
         str(line.graphs),
+        milliseconds(line.step_time_s),
         number(line.ratio_to_single),
         _bar(line.ratio_to_single, bound, widest),
         number(line.seed_spread),
@@ -147,7 +149,7 @@ def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:
         found = [
             escape(winner.placer),
             escape(winner.order),
-            f"{winner.step_time_s * 1e3:.4g}",
+            milliseconds(winner.step_time_s),
             number(winner.ratio_to_single),
             number(to_bound),
         ]
@@ -157,3 +159,10 @@ def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:
 def number(value: float | None) -> str:
     """Three decimals, or a dash."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds with four digits or more, or a dash."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1.0 else f"{seconds * 1e3:.4g}"

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Journal, Trial, write_results
-from agent.evaluation.spec import FORMAT, EvaluationError, EvaluationSpec, Task
+from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.evaluation.worker import runner
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -19,9 +20,9 @@ from graphs.op_graph import IntArray
 
 
 def evaluate(
-    study: EvaluationSpec, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]
+    spec: EvaluationSpec, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]
 ) -> list[Trial]:
-    """Make every trial of a study that a folder does not hold yet.
+    """Make every trial of an evaluation that a folder does not hold yet.
 
     Writes `settings.json`, `journal.jsonl` (each trial at once), `placements/` (the best seed of each graph,
     cluster, placer and order) and, at the end or when interrupted, `results.csv`.
@@ -37,31 +38,31 @@ def evaluate(
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
     """
-    open_folder(folder, study)
-    tasks = study.tasks()
+    open_folder(folder, spec)
+    tasks = spec.tasks()
     with closing(Journal(folder / "journal.jsonl")) as journal:
-        missing = [task for task in tasks if study.key(task) not in journal.trials]
+        missing = [task for task in tasks if spec.key(task) not in journal.trials]
         kept = len(tasks) - len(missing)
         try:
             report(kept, len(tasks))
-            with runner(study, jobs) as run_all:
+            with runner(spec, jobs) as run_all:
                 for done, (task, (trial, device_of)) in enumerate(run_all(missing), kept + 1):
-                    _write_if_best(folder, study, journal, task, trial, device_of)
+                    _write_if_best(folder, spec, journal, task, trial, device_of)
                     journal.add(trial)
                     report(done, len(tasks))
         finally:
-            made = [journal.trials[key] for key in map(study.key, tasks) if key in journal.trials]
+            made = [journal.trials[key] for key in map(spec.key, tasks) if key in journal.trials]
             write_results(folder / "results.csv", made)
     return made
 
 
-def open_folder(folder: Path, study: EvaluationSpec) -> None:
+def open_folder(folder: Path, spec: EvaluationSpec) -> None:
     """Create an evaluation's folder, or check that it may be continued.
 
     Raises:
         EvaluationError: it holds something else, or an evaluation with other settings.
     """
-    settings = json.loads(json.dumps(study.to_json()))
+    settings = json.loads(json.dumps(spec.to_json()))
     file = folder / "settings.json"
     if folder.exists() and not folder.is_dir():
         raise EvaluationError(f"{folder}: is no directory; give another --out")
@@ -105,11 +106,11 @@ def _file_name(name: str) -> str:
 
 
 def _write_if_best(
-    folder: Path, study: EvaluationSpec, journal: Journal, task: Task, trial: Trial, device_of: IntArray
+    folder: Path, spec: EvaluationSpec, journal: Journal, task: Task, trial: Trial, device_of: IntArray
 ) -> None:
-    others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(study.seeds))
+    others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(spec.seeds))
     if all(other is None or trial.rank < other.rank for other in others):
         path = placement_path(folder, trial)
         path.parent.mkdir(parents=True, exist_ok=True)
-        graph, cluster = study.graphs[task.graph], study.clusters[task.cluster]
+        graph, cluster = spec.graphs[task.graph], spec.clusters[task.cluster]
         write_placement(path, graph, cluster, Placement(device_of))

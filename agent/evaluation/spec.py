@@ -6,21 +6,23 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.problem import InfeasibleError, Problem
 from graphs.dataset import graph_hash
 from graphs.op_graph import IntArray, OpGraph
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 FORMAT = "placewalk.evaluation/1"
 
 
-class EvaluationError(ValueError):
-    """An evaluation that cannot be made as asked; the message says what would be right."""
+def placer_names() -> tuple[str, ...]:
+    """Names of all placers: those that learned nothing, then those that need a policy."""
+    return (*PLACERS, *LEARNED)
 
 
 @dataclass(frozen=True)
@@ -127,25 +129,25 @@ def _lack_of_room(problem: Problem) -> InfeasibleError | None:
     return None
 
 
-def _check(study: EvaluationSpec) -> None:
-    known = (*PLACERS, *LEARNED)
-    for name in study.placers:
+def _check(spec: EvaluationSpec) -> None:
+    known = placer_names()
+    for name in spec.placers:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
-    for order in study.orders:
-        get_order(order)
-    _check_distinct("placer", study.placers)
-    _check_distinct("order", study.orders)
-    _check_distinct("cluster", [cluster.name for cluster in study.clusters])
-    _check_distinct("graph", [graph.name for graph in study.graphs])
-    for _, _, name in study.given:
+    for order in spec.orders:
+        ORDERS.check(order)
+    _check_distinct("placer", spec.placers)
+    _check_distinct("order", spec.orders)
+    _check_distinct("cluster", [cluster.name for cluster in spec.clusters])
+    _check_distinct("graph", [graph.name for graph in spec.graphs])
+    for _, _, name in spec.given:
         if name in known:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
-    if study.seeds < 1:
-        raise EvaluationError(f"{study.seeds} seeds; give at least 1")
-    if study.coarsen is not None and study.coarsen < 1:
-        raise EvaluationError(f"graphs of {study.coarsen} groups; give at least 1 to --coarsen")
-    if not study.tasks():
+    if spec.seeds < 1:
+        raise EvaluationError(f"{spec.seeds} seeds; give at least 1")
+    if spec.coarsen is not None and spec.coarsen < 1:
+        raise EvaluationError(f"graphs of {spec.coarsen} groups; give at least 1 to --coarsen")
+    if not spec.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 
 

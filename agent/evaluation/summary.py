@@ -11,6 +11,8 @@ from statistics import fmean, stdev
 
 from agent.evaluation.results import Trial, best_times, ratio_to_best, write_csv
 
+SIMULATED = "Step times are what the described cluster's runner would take; simulated, not measured."
+
 
 @dataclass(frozen=True)
 class Line:
@@ -19,7 +21,9 @@ class Line:
     Attributes:
         seen: whether these are graphs that the evaluation's policy was trained on.
         graphs, seeds: how many.
-        ratio_to_single, ratio_to_best: geometric mean over the trials that fit; None if none does.
+        step_time_s: geometric mean in seconds over the trials whose placement fits in memory; None if none
+            does.
+        ratio_to_single, ratio_to_best: geometric means over the same trials.
         seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
             one seed. Seeds are compared on the graphs on which all of them fit.
         ratio_to_bound: geometric mean of step time over lower bound, at least 1.
@@ -34,6 +38,7 @@ class Line:
     seen: bool
     graphs: int
     seeds: int
+    step_time_s: float | None
     ratio_to_single: float | None
     seed_spread: float | None
     ratio_to_best: float | None
@@ -57,6 +62,7 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             *key,
             graphs=len({trial.graph for trial in group}),
             seeds=len({trial.seed for trial in group}),
+            step_time_s=geometric_mean(trial.step_time_s for trial in group if trial.feasible),
             ratio_to_single=geometric_mean(trial.ratio_to_single for trial in group),
             seed_spread=_seed_spread(group),
             ratio_to_best=geometric_mean(ratio_to_best(trial, best) for trial in group),

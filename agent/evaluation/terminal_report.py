@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-from rich.table import Table
 
-from agent.evaluation.html_report import by_case, number, title
-from agent.evaluation.summary import Line
+from agent.evaluation.html_report import by_case, milliseconds, number, title
+from agent.evaluation.summary import SIMULATED, Line
+from agent.evaluation.text_table import text_table
 
+HEADINGS = ("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "feasible", "evals", "s")
+EXPENDABLE = ("graphs", "evals", "/bound", "±", "s", "/best", "feasible")
+"""Columns that a narrow terminal leaves out, the first one first."""
 LEGEND = (
-    "Geometric means of step time over the fastest single device's (± over seeds), over the best found here, "
-    "and over the lower bound; evaluations and seconds per trial."
+    f"{SIMULATED}\n"
+    "ms: step time in milliseconds; /single, /best, /bound: step time over that of the fastest single "
+    "device, of the best placement found here, and over the lower bound. All are geometric means over graphs "
+    "and seeds of the placements that fit in memory; ±: standard deviation of /single over seeds; feasible: "
+    "share of the placements that fit; evals: simulated placements, and s: seconds, means per trial."
 )
-COLUMNS = ("graphs", "/single", "±", "/best", "/bound", "fits", "evals", "s")
 
 
 @contextmanager
@@ -31,25 +37,51 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def print_tables(lines: Sequence[Line]) -> None:
-    """Print the summary as ratios of step times, the shortest step first."""
-    console = Console()
+    """Print the summary, as wide as the terminal, or in full where the output is no terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(table_lines(lines, width)))
+
+
+def table_lines(lines: Sequence[Line], width: int | None) -> list[str]:
+    """The summary as text: a table per family and cluster, the shortest step first, and a legend.
+
+    Args:
+        width: characters a line may have; None = any number. Names and numbers are never cut.
+    """
+    text: list[str] = []
+    left_out: dict[str, None] = {}
     for case, part in by_case(lines):
-        table = Table(title=escape(title(case)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        table.add_column("placer", no_wrap=True)
-        for column in COLUMNS:
-            table.add_column(column, justify="right", no_wrap=True)
-        for line in part:
-            table.add_row(*map(escape, _cells(line)))
-        console.print(table, "")
-    console.print(LEGEND, highlight=False)
+        table = text_table(HEADINGS, [_cells(line) for line in part], width=width, expendable=EXPENDABLE)
+        text += [*_wrapped(title(case), width), *table.lines, ""]
+        left_out |= dict.fromkeys(table.left_out)
+    text += _wrapped(LEGEND, width)
+    if left_out:
+        text += _wrapped(
+            f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.", width
+        )
+    return text
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    lines = text.splitlines()
+    if width is None:
+        return lines
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    ratios = (line.ratio_to_single, line.seed_spread, line.ratio_to_best, line.ratio_to_bound)
     return (
         f"{line.placer} {line.order}".strip(),
         str(line.graphs),
-        *map(number, ratios),
+        milliseconds(line.step_time_s),
+        number(line.ratio_to_single),
+        number(line.seed_spread),
+        number(line.ratio_to_best),
+        number(line.ratio_to_bound),
         f"{line.feasible_share:.0%}",
         f"{line.evaluations:,.0f}",
         f"{line.wall_s:.2g}",

@@ -1,33 +1,34 @@
-"""What matters in a policy: it is trained whole, and with one thing changed at a time.
+"""What matters in a policy: the full model is trained, and variants with one thing changed at a time.
 
 `python -m agent.experiments.ablation` trains, evaluates and prints the table.
 
-Every arm is trained for the same time on the same graphs, and judged by one greedy walk and by the best of 17
-walks of each graph it has not seen, of families it knows and of families it does not. What is done is not
-repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
-`runs/ablation-ARM-SEED`.
+Every variant is trained for the same time on the same graphs. It is evaluated by one greedy episode and by
+the best of 17 episodes on each graph it has not seen, of families it was trained on and of others. What is
+done is not repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
+`runs/ablation-VARIANT-SEED`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from agent.command_line import OneLineParser
+from agent.evaluation.results import write_csv
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
-from agent.experiments.statistics import Comparison, Where, describe, read_trials
+from agent.experiments.statistics import ROW_COLUMNS, Comparison, Where, describe, read_trials, row_cells
 from agent.training.run_folder import run_folder
 
 CONFIG = Path(__file__).parent / "ablation.json"
 FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")
 OTHERS = ("nmt", "inception", "bert")
 TRAINED, NEVER_SEEN = "trained families", "families never seen"
-WHOLE = "whole"
-ARMS: dict[str, tuple[str, ...]] = {
-    WHOLE: (),
+FULL_MODEL = "full-model"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    FULL_MODEL: (),
     "encoder-none": ("--encoder", "none"),
     "encoder-gat": ("--encoder", "gat"),
     "encoder-transformer": ("--encoder", "transformer"),
@@ -48,29 +49,31 @@ ARMS: dict[str, tuple[str, ...]] = {
     "order-bfs": ("--order", "bfs"),
     "order-random": ("--order", "random"),
 }
-"""What each arm changes."""
-EVALUATION = "walks"
-PLACERS = {"policy": "one walk", "policy-sample": "17 walks"}
+"""Flags of the training by variant."""
+EVALUATION = "episodes"
+PLACERS = {"policy": "one episode", "policy-sample": "17 episodes"}
 COLUMNS = tuple((placer, known) for placer in PLACERS for known in (TRAINED, NEVER_SEEN))
-"""What an arm is judged by."""
+"""Columns of the table: a placer, and whether the families were trained on."""
+ROWS = ("variant", "flags", "families", "placer", *ROW_COLUMNS[:-2])
+"""Columns of the rows as CSV."""
 
 Column = tuple[str, str]
 
 
-def name_of(arm: str, seed: int) -> str:
+def run_name(variant: str, seed: int) -> str:
     """Name of a run."""
-    return f"ablation-{arm}-{seed}"
+    return f"ablation-{variant}-{seed}"
 
 
-def evaluate_one(arm: str, seed: int, clusters: Sequence[str]) -> None:
-    """Let a policy place, in the order it was trained in, every graph that it has not seen."""
-    folder = run_folder(name_of(arm, seed))
-    words = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
-    words += ["--placers", *PLACERS, "--seeds", "1", "--out", str(folder / EVALUATION), "--jobs", "2"]
-    changed = ARMS[arm]
+def evaluate_one(variant: str, seed: int, clusters: Sequence[str]) -> None:
+    """Evaluate a policy, in the order it was trained in, on every graph that it has not seen."""
+    folder = run_folder(run_name(variant, seed))
+    flags = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
+    flags += ["--placers", *PLACERS, "--seeds", "1", "--out", str(folder / EVALUATION), "--jobs", "2"]
+    changed = VARIANTS[variant]
     if "--order" in changed:
-        words += ["--orders", changed[changed.index("--order") + 1]]
-    evaluate_run(words)
+        flags += ["--orders", changed[changed.index("--order") + 1]]
+    evaluate_run(flags)
 
 
 def log_times(folder: Path) -> dict[Column, dict[Where, float]]:
@@ -83,52 +86,63 @@ def log_times(folder: Path) -> dict[Column, dict[Where, float]]:
     return times
 
 
-def against_whole(arm: str, seeds: Sequence[int]) -> dict[Column, Comparison]:
-    """Compare an arm with the whole policy of the same seed, graph by graph where both fit."""
+def against_full_model(variant: str, seeds: Sequence[int]) -> dict[Column, Comparison]:
+    """Compare a variant with the full model of the same seed, on the graphs where both are feasible."""
     compared = {column: Comparison() for column in COLUMNS}
     for seed in seeds:
-        folders = [run_folder(name_of(name, seed)) / EVALUATION for name in (arm, WHOLE)]
+        folders = [run_folder(run_name(name, seed)) / EVALUATION for name in (variant, FULL_MODEL)]
         if all(folder.is_dir() for folder in folders):
-            own, whole = map(log_times, folders)
+            own, full = map(log_times, folders)
             for column, comparison in compared.items():
-                for where in own[column].keys() & whole[column].keys():
-                    comparison.ratios[where].append(own[column][where] - whole[column][where])
+                for where in sorted(own[column].keys() & full[column].keys()):
+                    comparison.ratios[where].append(own[column][where] - full[column][where])
     return compared
 
 
-def to_markdown(arms: Sequence[str], seeds: Sequence[int]) -> str:
-    """A row per arm: its step time over that of the whole policy."""
+def to_markdown(variants: Sequence[str], seeds: Sequence[int]) -> str:
+    """A row per variant: its step time over that of the full model."""
     names = [f"{known}, {PLACERS[placer]}" for placer, known in COLUMNS]
-    lines = [["arm", "flags", *names]]
-    for arm in arms:
-        compared = against_whole(arm, seeds).values()
+    lines = [["variant", "flags", *names]]
+    for variant in variants:
+        compared = against_full_model(variant, seeds).values()
         cells = [describe(each if each.ratios else None) for each in compared]
-        lines.append([arm, f"`{' '.join(ARMS[arm])}`" if ARMS[arm] else "", *cells])
+        lines.append([variant, f"`{' '.join(VARIANTS[variant])}`" if VARIANTS[variant] else "", *cells])
     return markdown_table(lines)
+
+
+def to_rows(variants: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[object, ...]]:
+    """The cells of `to_markdown` as rows of numbers, in the order of `ROWS`."""
+    for variant in variants:
+        for (placer, known), compared in against_full_model(variant, seeds).items():
+            if compared.ratios:
+                yield variant, " ".join(VARIANTS[variant]), known, placer, *row_cells(compared)[:-2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, print the table; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     parser = OneLineParser(prog="agent.experiments.ablation", description=__doc__)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
     parser.add_argument("--minutes", type=float, default=10, help="of each training, on one core")
     parser.add_argument("--cluster", nargs="+", default=["4xv100"], help="to evaluate on")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", choices=("table",), help="do only this part")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the table (.csv)")
     options = parser.parse_args(arguments)
-    runs = [(arm, seed) for seed in options.seeds for arm in options.arms]
+    runs = [(variant, seed) for seed in options.seeds for variant in options.variants]
 
-    def train_one(arm: str, seed: int) -> None:
-        words = [*ARMS[arm], "--seed", str(seed), "--families", *FAMILIES]
-        train_run(name_of(arm, seed), CONFIG, options.minutes, words)
+    def train_one(variant: str, seed: int) -> None:
+        flags = [*VARIANTS[variant], "--seed", str(seed), "--families", *FAMILIES]
+        train_run(run_name(variant, seed), CONFIG, options.minutes, flags)
 
     def work() -> None:
         if options.only is None:
             side_by_side(lambda run: train_one(*run), runs, options.jobs)
-            for arm, seed in runs:
-                evaluate_one(arm, seed, options.cluster)
-        print(to_markdown(options.arms, options.seeds))
+            for variant, seed in runs:
+                evaluate_one(variant, seed, options.cluster)
+        print(to_markdown(options.variants, options.seeds))
+        if options.rows:
+            write_csv(options.rows, ROWS, to_rows(options.variants, options.seeds))
 
     return exit_code("agent.experiments.ablation", work)
 

@@ -9,33 +9,39 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
 from agent.command_line import OneLineParser
+from agent.evaluation.results import write_csv
 from agent.evaluation.summary import geometric_mean
-from agent.placers import PLACERS, Budget
+from agent.evaluation.text_table import text_table
+from agent.experiments.launcher import exit_code
+from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
-from graphs.coarsening.coarsen import GROUPS
+from graphs.coarsening.coarsen import MAX_UNITS
 from graphs.dataset import load_family
-from graphs.families import FAMILIES, check_family
+from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
 
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}
 """Placers of the coarse graphs, and their evaluations."""
 HEADINGS = ("family", "graphs", *(f"{name}{part}" for name in PLACED_BY for part in ("", " worst", " found")))
+COLUMNS = ("groups", "family", "graphs", "placer", "coarse_over_fine", "worst", "found_over_op_by_op")
+"""Columns of the rows as CSV."""
 LEGEND = (
     "Step time of the coarse graph over that of its ops, for one placement of the groups: geometric mean and",
     "worst of a family, for placements drawn at random and those that list schedulers find for the coarse",
     "graph; found: step time of the latter, op by op, over what the same scheduler finds op by op. Graphs of",
-    "no more decision units than groups are left out.",
+    "no more placement units than groups are left out.",
 )
 
 
@@ -52,6 +58,25 @@ class Difference:
     found: float
 
 
+@dataclass(frozen=True)
+class Row:
+    """The graphs of a family, placed by one placer in at most so many groups.
+
+    Attributes:
+        coarse, found: geometric means of `Difference`; None without graphs. `found` is None for random
+            placements too.
+        worst: the `Difference.coarse` furthest from 1.
+    """
+
+    groups: int
+    family: str
+    graphs: int
+    placer: str
+    coarse: float | None
+    worst: float | None
+    found: float | None
+
+
 def difference(problem: Problem, placer: str, n_groups: int) -> Difference:
     """Place a problem in groups, and op by op, and time both."""
     coarse = coarse_problem(problem, n_groups)
@@ -62,32 +87,30 @@ def difference(problem: Problem, placer: str, n_groups: int) -> Difference:
     return Difference(step_time_s(coarse, groups) / expanded_s, expanded_s / step_time_s(problem, ops))
 
 
-def family_row(name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups: int) -> tuple[str, ...]:
-    """Cells of one family."""
-    cells = [name, str(len(graphs))]
+def family_rows(name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups: int) -> Iterator[Row]:
+    """Place the graphs of a family, a row per placer."""
     for placer in PLACED_BY:
-        found = [difference(Problem(graph, cluster), placer, n_groups) for graph in graphs]
-        worst = max((each.coarse for each in found), key=lambda ratio: abs(math.log(ratio)), default=None)
-        cells += map(_number, (geometric_mean(each.coarse for each in found), worst))
-        cells.append("" if placer == "random" else _number(geometric_mean(each.found for each in found)))
-    return tuple(cells)
+        all_of = [difference(Problem(graph, cluster), placer, n_groups) for graph in graphs]
+        yield Row(
+            groups=n_groups,
+            family=name,
+            graphs=len(graphs),
+            placer=placer,
+            coarse=geometric_mean(each.coarse for each in all_of),
+            worst=max((each.coarse for each in all_of), key=lambda ratio: abs(math.log(ratio)), default=None),
+            found=None if placer == "random" else geometric_mean(each.found for each in all_of),
+        )
 
 
-def lines(families: Sequence[str], cluster: Cluster, n_groups: int) -> Iterator[str]:
-    """The table for one number of groups."""
-    rows = [HEADINGS]
-    for name in families:
-        large = [graph for graph in load_family(name) if len(graph.units) > n_groups]
-        rows.append(family_row(name, large, cluster, n_groups))
-    yield f"at most {n_groups} groups, on {cluster.name}"
-    yield from _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        yield "  ".join([f"{first:{widths[0]}}", *cells]).rstrip()
+def table(rows: Sequence[Row], cluster: Cluster) -> list[str]:
+    """The lines of the table for one number of groups, a line per family."""
+    by_family: dict[str, list[str]] = {}
+    for row in rows:
+        cells = by_family.setdefault(row.family, [row.family, str(row.graphs)])
+        found = "" if row.placer == "random" else _number(row.found)
+        cells += [_number(row.coarse), _number(row.worst), found]
+    title = f"at most {rows[0].groups} groups, on {cluster.name}"
+    return [title, *text_table(HEADINGS, list(by_family.values())).lines, ""]
 
 
 def _number(value: float | None) -> str:
@@ -95,27 +118,31 @@ def _number(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; returns the exit code: 0 done, 2 wrong input."""
-    parser = OneLineParser(prog="python -m agent.experiments.coarsening", description=__doc__)
+    """Print the tables; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    parser = OneLineParser(prog="agent.experiments.coarsening", description=__doc__)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
-    parser.add_argument("--groups", nargs="+", type=int, default=[GROUPS], metavar="N", help="default: 512")
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=[MAX_UNITS], metavar="N", help="default: 512"
+    )
     parser.add_argument("--cluster", default="4xv100", metavar="NAME|FILE", help="default: %(default)s")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the tables (.csv)")
     options = parser.parse_args(arguments)
-    try:
-        families, cluster = [check_family(name) for name in options.families], get_cluster(options.cluster)
-        _print_all(lines(families, cluster, n_groups) for n_groups in options.groups)
-    except ValueError as error:
-        print(f"coarsening_table: {error}", file=sys.stderr)
-        return 2
-    return 0
 
+    def work() -> None:
+        families, cluster = [FAMILIES.check(name) for name in options.families], get_cluster(options.cluster)
+        rows: list[Row] = []
+        for n_groups in options.groups:
+            of_groups: list[Row] = []
+            for name in families:
+                large = [graph for graph in load_family(name) if len(graph.units) > n_groups]
+                of_groups += family_rows(name, large, cluster, n_groups)
+            print("\n".join(table(of_groups, cluster)), flush=True)
+            rows += of_groups
+        print("\n".join(LEGEND))
+        if options.rows:
+            write_csv(options.rows, COLUMNS, map(astuple, rows))
 
-def _print_all(tables: Iterable[Iterable[str]]) -> None:
-    for table in tables:
-        for line in table:
-            print(line, flush=True)
-        print()
-    print("\n".join(LEGEND))
+    return exit_code("agent.experiments.coarsening", work)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,23 @@
 `python -m agent.experiments.finetuning` trains and prints the table.
 
 Both are trained for the same time on one graph by reinforcement alone, without a search to imitate, and are
-judged by one greedy walk as they go. What is done is not repeated; runs are `runs/finetune-GRAPH-START`.
+evaluated by one greedy episode as they go. What is done is not repeated; runs are
+`runs/finetune-GRAPH-START`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from agent.command_line import OneLineParser
+from agent.evaluation.results import write_csv
 from agent.experiments.launcher import exit_code, markdown_table, train_run
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.serialization import load_policy
 from agent.training.metrics import SCORE, WALL_S
@@ -34,9 +36,13 @@ STARTS: dict[str, tuple[str, ...]] = {"pretrained": ("--init", "pretrained"), "s
 """Flags of a training from each start."""
 TIMES_S = (10, 20, 40, 60, 120, 180)
 """When to look at a training."""
+COLUMNS = ("graph", "placed_by", "seconds", "ratio_to_single")
+"""Columns of the rows as CSV."""
+Row = tuple[str, str, int | None, float | None]
+"""Graph, start or placer, seconds of training, best step time so far over the fastest single device's."""
 
 
-def name_of(graph: str, start: str) -> str:
+def run_name(graph: str, start: str) -> str:
     """Name of a run."""
     return f"finetune-{graph}-{start}"
 
@@ -47,7 +53,7 @@ def train_one(graph: OpGraph, start: str, minutes: float) -> None:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_graphs(file, [graph])
-    train_run(name_of(graph.name, start), CONFIG, minutes, ["--graphs", str(file), *STARTS[start]])
+    train_run(run_name(graph.name, start), CONFIG, minutes, ["--graphs", str(file), *STARTS[start]])
 
 
 def best_by(folder: Path, seconds: float) -> float | None:
@@ -58,7 +64,7 @@ def best_by(folder: Path, seconds: float) -> float | None:
 
 
 def references(graph: OpGraph, cluster: str) -> dict[str, float]:
-    """What other ways of placing the graph reach, in units of one device's step time."""
+    """Step times that other placers reach, over that of the fastest single device."""
     problem, rng = Problem(graph, get_cluster(cluster)), np.random.default_rng(0)
     found = {
         "heft": PLACERS["heft"].place(problem, Budget(10), rng),
@@ -71,20 +77,34 @@ def references(graph: OpGraph, cluster: str) -> dict[str, float]:
     }
 
 
-def to_markdown(graphs: Sequence[OpGraph], minutes: float) -> str:
-    """A row per graph and start: the best greedy step time after so many seconds."""
-    times = [second for second in TIMES_S if second <= 60 * minutes]
-    names = list(references(graphs[0], "4xv100"))
-    header = ["graph", "from", *(f"{second} s" for second in times), *names]
-    lines = [header]
+def to_rows(graphs: Sequence[OpGraph], minutes: float) -> Iterator[Row]:
+    """What each start has reached after some seconds, and what other placers reach without a time."""
     for graph in graphs:
-        others = [f"{value:.3f}" for value in references(graph, "4xv100").values()]
         for start in STARTS:
-            folder = run_folder(name_of(graph.name, start))
-            curve = [best_by(folder, second) for second in times]
-            cells = ["" if value is None else f"{value:.3f}" for value in curve]
-            lines.append([graph.name, start, *cells, *others])
+            folder = run_folder(run_name(graph.name, start))
+            for second in TIMES_S:
+                if second <= 60 * minutes:
+                    yield graph.name, start, second, best_by(folder, second)
+        for name, ratio in references(graph, "4xv100").items():
+            yield graph.name, name, None, ratio
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """A line per graph and start: the best greedy step time after so many seconds, then other placers'."""
+    times = sorted({seconds for _, _, seconds, _ in rows if seconds is not None})
+    names = list(dict.fromkeys(name for _, name, seconds, _ in rows if seconds is None))
+    ratio_of = {(graph, name, seconds): ratio for graph, name, seconds, ratio in rows}
+    lines = [["graph", "from", *(f"{second} s" for second in times), *names]]
+    for graph in dict.fromkeys(graph for graph, *_ in rows):
+        others = [_cell(ratio_of[graph, name, None]) for name in names]
+        for start in STARTS:
+            curve = [_cell(ratio_of[graph, start, second]) for second in times]
+            lines.append([graph, start, *curve, *others])
     return markdown_table(lines)
+
+
+def _cell(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="agent.experiments.finetuning", description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["nmt-03", "inception-03", "bert-03"], metavar="GRAPH")
     parser.add_argument("--minutes", type=float, default=3, help="of each training, on one core")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the table (.csv)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
@@ -104,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for graph in graphs:
             for start in STARTS:
                 train_one(graph, start, options.minutes)
-        print(to_markdown(graphs, options.minutes))
+        rows = list(to_rows(graphs, options.minutes))
+        print(to_markdown(rows))
+        if options.rows:
+            write_csv(options.rows, COLUMNS, rows)
 
     return exit_code("agent.experiments.finetuning", work)
 

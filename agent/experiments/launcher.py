@@ -1,4 +1,4 @@
-"""What experiments of many trainings have in common: runs that go on, and how a command ends."""
+"""Starts the trainings and evaluations of experiments, and goes on with those that were stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.training.run_folder import run_folder
 Run = TypeVar("Run")
 
 
-def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> None:
+def train_run(name: str, config: Path, minutes: float, flags: Sequence[str]) -> None:
     """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
 
     Raises:
@@ -32,8 +32,8 @@ def train_run(name: str, config: Path, minutes: float, words: Sequence[str]) -> 
             raise ValueError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
     if done:
         return
-    flags = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *words]
-    given = ["--resume"] if begun else flags
+    new = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *flags]
+    given = ["--resume"] if begun else new
     subprocess.run([sys.executable, "-m", "agent.commands.train", *given, "--name", name], check=True)
 
 
@@ -43,34 +43,34 @@ def side_by_side(train: Callable[[Run], None], runs: Iterable[Run], count: int) 
     Raises:
         Exception: what a run raised, when those under way have ended; of several, the first in `runs`.
     """
-    is_over = Event()
+    is_stopped = Event()
 
-    def train_unless_over(run: Run) -> None:
-        if is_over.is_set():
+    def train_unless_stopped(run: Run) -> None:
+        if is_stopped.is_set():
             return
         try:
             train(run)
         except BaseException:
-            is_over.set()
+            is_stopped.set()
             raise
 
     with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(train_unless_over, run) for run in runs]
+        futures = [pool.submit(train_unless_stopped, run) for run in runs]
         try:
             for future in futures:
                 future.result()
         finally:
-            is_over.set()
+            is_stopped.set()
 
 
-def evaluate_run(words: Sequence[str]) -> None:
+def evaluate_run(flags: Sequence[str]) -> None:
     """Evaluate with some flags, or go on where that was stopped; the table stays in the files.
 
     Raises:
         CalledProcessError: the evaluation failed or was stopped.
     """
     subprocess.run(
-        [sys.executable, "-m", "agent.commands.evaluate", *words], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "agent.commands.evaluate", *flags], check=True, stdout=subprocess.DEVNULL
     )
 
 

@@ -1,24 +1,34 @@
-"""Leave one group of families out: train without each group, then test on it.
+"""Leave one group of families out: train without each group, then evaluate on it.
 
 `python -m agent.experiments.leave_one_out` trains, evaluates and prints the tables.
 
-Trainings and evaluations that are done are not repeated: a study that was interrupted, or is asked for more
-seeds, goes on. Runs are `runs/study-GROUP-SEED`, their evaluations `RACE` folders in them.
+Trainings and evaluations that are done are not repeated: an experiment that was interrupted, or is asked for
+more seeds, goes on. Runs are `runs/leave-one-out-GROUP-SEED`, their evaluations folders in them, named by the
+benchmark setting.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from agent.command_line import OneLineParser
+from agent.evaluation.results import write_csv
 from agent.experiments.dot_plot import dot_plot
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
-from agent.experiments.statistics import LOWER_BOUND, Comparison, against_rival, describe
+from agent.experiments.statistics import (
+    LOWER_BOUND,
+    ROW_COLUMNS,
+    Comparison,
+    against_baseline,
+    describe,
+    row_cells,
+)
 from agent.training.run_folder import RUNS, run_folder
 from graphs.dataset import load_family
 from graphs.io.graph_files import write_graphs
@@ -34,7 +44,7 @@ GROUPS = {
 }
 """Families that are left out together, as they resemble each other."""
 SEARCHES = ("annealing", "local-search", "policy-refine")
-EVERYTHING = (
+ALL_PLACERS = (
     "single",
     "contiguous",
     "memory-fill",
@@ -47,15 +57,25 @@ EVERYTHING = (
     "policy-beam",
     *SEARCHES,
 )
-BRIEFLY = ("heft", "rollout", "policy", "policy-sample", "policy-beam", *SEARCHES)
-RIVAL = "annealing"
-LOSS, N_WORST = 1.005, 4
-"""A graph is lost where the step time is this many times the rival's; so many are named."""
+FEW_PLACERS = ("heft", "rollout", "policy", "policy-sample", "policy-beam", *SEARCHES)
+BASELINE = "annealing"
+COLUMNS = ("setting", "cluster", "placer", "group", *ROW_COLUMNS)
+"""Columns of the rows as CSV."""
+SLOWER, N_NAMED = 1.005, 4
+"""Step time over the baseline's from which a graph counts as slower; and how many such graphs are named."""
 
 
 @dataclass(frozen=True)
-class Race:
-    """An evaluation: who runs, with what budget, where; `every` 4 takes every fourth graph only."""
+class BenchmarkSetting:
+    """What is evaluated on the families left out.
+
+    Attributes:
+        name: of the folder of the evaluation.
+        placers: names.
+        budget: flags that limit each trial.
+        cluster: preset to place on.
+        every: 4 takes every fourth graph only.
+    """
 
     name: str
     placers: tuple[str, ...]
@@ -65,140 +85,169 @@ class Race:
 
     @property
     def title(self) -> str:
-        """For a reader."""
+        """The name as the tables show it."""
         return self.name.replace("-", " ") + (f", every {self.every}th graph" if self.every > 1 else "")
 
 
-RACES = (
-    Race("10000-evaluations", EVERYTHING, ("--budget", "10000")),
+SETTINGS = (
+    BenchmarkSetting("10000-evaluations", ALL_PLACERS, ("--budget", "10000")),
     *(
-        Race(f"10000-evaluations-on-{cluster}", BRIEFLY, ("--budget", "10000"), cluster)
+        BenchmarkSetting(f"10000-evaluations-on-{cluster}", FEW_PLACERS, ("--budget", "10000"), cluster)
         for cluster in ("2xk80", "8xa100", "2x4xa100")
     ),
-    Race("100000-evaluations", SEARCHES, ("--budget", "100000")),
-    Race("1-second", SEARCHES, ("--seconds", "1")),
-    Race("10-seconds", SEARCHES, ("--seconds", "10"), every=4),
+    BenchmarkSetting("100000-evaluations", SEARCHES, ("--budget", "100000")),
+    BenchmarkSetting("1-second", SEARCHES, ("--seconds", "1")),
+    BenchmarkSetting("10-seconds", SEARCHES, ("--seconds", "10"), every=4),
 )
 
 
-def name_of(group: str, seed: int) -> str:
+def run_name(group: str, seed: int) -> str:
     """Name of a run."""
-    return f"study-{group}-{seed}"
+    return f"leave-one-out-{group}-{seed}"
 
 
 def train_one(group: str, seed: int, minutes: float) -> None:
     """Train a policy on all families of the configuration but a group's."""
     families = json.loads(CONFIG.read_text(encoding="utf-8"))["families"]
     others = [family for family in families if family not in GROUPS[group]]
-    train_run(name_of(group, seed), CONFIG, minutes, ["--families", *others, "--seed", str(seed)])
+    train_run(run_name(group, seed), CONFIG, minutes, ["--families", *others, "--seed", str(seed)])
 
 
-def graphs_of(group: str, race: Race) -> list[str]:
-    """Flags that name the graphs of a race; where it leaves some out, the others are written to a file."""
-    if race.every == 1:
+def graphs_of(group: str, setting: BenchmarkSetting) -> list[str]:
+    """Flags that name the graphs of a setting; a selection of graphs is written to a file."""
+    if setting.every == 1:
         return ["--families", *GROUPS[group]]
-    file = RUNS / f"study-{group}-every-{race.every}.jsonl"
+    file = RUNS / f"leave-one-out-{group}-every-{setting.every}.jsonl"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        chosen = [graph for family in GROUPS[group] for graph in load_family(family)[:: race.every]]
+        chosen = [graph for family in GROUPS[group] for graph in load_family(family)[:: setting.every]]
         write_graphs(file, chosen)
     return ["--graphs", str(file)]
 
 
-def evaluate_one(group: str, seed: int, race: Race) -> None:
-    """Let a race be run on the families that a policy was not trained on."""
-    folder = run_folder(name_of(group, seed))
-    words = ["--policy", str(folder), *graphs_of(group, race), "--cluster", race.cluster, "--jobs", "2"]
-    words += ["--placers", *race.placers, *race.budget, "--seeds", "1", "--out", str(folder / race.name)]
-    evaluate_run(words)
+def evaluate_one(group: str, seed: int, setting: BenchmarkSetting) -> None:
+    """Evaluate a policy on the families that it was not trained on."""
+    folder = run_folder(run_name(group, seed))
+    flags = ["--policy", str(folder), *graphs_of(group, setting), "--cluster", setting.cluster, "--jobs", "2"]
+    flags += [
+        "--placers",
+        *setting.placers,
+        *setting.budget,
+        "--seeds",
+        "1",
+        "--out",
+        str(folder / setting.name),
+    ]
+    evaluate_run(flags)
 
 
-def compare(group: str, seeds: Sequence[int], race: Race) -> dict[str, Comparison]:
-    """What each placer makes of a group's graphs, over all trainings that have run the race."""
-    folders = [run_folder(name_of(group, seed)) / race.name for seed in seeds]
-    return against_rival([folder for folder in folders if folder.is_dir()], RIVAL)
+def compare(group: str, seeds: Sequence[int], setting: BenchmarkSetting) -> dict[str, Comparison]:
+    """Compare each placer with the baseline on a group's graphs, over all trainings that were evaluated."""
+    folders = [run_folder(run_name(group, seed)) / setting.name for seed in seeds]
+    return against_baseline([folder for folder in folders if folder.is_dir()], BASELINE)
 
 
-def to_markdown(groups: Sequence[str], seeds: Sequence[int], races: Sequence[Race] = RACES) -> str:
-    """A table of step times over the rival's: a row per race and placer, a column per group left out."""
-    lines = [["race", "placer", *groups, "s/graph"]]
-    for race in races:
-        by_group = {group: compare(group, seeds, race) for group in groups}
-        for placer in (*race.placers, LOWER_BOUND):
+def to_markdown(
+    groups: Sequence[str], seeds: Sequence[int], settings: Sequence[BenchmarkSetting] = SETTINGS
+) -> str:
+    """A table of step times over the baseline's: a row per setting and placer, a column per group."""
+    lines = [["setting", "placer", *groups, "s/graph"]]
+    for setting in settings:
+        by_group = {group: compare(group, seeds, setting) for group in groups}
+        for placer in (*setting.placers, LOWER_BOUND):
             compared = [by_group[group].get(placer) for group in groups]
             wall_s = [second for each in compared if each for second in each.wall_s]
             cells = [*map(describe, compared), f"{fmean(wall_s):.2g}" if wall_s else ""]
-            lines.append([race.title, placer, *cells])
+            lines.append([setting.title, placer, *cells])
     return markdown_table(lines)
 
 
-def losses_to_markdown(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
-    """A table of the graphs on which the policy's placers lose: how many, and the worst by name."""
-    lines = [[f"lost to {RIVAL}", *groups]]
-    by_group = {group: compare(group, seeds, race) for group in groups}
-    for placer in race.placers:
+def slower_to_markdown(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSetting) -> str:
+    """A table of graphs on which the policy is slower than the baseline: how many, and the worst by name."""
+    lines = [[f"slower than {BASELINE}", *groups]]
+    by_group = {group: compare(group, seeds, setting) for group in groups}
+    for placer in setting.placers:
         if placer.startswith("policy"):
-            lines.append([placer, *(_losses(by_group[group].get(placer)) for group in groups)])
+            lines.append([placer, *(_slower(by_group[group].get(placer)) for group in groups)])
     return markdown_table(lines)
 
 
-def _losses(compared: Comparison | None) -> str:
+def _slower(compared: Comparison | None) -> str:
     if compared is None:
         return ""
-    lost = compared.above(LOSS)
-    worst = ", ".join(f"{graph} {ratio:.2f}" for (graph, _), ratio in list(lost.items())[:N_WORST])
-    return f"{len(lost)} of {len(compared.ratios)}" + (f": {worst}" if worst else "")
+    slower = compared.above(SLOWER)
+    worst = ", ".join(f"{graph} {ratio:.2f}" for (graph, _), ratio in list(slower.items())[:N_NAMED])
+    return f"{len(slower)} of {len(compared.ratios)}" + (f": {worst}" if worst else "")
 
 
-def to_svg(groups: Sequence[str], seeds: Sequence[int], race: Race) -> str:
+def to_rows(
+    groups: Sequence[str], seeds: Sequence[int], settings: Sequence[BenchmarkSetting]
+) -> Iterator[tuple[object, ...]]:
+    """The cells of `to_markdown` as rows of numbers, in the order of `COLUMNS`."""
+    for setting in settings:
+        for group in groups:
+            compared = compare(group, seeds, setting)
+            for placer in (*setting.placers, LOWER_BOUND):
+                if placer in compared:
+                    yield setting.name, setting.cluster, placer, group, *row_cells(compared[placer])
+
+
+def to_svg(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSetting) -> str:
     """A dot per placer and group left out.
 
     Raises:
-        ValueError: no placer has run the race in every group.
+        ValueError: no placer was evaluated in this setting in every group.
     """
-    by_group = {group: compare(group, seeds, race) for group in groups}
+    by_group = {group: compare(group, seeds, setting) for group in groups}
     dots = {
         placer: {group: by_group[group][placer].centre for group in groups}
-        for placer in (LOWER_BOUND, *race.placers)
+        for placer in (LOWER_BOUND, *setting.placers)
         if all(placer in compared and compared[placer].ratios for compared in by_group.values())
     }
     if not dots:
-        raise ValueError(f"nothing to draw: '{race.name}' has not been run for all of {', '.join(groups)}")
-    title = f"{race.title}: step time over that of {RIVAL} (less is better)"
+        raise ValueError(f"nothing to draw: no evaluation '{setting.name}' for all of {', '.join(groups)}")
+    title = f"{setting.title}: step time over that of {BASELINE} (less is better)"
     return dot_plot(dots, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, print the tables; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
-    names = [race.name for race in RACES]
+    options = _parser().parse_args(arguments)
+    return exit_code("agent.experiments.leave_one_out", lambda: _work(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [setting.name for setting in SETTINGS]
     parser = OneLineParser(prog="agent.experiments.leave_one_out", description=__doc__)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), metavar="GROUP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="of the trainings")
     parser.add_argument("--minutes", type=float, default=20, help="of each training, on one core")
     parser.add_argument(
-        "--races", nargs="+", choices=names, default=names, metavar="RACE", help=", ".join(names)
+        "--settings", nargs="+", choices=names, default=names, metavar="SETTING", help=", ".join(names)
     )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--only", choices=("train", "table"), help="do only this part")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the first race (.svg)")
-    options = parser.parse_args(arguments)
-    runs = [(group, seed) for seed in options.seeds for group in options.groups]
-    races = [race for race in RACES if race.name in options.races]
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the first setting (.svg)")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the first table (.csv)")
+    return parser
 
-    def work() -> None:
-        if options.only != "table":
-            side_by_side(lambda run: train_one(*run, options.minutes), runs, options.jobs)
-        if options.only is None:
-            for race in races:
-                for group, seed in runs:
-                    evaluate_one(group, seed, race)
-        print(to_markdown(options.groups, options.seeds, races))
-        print(losses_to_markdown(options.groups, options.seeds, races[0]))
-        if options.figure:
-            figure = to_svg(options.groups, options.seeds, races[0])
-            write_bytes_atomic(options.figure, figure.encode())
 
-    return exit_code("agent.experiments.leave_one_out", work)
+def _work(options: argparse.Namespace) -> None:
+    groups, seeds = options.groups, options.seeds
+    runs = [(group, seed) for seed in seeds for group in groups]
+    settings = [setting for setting in SETTINGS if setting.name in options.settings]
+    if options.only != "table":
+        side_by_side(lambda run: train_one(*run, options.minutes), runs, options.jobs)
+    if options.only is None:
+        for setting in settings:
+            for group, seed in runs:
+                evaluate_one(group, seed, setting)
+    print(to_markdown(groups, seeds, settings))
+    print(slower_to_markdown(groups, seeds, settings[0]))
+    if options.rows:
+        write_csv(options.rows, COLUMNS, to_rows(groups, seeds, settings))
+    if options.figure:
+        write_bytes_atomic(options.figure, to_svg(groups, seeds, settings[0]).encode())
 
 
 if __name__ == "__main__":

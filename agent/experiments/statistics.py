@@ -1,9 +1,9 @@
-"""Step times over a rival's, graph by graph, and what the choice of graphs and of trainings makes of them."""
+"""Step times over a baseline's, graph by graph: mean, interval over graphs, spread over trainings."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,8 +14,10 @@ from agent.evaluation.results import Journal, Trial
 from graphs.io.json_files import read_json
 
 LOWER_BOUND = "lower bound"
-"""What no placement is faster than; it is compared as if it were a placer."""
+"""The bound below all step times, compared as if it were a placer."""
 RESAMPLES = 2_000
+ROW_COLUMNS = ("ratio", "low", "high", "spread_over_trainings", "graphs", "out_of_memory", "wall_s")
+"""Columns of `row_cells`."""
 
 Where = tuple[str, str]
 """A graph and a cluster."""
@@ -25,17 +27,17 @@ Ratios = dict[Where, list[float]]
 
 @dataclass
 class Comparison:
-    """What a placer makes of the graphs on which its rival finds a placement that fits.
+    """Step times of a placer over a baseline's, on the graphs where the baseline's placements are feasible.
 
     Attributes:
-        ratios: of its step times over the rival's, where its placement fits too.
-        wall_s: what each placement took.
-        misfits: graphs on which a placement does not fit.
+        ratios: logarithms of its step times over the baseline's, where its placements are feasible too.
+        wall_s: seconds that each of its trials took.
+        out_of_memory: graphs on which one of its placements is not feasible.
     """
 
     ratios: Ratios = field(default_factory=lambda: defaultdict(list))
     wall_s: list[float] = field(default_factory=list)
-    misfits: set[Where] = field(default_factory=set)
+    out_of_memory: set[Where] = field(default_factory=set)
 
     @property
     def centre(self) -> float:
@@ -43,10 +45,10 @@ class Comparison:
         return float(np.exp(_means(self.ratios).mean()))
 
     def above(self, ratio: float) -> dict[Where, float]:
-        """Where its step time is more than so many times the rival's, and how many times; the worst first."""
+        """Ratios above a threshold by graph and cluster, the greatest first."""
         means = dict(zip(self.ratios, np.exp(_means(self.ratios)).tolist(), strict=True))
-        worst_first = sorted(means, key=lambda where: -means[where])
-        return {where: means[where] for where in worst_first if means[where] > ratio}
+        greatest_first = sorted(means, key=lambda where: -means[where])
+        return {where: means[where] for where in greatest_first if means[where] > ratio}
 
 
 def read_trials(folder: Path) -> tuple[Trial, ...]:
@@ -62,8 +64,12 @@ def read_trials(folder: Path) -> tuple[Trial, ...]:
     return tuple(journal.trials.values())
 
 
-def against_rival(folders: Iterable[Path], rival: str) -> dict[str, Comparison]:
-    """Compare, graph by graph, each placer and the lower bound with the rival in the same evaluation.
+def against_baseline(folders: Iterable[Path], baseline: str) -> dict[str, Comparison]:
+    """Compare each placer and the lower bound with a baseline in the same evaluation, graph by graph.
+
+    Args:
+        folders: of evaluations, one per training.
+        baseline: name of a placer.
 
     Returns:
         By placer.
@@ -74,23 +80,32 @@ def against_rival(folders: Iterable[Path], rival: str) -> dict[str, Comparison]:
         for trial in read_trials(folder):
             by_where[trial.graph, trial.cluster][trial.placer].append(trial)
         for where, by_placer in by_where.items():
-            rivals = by_placer.get(rival)
-            if not rivals or not all(trial.feasible for trial in rivals):
-                continue
-            of_rival, bound_s = _log_time(rivals), rivals[0].lower_bound_s
-            if bound_s:
-                compared[LOWER_BOUND].ratios[where].append(float(np.log(bound_s)) - of_rival)
-            for placer, trials in by_placer.items():
-                compared[placer].wall_s += [trial.wall_s for trial in trials]
-                if all(trial.feasible for trial in trials):
-                    compared[placer].ratios[where].append(_log_time(trials) - of_rival)
-                else:
-                    compared[placer].misfits.add(where)
+            of_baseline = by_placer.get(baseline)
+            if of_baseline and all(trial.feasible for trial in of_baseline):
+                _compare(compared, where, by_placer, of_baseline)
     return compared
 
 
+def _compare(
+    compared: dict[str, Comparison],
+    where: Where,
+    by_placer: Mapping[str, Sequence[Trial]],
+    of_baseline: Sequence[Trial],
+) -> None:
+    """Add the trials on one graph and cluster in one evaluation."""
+    baseline_log_s, bound_s = _log_time(of_baseline), of_baseline[0].lower_bound_s
+    if bound_s:
+        compared[LOWER_BOUND].ratios[where].append(float(np.log(bound_s)) - baseline_log_s)
+    for placer, trials in by_placer.items():
+        compared[placer].wall_s += [trial.wall_s for trial in trials]
+        if all(trial.feasible for trial in trials):
+            compared[placer].ratios[where].append(_log_time(trials) - baseline_log_s)
+        else:
+            compared[placer].out_of_memory.add(where)
+
+
 def interval(ratios: Ratios) -> tuple[float, float, float]:
-    """Geometric mean, and the 95 % interval that resampling the graphs gives."""
+    """Geometric mean over graphs, and its 95 % interval by resampling them: (mean, low, high)."""
     means = _means(ratios)
     drawn = np.random.default_rng(0).choice(means, (RESAMPLES, len(means))).mean(axis=1)
     centre, low, high = np.exp([means.mean(), *np.quantile(drawn, [0.025, 0.975])])
@@ -104,16 +119,31 @@ def spread(ratios: Ratios) -> float | None:
 
 
 def describe(compared: Comparison | None) -> str:
-    """Geometric mean, 95 % interval over graphs, spread over several trainings, and how many do not fit."""
+    """Cell of a table: geometric mean, 95 % interval over graphs, spread over trainings, out of memory."""
     if compared is None:
         return ""
     if not compared.ratios:
-        return "fits none"
+        return "all out of memory"
     centre, low, high = interval(compared.ratios)
     over_trainings = spread(compared.ratios)
     spread_text = f"; ± {over_trainings:.3f}" if over_trainings else ""
-    misfits_text = f"; no fit: {len(compared.misfits)}" if compared.misfits else ""
-    return f"{centre:.3f} ({low:.3f} to {high:.3f}{spread_text}{misfits_text})"
+    n_lost = len(compared.out_of_memory)
+    memory_text = f"; out of memory: {n_lost}" if n_lost else ""
+    return f"{centre:.3f} ({low:.3f} to {high:.3f}{spread_text}{memory_text})"
+
+
+def row_cells(compared: Comparison) -> tuple[object, ...]:
+    """The numbers of `describe` for a CSV file, in the order of `ROW_COLUMNS`; None is an empty cell."""
+    centre, low, high = interval(compared.ratios) if compared.ratios else (None, None, None)
+    return (
+        centre,
+        low,
+        high,
+        spread(compared.ratios) if compared.ratios else None,
+        len(compared.ratios),
+        len(compared.out_of_memory),
+        fmean(compared.wall_s) if compared.wall_s else None,
+    )
 
 
 def _means(ratios: Ratios) -> np.ndarray:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
 from graphs.op_graph import FloatArray, IntArray
+from graphs.registry import Registry
 
 BATCH = 64
 """Placements scored between two looks at the clock."""
@@ -183,16 +183,29 @@ class Placer:
         return search.result()
 
 
-_PLACERS: dict[str, Placer] = {}
-PLACERS: Mapping[str, Placer] = MappingProxyType(_PLACERS)
-"""Every placer that needs nothing but a problem, by name."""
+MODULES = (
+    "fill",
+    "list_scheduling",
+    "single",
+    "annealing",
+    "contiguous",
+    "rollout",
+    "round_robin",
+    "uniform",
+)
+PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for module in MODULES])
+"""Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 
 def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
-    """Register a strategy as the placer `name`."""
+    """Registers a strategy as the placer `name`.
+
+    Raises:
+        PlacerError: the name is taken.
+    """
 
     def register(strategy: S) -> S:
-        _PLACERS[name] = Placer(name, strategy, uses_rng)
+        PLACERS.register(name, Placer(name, strategy, uses_rng), strategy.__module__)
         return strategy
 
     return register

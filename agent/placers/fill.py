@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
+from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.units import units_by_layer
-from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import FloatArray, IntArray
 
 
@@ -57,17 +56,16 @@ def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray
 
 
 def first_fit(search: SearchState, plan: Callable[[FloatArray], IntArray]) -> None:
-    """Score plans for ever less memory until one fits.
+    """Scores plans for less and less memory until the best placement of the search is feasible.
 
     Args:
-        plan: bytes it may count on per device (n_devices,) -> device of each unit, int (n_units,).
+        plan: maps the bytes it may count on per device, (n_devices,), to the device of each unit, int
+            (n_units,); it may change the array it gets.
     """
-    memory_bytes = search.problem.cluster.memory_bytes
-    limit_bytes = memory_bytes
-    for trial in range(1, MAX_ATTEMPTS + 1):
-        units = plan(limit_bytes.copy())
-        search.score_units(units[None])
-        if search.fits or not search.left or trial == MAX_ATTEMPTS:
-            return
-        peak_bytes = simulate_problem(search.problem, units[search.problem.graph.unit_of]).peak_bytes
-        limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
+
+    def attempt(limits: MemoryLimits) -> IntArray | None:
+        unit_device = plan(limits.limit_bytes.copy())
+        search.score_units(unit_device[None])
+        return None if search.fits or not search.left else unit_device[search.problem.graph.unit_of]
+
+    retry_until_feasible(search.problem, attempt)

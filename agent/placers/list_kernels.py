@@ -1,4 +1,9 @@
-"""The numba loops of list scheduling, over the simulator's kernels."""
+"""The numba kernels of list scheduling, on top of the simulator's.
+
+In all kernels here `p` is a `ProblemArrays`, `units` a `Units`, `device_of` the device of each op, int64
+(n_ops,), -1 = unplaced, and `free_bytes` the free memory of each device, float64 (n_devices,), negative
+where it overflows.
+"""
 
 from __future__ import annotations
 
@@ -9,69 +14,105 @@ from envs.simulator.kernels import copy, inputs_ready, new_timeline, run_op
 
 
 @kernel
-def assign(units, unit, device, device_of, room):
-    """Place all of a unit's ops on a device and take its memory from the room there."""
+def assign(units, unit, device, device_of, free_bytes):
+    """Places all of a unit's ops on a device.
+
+    Args:
+        units: `Units`.
+        unit, device: indices, int.
+        device_of: device of each op, int64 (n_ops,); written.
+        free_bytes: free memory, (n_devices,); the footprint of the unit is taken off.
+    """
     for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
         device_of[units.member_item[k]] = device
-    room[device] -= units.held[unit]
+    free_bytes[device] -= units.footprint_bytes[unit]
 
 
 @kernel
-def roomiest(room):
-    """The device with most room; ties to the lower index."""
+def emptiest(free_bytes):
+    """Returns the device with the most free memory; ties go to the lower index."""
     found = 0
-    for device in range(1, len(room)):
-        if room[device] > room[found]:
+    for device in range(1, len(free_bytes)):
+        if free_bytes[device] > free_bytes[found]:
             found = device
     return found
 
 
 @kernel
-def may_take(units, op, device, device_of, room):
-    """Whether `op` may go to `device`: its unit is there, or open with room there or none anywhere."""
+def may_take(units, op, device, device_of, free_bytes):
+    """Says whether an op may go to a device.
+
+    It may where its unit is placed there. If its unit is unplaced, it may where the footprint fits into the
+    free memory; where it fits on no device, the one with the most free memory takes it.
+
+    Args:
+        units: `Units`.
+        op, device: indices, int.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        free_bytes: free memory, (n_devices,).
+
+    Returns:
+        bool.
+    """
     if device_of[op] >= 0:
         return device_of[op] == device
-    held = units.held[units.of_op[op]]
-    most = room[roomiest(room)]
-    return room[device] >= held or (most < held and room[device] == most)
+    footprint = units.footprint_bytes[units.of_op[op]]
+    most = free_bytes[emptiest(free_bytes)]
+    return free_bytes[device] >= footprint or (most < footprint and free_bytes[device] == most)
 
 
 @kernel
-def place_leftovers(units, device_of, room):
-    """Units without a running op (nothing reads them) go where there is most room."""
+def place_leftovers(units, device_of, free_bytes):
+    """Places each unit without a running op on the device with the most free memory.
+
+    Args:
+        units: `Units`.
+        device_of: device of each op, int64 (n_ops,); written where -1.
+        free_bytes: free memory, (n_devices,); written.
+    """
     for op in range(len(device_of)):
         if device_of[op] < 0:
-            assign(units, units.of_op[op], roomiest(room), device_of, room)
+            assign(units, units.of_op[op], emptiest(free_bytes), device_of, free_bytes)
 
 
 @kernel(entry=True, allocates=True)
-def schedule_in_order(p, units, order, room):
-    """Earliest finish: each op of `order` goes where it finishes first; ties to the lower device index."""
+def schedule_in_order(p, units, order, free_bytes):
+    """Places each op, in a given order, where it finishes first; ties go to the lower device index.
+
+    Args:
+        p: `ProblemArrays`.
+        units: `Units`.
+        order: indices of the running ops, int64 (n_running,).
+        free_bytes: memory that may be used, (n_devices,); written.
+
+    Returns:
+        Device of each op, int64 (n_ops,).
+    """
     n_devices = len(p.memory)
     device_of = np.full(len(p.is_source), -1)
     timeline = new_timeline(len(p.is_source), len(p.producer), n_devices)
-    trial_link = np.empty_like(timeline.link_free)
+    scratch_link = np.empty_like(timeline.link_free)
     for op in order:
         chosen, earliest = -1, np.inf
         for device in range(n_devices):
-            if not may_take(units, op, device, device_of, room):
+            if not may_take(units, op, device, device_of, free_bytes):
                 continue
-            copy(timeline.link_free, trial_link)
-            ready = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
+            copy(timeline.link_free, scratch_link)
+            ready = inputs_ready(p, device_of, timeline, scratch_link, op, device, False)
             finish = max(ready, timeline.device_free[device]) + p.op_seconds[op, device]
             if finish < earliest:
                 chosen, earliest = device, finish
         if device_of[op] < 0:
-            assign(units, units.of_op[op], chosen, device_of, room)
+            assign(units, units.of_op[op], chosen, device_of, free_bytes)
         ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, chosen, True)
         run_op(p, timeline, op, chosen, ready)
-    place_leftovers(units, device_of, room)
+    place_leftovers(units, device_of, free_bytes)
     return device_of
 
 
 @kernel(allocates=True)
 def count_waiting(p):
-    """Inputs made by running ops that each op waits for, (n_ops,)."""
+    """Counts the inputs made by running ops that each op waits for, int64 (n_ops,)."""
     waiting = np.zeros(len(p.is_source), np.int64)
     for op in range(len(waiting)):
         for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -81,38 +122,66 @@ def count_waiting(p):
 
 
 @kernel
-def fill_ready(p, device_of, timeline, trial_link, op, ready_s):
-    """When the inputs of `op` could be on each device, as the links are now, into `ready_s` (n_devices,).
+def fill_ready(p, device_of, timeline, scratch_link, op, ready_s):
+    """Estimates when the inputs of an op could be on each device, as the links are now.
 
     Args:
-        trial_link: scratch of the size of `timeline.link_free`.
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        timeline: `Timeline` of the ops scheduled so far.
+        scratch_link: scratch, float64 (n_devices ** 2,).
+        op: index, int.
+        ready_s: written: seconds, (n_devices,).
     """
     for device in range(len(p.memory)):
-        copy(timeline.link_free, trial_link)
-        ready_s[device] = inputs_ready(p, device_of, timeline, trial_link, op, device, False)
+        copy(timeline.link_free, scratch_link)
+        ready_s[device] = inputs_ready(p, device_of, timeline, scratch_link, op, device, False)
 
 
 @kernel
-def earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, ready_s):
-    """The (position in `ready_ops`, device) that starts first; ties to the earlier op and lower device."""
+def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s):
+    """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
+
+    Args:
+        p: `ProblemArrays`.
+        units: `Units`.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        timeline: `Timeline` of the ops scheduled so far.
+        free_bytes: free memory, (n_devices,).
+        ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.
+        n_ready: int.
+        ready_s: when the inputs of each op are on each device, seconds, (n_ops, n_devices).
+
+    Returns:
+        Position in `ready_ops`, and device index.
+    """
     where, chosen, earliest = -1, -1, np.inf
     for i in range(n_ready):
         op = ready_ops[i]
         for device in range(len(p.memory)):
             start = max(ready_s[op, device], timeline.device_free[device])
             sooner = start < earliest or (start == earliest and op < ready_ops[where])
-            if sooner and may_take(units, op, device, device_of, room):
+            if sooner and may_take(units, op, device, device_of, free_bytes):
                 where, chosen, earliest = i, device, start
     return where, chosen
 
 
 @kernel(entry=True, allocates=True)
-def schedule_earliest_start(p, units, room):
-    """Of all ready ops and devices, always the pair that can start first."""
+def schedule_earliest_start(p, units, free_bytes):
+    """Places and schedules, of all ready ops and devices, always the pair that can start first.
+
+    Args:
+        p: `ProblemArrays`.
+        units: `Units`.
+        free_bytes: memory that may be used, (n_devices,); written.
+
+    Returns:
+        Device of each op, int64 (n_ops,).
+    """
     n_ops, n_devices = p.op_seconds.shape
     device_of = np.full(n_ops, -1)
     timeline = new_timeline(n_ops, len(p.producer), n_devices)
-    trial_link = np.empty_like(timeline.link_free)
+    scratch_link = np.empty_like(timeline.link_free)
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
@@ -122,12 +191,12 @@ def schedule_earliest_start(p, units, room):
             ready_ops[n_ready] = op
             n_ready += 1
     while n_ready:
-        at, device = earliest_start(p, units, device_of, timeline, room, ready_ops, n_ready, ready_s)
+        at, device = earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s)
         op = ready_ops[at]
         n_ready -= 1
         ready_ops[at] = ready_ops[n_ready]
         if device_of[op] < 0:
-            assign(units, units.of_op[op], device, device_of, room)
+            assign(units, units.of_op[op], device, device_of, free_bytes)
         ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
         run_op(p, timeline, op, device, ready)
         for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
@@ -136,8 +205,8 @@ def schedule_earliest_start(p, units, room):
                 reader = p.consumer_item[j]
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
-                    fill_ready(p, device_of, timeline, trial_link, reader, ready_s[reader])
+                    fill_ready(p, device_of, timeline, scratch_link, reader, ready_s[reader])
                     ready_ops[n_ready] = reader
                     n_ready += 1
-    place_leftovers(units, device_of, room)
+    place_leftovers(units, device_of, free_bytes)
     return device_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
+from agent.placers.completion import complete_placement
 from agent.placers.fill import first_fit
-from agent.placers.units import complete, per_unit
+from agent.placers.units import per_unit
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import HORIZONS, column
 from envs.problem import InfeasibleError, Problem
@@ -27,12 +28,14 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
     problem = search.problem
 
     def plan(limit_bytes: FloatArray) -> IntArray:
-        return per_unit(problem.graph, complete(problem, _walk(problem.with_memory(limit_bytes))))
+        return per_unit(
+            problem.graph, complete_placement(problem, _roll_out(problem.with_memory(limit_bytes)))
+        )
 
     first_fit(search, plan)
 
 
-def _walk(problem: Problem) -> IntArray:
+def _roll_out(problem: Problem) -> IntArray:
     """Device of each op, int (n_ops,); -1 from the first op on that no device has room for."""
     try:
         batch = EpisodeBatch([problem], 1)

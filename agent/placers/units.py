@@ -1,4 +1,4 @@
-"""Decision units: what they cost, what they hold in memory, and the order their layers run in."""
+"""Decision units: their work, their memory footprint, and the order in which their layers run."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
 
 
 class Units(NamedTuple):
-    """The decision units of a graph for the kernels. Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`."""
+    """The decision units of a graph, as the kernels read them.
+
+    Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`. Arrays are int64 or float64.
+    """
 
     of_op: IntArray  # (n_ops,)
     member_ptr: IntArray  # (n_units + 1,) ops of a unit
     member_item: IntArray
     near_ptr: IntArray  # (n_units + 1,) units it exchanges tensors with
     near_item: IntArray
-    walks: IntArray  # (n_walks, n_units) orders whose stretches move together
-    places: IntArray  # (n_walks, n_units) where in a walk a unit stands
-    held: FloatArray  # (n_units,) bytes kept for most of the step
+    sequences: IntArray  # (n_sequences, n_units) sequences of all units, whose segments move together
+    positions: IntArray  # (n_sequences, n_units) position of each unit in a sequence
+    footprint_bytes: FloatArray  # (n_units,) bytes kept for most of the step
     seconds: FloatArray  # (n_units, n_devices) work
 
 
 def units_of(problem: Problem) -> Units:
-    """The decision units of a problem's graph, with their neighbours and their program and layer orders."""
+    """Lays out the decision units of a problem's graph, with their neighbours, in program and layer order."""
     graph = problem.graph
     near = _neighbours(graph)
-    walks = np.stack([units_by_program(graph), units_by_layer(graph)])
+    sequences = np.stack([units_by_program(graph), units_by_layer(graph)])
     return Units(
         of_op=graph.unit_of,
         member_ptr=graph.units.ptr,
         member_item=graph.units.items,
         near_ptr=near.ptr,
         near_item=near.items,
-        walks=walks,
-        places=np.argsort(walks, axis=1),
-        held=problem.footprint_bytes,
+        sequences=sequences,
+        positions=np.argsort(sequences, axis=1),
+        footprint_bytes=problem.footprint_bytes,
         seconds=unit_seconds(problem),
     )
 
@@ -52,7 +55,7 @@ def _neighbours(graph: OpGraph) -> Csr:
 
 
 def unit_seconds(problem: Problem) -> FloatArray:
-    """Seconds of all of a unit's ops on each device, (n_units, n_devices)."""
+    """Sums the seconds of each unit's ops on each device, (n_units, n_devices)."""
     n_units = len(problem.graph.units)
     seconds = np.zeros((n_units, problem.n_devices))
     np.add.at(seconds, problem.graph.unit_of, problem.op_seconds)
@@ -60,16 +63,16 @@ def unit_seconds(problem: Problem) -> FloatArray:
 
 
 def units_by_program(graph: OpGraph) -> IntArray:
-    """Units by their first member in program order, int (n_units,)."""
+    """Lists the units by their first op in program order, int (n_units,)."""
     return np.arange(len(graph.units))
 
 
 def units_by_layer(graph: OpGraph) -> IntArray:
-    """Units in forward order, int (n_units,): each backward unit beside the forward unit that it belongs to.
+    """Lists the units in forward order, each backward unit beside its forward unit, int (n_units,).
 
-    A backward op stands where the last forward result or weight that it reads was made; one that reads
-    gradients alone stands with the earliest of their makers. Cutting this order into stretches gives the
-    pipeline stages an engineer would draw: a stage runs the backward of its own layers.
+    A backward op is placed where the last forward result or weight that it reads was made; one that reads
+    gradients alone, with the earliest of their producers. Segments of this order are the pipeline stages that
+    an engineer would draw: a stage runs the backward of its own layers.
     """
     anchor = np.arange(graph.n_ops)
     forward = np.array([phase == "forward" for phase in graph.phases], dtype=bool)
@@ -87,26 +90,5 @@ def units_by_layer(graph: OpGraph) -> IntArray:
 
 
 def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
-    """Device of each decision unit, int (n_units,), from that of each op, int (n_ops,)."""
+    """Converts the device of each op, int (n_ops,), to that of each decision unit, int (n_units,)."""
     return device_of[graph.units.items[graph.units.ptr[:-1]]]
-
-
-def complete(problem: Problem, device_of: IntArray) -> IntArray:
-    """Place what a walk left unplaced for want of memory, each unit where most memory is left.
-
-    Args:
-        device_of: -1 where unplaced, int (n_ops,).
-
-    Returns:
-        int (n_ops,), nothing unplaced.
-    """
-    graph = problem.graph
-    unit_device = per_unit(graph, device_of)
-    held = problem.footprint_bytes
-    room = problem.cluster.memory_bytes.copy()
-    placed = unit_device >= 0
-    np.subtract.at(room, unit_device[placed], held[placed])
-    for unit in np.flatnonzero(~placed):
-        unit_device[unit] = room.argmax()
-        room[unit_device[unit]] -= held[unit]
-    return unit_device[graph.unit_of]

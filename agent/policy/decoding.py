@@ -1,4 +1,9 @@
-"""Placements from a policy: walk a problem and take the best device, or draw one, at every op."""
+"""Decoding: placements from a policy that takes the best device at every decision, or draws one.
+
+With resampling, the episodes of a problem are the particles of a sequential Monte Carlo method: they visit
+the same ops in step, the simulated step time of what each has placed is its weight, and the slow are
+replaced by copies of the fast.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agent.placers.completion import complete_placement
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.threads import torch_threads
@@ -19,13 +25,14 @@ from envs.problem import Problem
 from graphs.op_graph import IntArray
 
 WIDTH = 64
-"""Episodes walked side by side."""
-CULL_EVERY, MOST_CULLS, CULLED = 20, 256, 4
-"""A beam looks at who is behind every so many decisions, in long walks about so often, as they take long to
-copy; 1 / `CULLED` of the walks are replaced then."""
-ISLANDS = 4
-"""Parts of a beam in which walks are compared, if it is large enough. One alone soon descends from one walk;
-where a choice shows hundreds of ops later, as with layers of a recurrent network, often from a wrong one.
+"""Episodes decoded side by side."""
+RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
+"""Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""
+RESAMPLED = 4
+"""1 / `RESAMPLED` of the particles are replaced each time."""
+SUBPOPULATIONS = 4
+"""Parts of a large enough group within which particles are compared. Those of one population soon descend
+from one; where a choice shows hundreds of ops later, as in a recurrent network, often from a wrong one.
 Source: the island particle model, Vergé et al. 2013 (arXiv 1306.3911), without exchange between islands."""
 TIE = 1e-4
 """Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
@@ -39,29 +46,31 @@ def decode(
     rng: np.random.Generator | None = None,
     *,
     greedy: bool = True,
-    beam: bool = False,
-    walks: MdpConfig | None = None,
+    resample: bool = False,
+    mdp_config: MdpConfig | None = None,
 ) -> IntArray:
-    """Placements of one problem.
+    """Finds placements of one problem.
 
     Args:
-        order: name of the order to walk in.
+        order: name of the order to visit the ops in.
         n_samples: how many placements to draw.
         rng: source of randomness; without it, one of a fixed seed.
         greedy: whether a placement that takes the best device at every op comes before those drawn.
-        beam: whether walks that fall behind are replaced by copies of those ahead, as in a stochastic beam
-            search or a particle filter of `ISLANDS`. All visit the same ops in step, so the step time of what
-            each has placed tells who is ahead. The greedy one stays while it has room.
-        walks: how to walk; by default as the policy does.
+        resample: whether slow episodes are replaced by copies of fast ones, within `SUBPOPULATIONS`, and
+            those without memory for an op by copies of others. The greedy one is replaced only where it has
+            no memory for an op.
+        mdp_config: the decision process; by default the policy's own.
 
     Returns:
-        Device of every op, int64 (greedy + n_samples, n_ops). Where no device had room for an op, the rest is
-        on the device with the most memory.
+        Device of every op, int64 (greedy + n_samples, n_ops). Where no device had memory for an op,
+        `complete_placement` places the rest.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
-    return decode_many(policy, [problem], order, n_samples, rng, greedy=greedy, beam=beam, walks=walks)[0]
+    return decode_many(
+        policy, [problem], order, n_samples, rng, greedy=greedy, resample=resample, mdp_config=mdp_config
+    )[0]
 
 
 def decode_many(
@@ -72,127 +81,178 @@ def decode_many(
     rng: np.random.Generator | None = None,
     *,
     greedy: bool = True,
-    beam: bool = False,
-    walks: MdpConfig | None = None,
+    resample: bool = False,
+    mdp_config: MdpConfig | None = None,
 ) -> list[IntArray]:
-    """`decode` for many problems, walked side by side; one array per problem."""
+    """Does what `decode` does for many problems side by side; returns one array per problem."""
     rng = rng or np.random.default_rng(0)
     generator = torch.Generator().manual_seed(int(rng.integers(2**63))) if n_samples else None
-    walker = Policy(policy.network)
-    walker.set_problems(problems)
-    kinds = [False] * greedy + [True] * n_samples
-    # Longest first, so that no long walk is begun when the others are about to end.
-    last_to_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
-    members = [kinds] if beam else [[drawn] for drawn in reversed(kinds)]
-    waiting = [Team(index, np.array(each)) for index in last_to_first for each in members]
-    n_teams = min(max(WIDTH // len(members[0]), 1), len(waiting))
-    arguments = (walks or policy.walks).arguments
-    batch = EpisodeBatch(problems, n_teams * len(members[0]), orders=(order,), **arguments)
+    own = Policy(policy.network)
+    own.set_problems(problems)
+    draws = [False] * greedy + [True] * n_samples
+    groups_of_each = [draws] if resample else [[each] for each in reversed(draws)]
+    # The decoder takes the last first: no long episode begins when the others are about to end.
+    shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
+    groups = [Group(index, np.array(each)) for index in shortest_first for each in groups_of_each]
+    n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
+    arguments = (mdp_config or policy.mdp_config).arguments
+    batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
-        for team, placements in _walk(walker, batch, waiting, generator, rng):
-            before = found[team.problem]
-            before[:] = [*before, *placements] if team.drawn[0] else [*placements, *before]
+        for group, placements in ParticleDecoder(own, batch, groups, generator, rng).run():
+            before = found[group.problem]
+            before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
-    """Episodes of one problem that begin together and visit the same ops.
+class Group:
+    """Particles of one problem that begin together and visit the same ops.
 
     Attributes:
         problem: its index.
-        drawn: whether a walk draws its devices, bool (n_walks,); else it takes the best.
+        draws: whether a particle draws its devices, bool (n_particles,); else it takes the best.
     """
 
     problem: int
-    drawn: NDArray[np.bool_]
+    draws: NDArray[np.bool_]
+
+    @property
+    def size(self) -> int:
+        """Number of particles."""
+        return len(self.draws)
 
 
-@torch.inference_mode()
-def _walk(
-    policy: Policy,
-    batch: EpisodeBatch,
-    waiting: list[Team],
-    generator: torch.Generator | None,
-    rng: np.random.Generator,
-) -> list[tuple[Team, list[IntArray]]]:
-    """Let all teams walk that wait (the last first); the teams with their placements, as they end."""
-    policy.encode(torch.arange(len(policy.bank)))
-    found: list[tuple[Team, list[IntArray]]] = []
-    shortest, wanted, size = waiting[0], len(waiting), len(waiting[0].drawn)
-    teams = [waiting.pop() for _ in range(batch.n // size)]
-    counts = np.ones(len(teams), dtype=bool)
-    drawn = np.stack([team.drawn for team in teams])
-    decisions = np.zeros(len(teams), dtype=np.int64)
-    cull_every = np.ones(len(teams), dtype=np.int64)
+class ParticleDecoder:
+    """Decodes groups of particles, as many groups at a time as the batch has slots for.
 
-    def begin(number: int, team: Team) -> None:
-        batch.begin(number * size, team.problem, 0, rng)
-        for episode in range(number * size + 1, (number + 1) * size):
-            batch.fork(number * size, episode)
-        teams[number], drawn[number], decisions[number] = team, team.drawn, 0
-        cull_every[number] = max(CULL_EVERY, batch.problems[team.problem].graph.n_ops // MOST_CULLS)
+    Slot `i` of groups of `n` particles has the episodes `i * n` to `(i + 1) * n - 1` of the batch.
 
-    for number, team in enumerate(teams):
-        begin(number, team)
-    while len(found) < wanted:
-        _, flat = batch.step(_choose(policy, batch, drawn.ravel(), generator))
-        over = flat.reshape(drawn.shape)
-        decisions += 1
-        ended = over.all(axis=1)
-        if size > 1:
-            due = decisions % cull_every == 0
-            for number in np.flatnonzero(~ended & (over.any(axis=1) | due)).tolist():
-                _cull(batch, number * size, over[number], drawn[number], behind=bool(due[number]))
-        for number in np.flatnonzero(ended).tolist():
-            if counts[number]:
-                problem = batch.problems[teams[number].problem]
-                episodes = range(number * size, (number + 1) * size)
-                placements = [_complete(batch.result(each).device_of, problem) for each in episodes]
-                found.append((teams[number], placements))
-            # Every team has to go on; what is walked when nothing waits is not looked at.
-            counts[number] = bool(waiting)
-            begin(number, waiting.pop() if waiting else shortest)
-    return found
+    Args:
+        policy: scores; its problems are those of the batch.
+        batch: episodes; their number is a multiple of the size of a group.
+        groups: what is decoded, the last first; all of one size, and at least as many as slots.
+        generator: source of drawn devices; None where no particle draws.
+        rng: source of randomness of the order `random`.
+    """
 
+    def __init__(
+        self,
+        policy: Policy,
+        batch: EpisodeBatch,
+        groups: Sequence[Group],
+        generator: torch.Generator | None,
+        rng: np.random.Generator,
+    ) -> None:
+        self._policy, self._batch, self._generator, self._rng = policy, batch, generator, rng
+        self._n_groups, self._size, self._filler = len(groups), groups[0].size, groups[0]
+        self._waiting = list(groups)
+        self._slots = [self._waiting.pop() for _ in range(batch.n // self._size)]
+        n_slots = len(self._slots)
+        self._is_wanted = np.ones(n_slots, dtype=bool)
+        self._draws = np.zeros((n_slots, self._size), dtype=bool)
+        self._n_decisions = np.zeros(n_slots, dtype=np.int64)
+        self._resample_every = np.ones(n_slots, dtype=np.int64)
+        self._found: list[tuple[Group, list[IntArray]]] = []
 
-def _cull(
-    batch: EpisodeBatch, first: int, over: NDArray[np.bool_], drawn: NDArray[np.bool_], *, behind: bool
-) -> None:
-    """Replace walks of a team that have no room, and if asked those behind, by copies of those ahead."""
-    everyone = np.arange(first, first + len(over))
-    if over.any():
-        ahead_first = _ahead_first(batch, everyone[~over])
-        for source, target in zip(cycle(ahead_first), everyone[over].tolist(), strict=False):
-            batch.fork(source, target)
-    if behind:
-        for island in np.array_split(everyone, min(ISLANDS, max(len(over) // CULLED, 1))):
-            ahead_first = _ahead_first(batch, island)
-            n_behind = len(island) // CULLED
-            for source, target in zip(ahead_first[:n_behind], ahead_first[::-1], strict=False):
-                if drawn[target - first]:
-                    batch.fork(source, target)
+    @torch.inference_mode()
+    def run(self) -> list[tuple[Group, list[IntArray]]]:
+        """Decodes all groups.
 
+        Returns:
+            Each group with the placements of its particles, int64 (n_ops,) each, in the order they end.
+        """
+        self._policy.encode_all()
+        for slot, group in enumerate(self._slots):
+            self._begin(slot, group)
+        while len(self._found) < self._n_groups:
+            done = self.step()
+            self.resample(done)
+            self.finish(done)
+        return self._found
 
-def _ahead_first(batch: EpisodeBatch, episodes: IntArray) -> list[int]:
-    """Episodes by the step time of what they have placed, the fastest first."""
-    ahead_first: list[int] = episodes[np.argsort(batch.time_s()[episodes], kind="stable")].tolist()
-    return ahead_first
+    def step(self) -> NDArray[np.bool_]:
+        """Takes one decision in every episode; returns which are done, bool (n_slots, n_particles)."""
+        _, done = self._batch.step(self._choose())
+        self._n_decisions += 1
+        return done.reshape(self._draws.shape)
 
+    def resample(self, done: NDArray[np.bool_]) -> None:
+        """Replaces particles of groups that go on: those that are done for want of memory, and the slow.
 
-def _choose(
-    policy: Policy, batch: EpisodeBatch, drawn: NDArray[np.bool_], generator: torch.Generator | None
-) -> NDArray[Any]:
-    seen = batch.observation
-    obs = {name: torch.as_tensor(rows, device=policy.device) for name, rows in seen._asdict().items()}
-    logits = policy.logits(obs).cpu()
-    scores = logits.numpy()
-    best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
-    if generator is None:
-        return best
-    return np.where(drawn, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1), best)
+        Args:
+            done: which particles are done, bool (n_slots, n_particles).
+        """
+        if self._size == 1:
+            return
+        due = self._n_decisions % self._resample_every == 0
+        for slot in np.flatnonzero(~done.all(axis=1) & (done.any(axis=1) | due)).tolist():
+            if done[slot].any():
+                self._replace_dead_ends(slot, done[slot])
+            if due[slot]:
+                self._replace_slow(slot)
 
+    def finish(self, done: NDArray[np.bool_]) -> None:
+        """Takes the placements of groups that are done and begins others in their slots.
 
-def _complete(device_of: IntArray, problem: Problem) -> IntArray:
-    return np.where(device_of < 0, np.argmax(problem.cluster.memory_bytes), device_of)
+        Args:
+            done: which particles are done, bool (n_slots, n_particles).
+        """
+        for slot in np.flatnonzero(done.all(axis=1)).tolist():
+            group = self._slots[slot]
+            if self._is_wanted[slot]:
+                problem = self._batch.problems[group.problem]
+                results = [self._batch.result(episode) for episode in self._episodes(slot).tolist()]
+                placements = [complete_placement(problem, result.device_of) for result in results]
+                self._found.append((group, placements))
+            # Every slot needs episodes to step; when nothing waits, their placements are not wanted.
+            self._is_wanted[slot] = bool(self._waiting)
+            self._begin(slot, self._waiting.pop() if self._waiting else self._filler)
+
+    def _begin(self, slot: int, group: Group) -> None:
+        first, *others = self._episodes(slot).tolist()
+        self._batch.begin(first, group.problem, 0, self._rng)
+        for episode in others:
+            self._batch.fork(first, episode)
+        self._slots[slot], self._draws[slot], self._n_decisions[slot] = group, group.draws, 0
+        n_ops = self._batch.problems[group.problem].graph.n_ops
+        self._resample_every[slot] = max(RESAMPLE_EVERY, n_ops // MAX_RESAMPLINGS)
+
+    def _episodes(self, slot: int) -> IntArray:
+        return np.arange(slot * self._size, (slot + 1) * self._size)
+
+    def _replace_dead_ends(self, slot: int, done: NDArray[np.bool_]) -> None:
+        episodes = self._episodes(slot)
+        sources = cycle(self._fastest_first(episodes[~done]))
+        for source, target in zip(sources, episodes[done].tolist(), strict=False):
+            self._batch.fork(source, target)
+
+    def _replace_slow(self, slot: int) -> None:
+        """Replaces the slowest particles of each subpopulation by copies of its fastest."""
+        n_parts = min(SUBPOPULATIONS, max(self._size // RESAMPLED, 1))
+        draws = self._draws.ravel()
+        for part in np.array_split(self._episodes(slot), n_parts):
+            fastest_first = self._fastest_first(part)
+            sources = fastest_first[: len(part) // RESAMPLED]
+            for source, target in zip(sources, fastest_first[::-1], strict=False):
+                if draws[target]:
+                    self._batch.fork(source, target)
+
+    def _fastest_first(self, episodes: IntArray) -> list[int]:
+        """Episodes by the step time of what they have placed, the fastest first."""
+        fastest_first: list[int] = episodes[
+            np.argsort(self._batch.time_s()[episodes], kind="stable")
+        ].tolist()
+        return fastest_first
+
+    def _choose(self) -> NDArray[Any]:
+        """Device of each episode's decision, int (n_slots * n_particles,)."""
+        arrays = self._batch.observation._asdict()
+        obs = {name: torch.as_tensor(rows, device=self._policy.device) for name, rows in arrays.items()}
+        logits = self._policy.logits(obs).cpu()
+        scores = logits.numpy()
+        best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
+        if self._generator is None:
+            return best
+        drawn = torch.multinomial(logits.softmax(1), 1, generator=self._generator).squeeze(1)
+        return np.where(self._draws.ravel(), drawn, best)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget, SearchState
+from agent.placers.base import PLACERS, Budget, SearchState
 from envs.mdp.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.op_graph import IntArray

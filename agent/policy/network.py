@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from agent.policy.encoders import ENCODERS
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch
 from envs.mdp.features import columns_of
 

@@ -1,6 +1,11 @@
-"""What the encoder sees of a problem: numbers that do not change with its scale."""
+"""What the encoder sees of a problem: numbers that do not change with its scale.
+
+A feature is declared here and nowhere else; policy files carry the names.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,58 +15,79 @@ from envs.problem import Problem
 from graphs.levels import b_level, t_level
 from graphs.op_graph import PHASES, Csr, FloatArray, IntArray, OpGraph
 
-VERSION = 1
-"""Raised whenever a feature changes its place or meaning; weights of another version do not load."""
+MEAN_OPS, ROOT_SHARE, PATH_SHARE, LOG_COUNT = (
+    "mean op times",
+    "root of a share",
+    "critical paths",
+    "log count",
+)
+SHARE, FLAG, LOG_RATIO = "share", "0 or 1", "log ratio"
+"""Units. Mean op times are squashed to log(1 + 8 x) / 4: costs of one graph span five orders of magnitude."""
+
+
+class InputFeature(NamedTuple):
+    """One number about an op or a problem.
+
+    Attributes:
+        name: identifier; a feature that changes its meaning gets another.
+        unit: what it is measured in.
+    """
+
+    name: str
+    unit: str
+
 
 NODE_FEATURES = (
-    "cost",
-    "cost_share",
-    "cost_fastest",
-    "cost_slowest",
-    "output_transfer",
-    "largest_output_transfer",
-    "input_transfer",
-    "unit_memory_share",
-    "unit_memory",
-    "unit_cost",
-    "b_level",
-    "t_level",
-    "slack",
-    "b_level_with_transfers",
-    "t_level_with_transfers",
-    "in_degree",
-    "out_degree",
-    "widest_output",
-    "free_inputs",
-    "position",
-    "leads_unit",
-    *(f"phase_{phase}" for phase in PHASES),
-    *(f"type_{category}" for category in CATEGORIES),
+    InputFeature("cost", MEAN_OPS),
+    InputFeature("cost_share", ROOT_SHARE),
+    InputFeature("cost_fastest", MEAN_OPS),
+    InputFeature("cost_slowest", MEAN_OPS),
+    InputFeature("output_transfer", MEAN_OPS),
+    InputFeature("largest_output_transfer", MEAN_OPS),
+    InputFeature("input_transfer", MEAN_OPS),
+    InputFeature("unit_memory_share", ROOT_SHARE),
+    InputFeature("unit_memory", ROOT_SHARE),
+    InputFeature("unit_cost", MEAN_OPS),
+    InputFeature("b_level", PATH_SHARE),
+    InputFeature("t_level", PATH_SHARE),
+    InputFeature("slack", PATH_SHARE),
+    InputFeature("b_level_with_transfers", PATH_SHARE),
+    InputFeature("t_level_with_transfers", PATH_SHARE),
+    InputFeature("in_degree", LOG_COUNT),
+    InputFeature("out_degree", LOG_COUNT),
+    InputFeature("widest_output", LOG_COUNT),
+    InputFeature("source_inputs", SHARE),
+    InputFeature("position", SHARE),
+    InputFeature("leads_unit", FLAG),
+    *(InputFeature(f"phase_{phase}", FLAG) for phase in PHASES),
+    *(InputFeature(f"type_{category}", FLAG) for category in CATEGORIES),
 )
+"""Columns of `node_features`."""
 GRAPH_FEATURES = (
-    "size",
-    "devices",
-    "parallelism",
-    "parallelism_with_transfers",
-    "transfer_to_compute",
-    "latency_to_compute",
-    "launch_to_compute",
-    "memory_pressure",
-    "speed_spread",
+    InputFeature("size", "log count over 10"),
+    InputFeature("devices", LOG_COUNT),
+    InputFeature("parallelism", LOG_RATIO),
+    InputFeature("parallelism_with_transfers", LOG_RATIO),
+    InputFeature("transfer_to_compute", "total op times"),
+    InputFeature("latency_to_compute", MEAN_OPS),
+    InputFeature("launch_to_compute", MEAN_OPS),
+    InputFeature("memory_pressure", ROOT_SHARE),
+    InputFeature("speed_spread", LOG_RATIO),
 )
+"""Entries of `graph_features`."""
 
 
 def node_features(problem: Problem) -> NDArray[np.float32]:
-    """Features of every op, in the order of `NODE_FEATURES`; float32 (n_ops, n_features).
+    """Computes the features of every op, in the order of `NODE_FEATURES`; float32 (n_ops, n_features).
 
     Costs are relative to the mean op, transfers are seconds over a mean link relative to the mean op, levels
-    are relative to the critical path. Names and storage order play no part.
+    are relative to the critical path. Names and storage order change nothing.
     """
     graph = problem.graph
     seconds, transfer = problem.op_seconds, _transfer_seconds(problem)
     cost = seconds.mean(axis=1)
     mean_cost = _mean_cost(problem)
-    held = _over_unit(graph, graph.resident_bytes)
+    resident_bytes = _over_unit(graph, graph.resident_bytes)
     sent = np.bincount(graph.tensor_producer, weights=transfer, minlength=graph.n_ops)
     columns = [
         _squash(cost / mean_cost),
@@ -71,14 +97,14 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
         _squash(sent / mean_cost),
         _squash(_largest(graph.outputs, transfer) / mean_cost),
         _squash(_sum_rows(graph.inputs, transfer) / mean_cost),
-        np.sqrt(held / max(float(graph.resident_bytes.sum()), 1e-30)),
-        np.sqrt(held / problem.cluster.memory_bytes.mean()),
+        np.sqrt(resident_bytes / max(float(graph.resident_bytes.sum()), 1e-30)),
+        np.sqrt(resident_bytes / problem.cluster.memory_bytes.mean()),
         _squash(_over_unit(graph, cost) / mean_cost),
         *_levels(graph, cost, transfer),
         np.log1p(np.diff(graph.predecessors.ptr)),
         np.log1p(np.diff(graph.successors.ptr)),
         np.log1p(_largest(graph.outputs, np.diff(graph.consumers.ptr).astype(np.float64))),
-        _free_inputs(graph),
+        _source_inputs(graph),
         np.arange(graph.n_ops) / max(graph.n_ops - 1, 1),
         np.isin(np.arange(graph.n_ops), unit_leaders(graph)),
     ]
@@ -87,12 +113,12 @@ def node_features(problem: Problem) -> NDArray[np.float32]:
 
 
 def graph_features(problem: Problem) -> NDArray[np.float32]:
-    """Features of the whole problem, in the order of `GRAPH_FEATURES`; float32 (n_features,)."""
+    """Computes the features of the whole problem, in the order of `GRAPH_FEATURES`; float32 (n_features,)."""
     graph, cluster = problem.graph, problem.cluster
     cost, transfer = problem.op_seconds.mean(axis=1), _transfer_seconds(problem)
     total, mean_cost = max(float(cost.sum()), 1e-30), _mean_cost(problem)
-    alone = (b_level(graph, cost, np.zeros(graph.n_tensors))).max()
-    with_transfers = (b_level(graph, cost, transfer)).max()
+    alone = b_level(graph, cost, np.zeros(graph.n_tensors)).max()
+    with_transfers = b_level(graph, cost, transfer).max()
     totals = problem.op_seconds.sum(axis=0)
     launch = np.mean([device.launch_s for device in cluster.devices])
     values = [
@@ -110,7 +136,7 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
 
 
 def unit_leaders(graph: OpGraph) -> IntArray:
-    """First compute op of each decision unit, -1 where it has none; int (n_units,)."""
+    """Finds the first compute op of each placement unit, -1 where it has none; int (n_units,)."""
     compute = np.flatnonzero(graph.is_compute)
     leaders = np.full(len(graph.units), -1, dtype=np.int64)
     leaders[graph.unit_of[compute[::-1]]] = compute[::-1]
@@ -118,10 +144,10 @@ def unit_leaders(graph: OpGraph) -> IntArray:
 
 
 def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """The graph of compute ops that is encoded: all else is drawn into the op that decides for it.
+    """Makes the graph that is encoded: an op that no episode decides joins the compute op deciding for it.
 
-    What a parameter feeds is then fed by the first op that uses it, and a gradient on its way to an optimizer
-    update goes to that op too: as they travel between devices.
+    The readers of a parameter then read from the first op that uses it, and a gradient on its way to an
+    optimizer update goes to that op too, as they do between devices.
 
     Returns:
         Node of each op, int (n_ops,), -1 where no compute op decides for it; and the distinct (producer,
@@ -137,7 +163,7 @@ def contract(graph: OpGraph) -> tuple[IntArray, IntArray]:
 
 
 def _squash(relative: ArrayLike) -> FloatArray:
-    """Zero at 0, log-like above 1: costs of one graph span five orders of magnitude."""
+    """Zero at 0, logarithmic above 1."""
     return np.asarray(np.log1p(8.0 * np.asarray(relative)) / 4.0, dtype=np.float64)
 
 
@@ -165,17 +191,17 @@ def _transfer_seconds(problem: Problem) -> FloatArray:
 
 
 def _levels(graph: OpGraph, cost: FloatArray, transfer: FloatArray) -> list[FloatArray]:
-    free = np.zeros(graph.n_tensors)
-    below, above = b_level(graph, cost, free), t_level(graph, cost, free)
+    no_transfer = np.zeros(graph.n_tensors)
+    below, above = b_level(graph, cost, no_transfer), t_level(graph, cost, no_transfer)
     path = max(float((below + above).max()), 1e-30)
-    far_below, far_above = b_level(graph, cost, transfer), t_level(graph, cost, transfer)
-    far_path = max(float((far_below + far_above).max()), 1e-30)
+    sent_below, sent_above = b_level(graph, cost, transfer), t_level(graph, cost, transfer)
+    sent_path = max(float((sent_below + sent_above).max()), 1e-30)
     return [
         below / path,
         above / path,
         1 - (below + above) / path,
-        far_below / far_path,
-        far_above / far_path,
+        sent_below / sent_path,
+        sent_above / sent_path,
     ]
 
 
@@ -194,7 +220,7 @@ def _over_unit(graph: OpGraph, amount: FloatArray) -> FloatArray:
     return np.bincount(graph.unit_of, weights=amount).astype(np.float64)[graph.unit_of]
 
 
-def _free_inputs(graph: OpGraph) -> FloatArray:
+def _source_inputs(graph: OpGraph) -> FloatArray:
     """Share of an op's producers that are parameters or inputs."""
-    free = _sum_rows(graph.predecessors, graph.is_source.astype(np.float64))
-    return free / np.maximum(np.diff(graph.predecessors.ptr), 1)
+    n_sources = _sum_rows(graph.predecessors, graph.is_source.astype(np.float64))
+    return n_sources / np.maximum(np.diff(graph.predecessors.ptr), 1)

@@ -1,151 +1,189 @@
-"""Placers that walk the graph with a trained policy."""
+"""Placers that decide with a trained policy; light to import, so that names can be checked without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from agent.placers.annealing import anneal_from_best
-from agent.placers.base import PLACERS, Placer, SearchState
-from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
-from agent.placers.units import complete
+from agent.placers.base import PLACERS, Placer, PlacerError, SearchState
+from agent.placers.completion import complete_placement
+from agent.placers.memory_limits import retry_until_feasible
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import IntArray
+from graphs.registry import Registry
 
 if TYPE_CHECKING:
     from agent.policy.mdp_config import MdpConfig
     from agent.policy.policy import Policy
 
-WALKS = 16
+SAMPLES = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
-BEAM = 63
+PARTICLES = 63
 """Episodes of `policy-beam` beside the greedy one, where the budget allows."""
-BATCH_COST, MOST_WALKED = 4, 0.25
-"""How many times as long as the greedy walk `WALKS` drawn ones take, side by side, about; and the share of a
-budget that `policy-refine` gives them at most: what annealing would do with more is worth more."""
-
-
-def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """One walk: at each op the device that the policy scores highest; with less memory until it fits."""
-    _walk_until_it_fits(search, rng, policy, order, 0)
-
-
-def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """The best of the greedy walk and a batch of walks that draw each device from the policy."""
-    _walk_until_it_fits(search, rng, policy, order, WALKS)
-
-
-def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """The best of many walks side by side, of which those behind become copies of those ahead."""
-    _walk_until_it_fits(search, rng, policy, order, BEAM, beam=True)
-
-
-def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """Annealing from the best that the heuristics and a small beam find; so never worse than any of them.
-
-    Where the budget is short for a walk, as one second is on a graph of a thousand ops, there is no beam.
-    """
-    for heuristic in PLACERS.values():
-        if not heuristic.uses_rng and search.left:
-            heuristic.strategy(search, rng)
-    if search.left:
-        before = search.progress
-        _walk_until_it_fits(search, rng, policy, order, 0)
-        if search.left and BATCH_COST * (search.progress - before) < MOST_WALKED:
-            _walk_until_it_fits(search, rng, policy, order, WALKS, beam=True)
-    anneal_from_best(search, rng)
-
-
-def _walk_until_it_fits(
-    search: SearchState,
-    rng: np.random.Generator,
-    policy: Policy,
-    order: str,
-    samples: int,
-    *,
-    beam: bool = False,
-) -> None:
-    """A greedy walk and, within the budget, drawn ones beside it; with less memory until one fits.
-
-    A policy knows of what is held throughout, not of activations: where it puts the same large ones on one
-    device whatever the limit, only other walks can help, and some are drawn at last.
-
-    Episodes that improve a placement count what they simulate; where the budget is small they make fewer
-    passes, or leave the placement as it is.
-    """
-    problem = search.problem
-    memory_bytes = problem.cluster.memory_bytes
-    limit_bytes = memory_bytes
-    for trial in range(1, MAX_ATTEMPTS + 2):
-        at_last = trial > MAX_ATTEMPTS
-        tight = problem if trial == 1 or at_last else problem.with_memory(limit_bytes)
-        walks = policy.walks.within(problem, search.left - 1 if search.budget.evaluations else None)
-        if walks is None:
-            search.score(policy.walks.arguments["start"](problem)[None])
-            return
-        cost = walks.evaluations(problem)
-        drawn = min(search.left // (1 + cost) - 1, WALKS if at_last else samples)
-        found = _walk(search, rng, policy, order, tight, walks, max(drawn, 0), beam=beam and not at_last)
-        over_bytes = search.score(found)[:, 1]
-        if (over_bytes == 0.0).any() or not search.left:
-            return
-        if trial < MAX_ATTEMPTS:
-            peak_bytes = simulate_problem(problem, found[0]).peak_bytes
-            limit_bytes = next_limit(trial, limit_bytes, peak_bytes, memory_bytes)
-
-
-def _walk(
-    search: SearchState,
-    rng: np.random.Generator,
-    policy: Policy,
-    order: str,
-    tight: Problem,
-    walks: MdpConfig,
-    samples: int,
-    *,
-    beam: bool,
-) -> IntArray:
-    """Complete placements from a greedy walk and drawn ones with less memory, (1 + samples, n_ops)."""
-    from agent.policy.decoding import decode
-
-    problem = search.problem
-    search.spend((1 + samples) * walks.evaluations(problem))
-    try:
-        found = decode(policy, tight, order=order, n_samples=samples, rng=rng, beam=beam, walks=walks)
-    except InfeasibleError:
-        found = np.full((1, problem.graph.n_ops), -1)
-    return np.stack([complete(problem, device_of) for device_of in found])
+BATCH_COST, MAX_DECODING_SHARE = 4, 0.25
+"""About how many times as long as the greedy episode `SAMPLES` drawn ones take side by side, and the share of
+a budget that `policy-refine` spends on them at most: annealing makes more of the rest."""
 
 
 class LearnedStrategy(Protocol):
-    """A strategy that also takes a policy and the name of the order to walk in."""
+    """A strategy that also takes a policy and the name of the order to visit the ops in."""
 
     def __call__(
         self, search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str
     ) -> None: ...
 
 
-LEARNED: Mapping[str, LearnedStrategy] = MappingProxyType(
-    {
-        "policy": policy_greedy,
-        "policy-sample": policy_sample,
-        "policy-beam": policy_beam,
-        "policy-refine": policy_refine,
-    }
-)
-"""Placers that need a policy, by name."""
+@dataclass(frozen=True)
+class LearnedPlacer:
+    """A named way to place with a policy.
+
+    Attributes:
+        strategy: what it does.
+        uses_rng: whether it draws devices, whatever the order.
+    """
+
+    name: str
+    strategy: LearnedStrategy
+    uses_rng: bool
+
+
+LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError)
+"""Every placer that needs a policy, by name; torch is not loaded before one of them places."""
+
+
+def learned(name: str, *, uses_rng: bool = True) -> Callable[[LearnedStrategy], LearnedStrategy]:
+    """Registers a strategy as the learned placer `name`.
+
+    Raises:
+        PlacerError: the name is taken.
+    """
+
+    def register(strategy: LearnedStrategy) -> LearnedStrategy:
+        LEARNED.register(name, LearnedPlacer(name, strategy, uses_rng))
+        return strategy
+
+    return register
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoder:
+    """Decodes within the budget of one search.
+
+    A policy knows the bytes that units hold throughout, not activations: where it puts the same large ones
+    on one device whatever the limit, only drawn placements can help.
+    """
+
+    search: SearchState
+    rng: np.random.Generator
+    policy: Policy
+    order: str
+
+    def place(self, n_samples: int = 0, *, resample: bool = False) -> None:
+        """Scores a greedy placement and drawn ones; with less memory until one is feasible.
+
+        Where less memory does not help, some are drawn at last.
+        """
+        problem = self.search.problem
+        if not retry_until_feasible(problem, lambda limits: self._score(limits.problem, n_samples, resample)):
+            self._score(problem, SAMPLES, resample=False)
+
+    def _score(self, tight: Problem, n_samples: int, resample: bool) -> IntArray | None:
+        """Decodes once and scores what is found.
+
+        Where episodes improve a placement and the budget is small, they make fewer passes, or leave the
+        placement as it is.
+
+        Returns:
+            None where a placement is feasible or no budget is left; else the greedy placement, int (n_ops,).
+        """
+        search, mdp_config = self.search, self._affordable()
+        if mdp_config is None:
+            search.score(self.policy.mdp_config.arguments["start"](search.problem)[None])
+            return None
+        n_each = 1 + mdp_config.evaluations(search.problem)
+        n_samples = max(min(search.left // n_each - 1, n_samples), 0)
+        search.spend((1 + n_samples) * (n_each - 1))
+        found = self._decode(tight, mdp_config, n_samples, resample)
+        over_bytes = search.score(found)[:, 1]
+        return None if (over_bytes == 0.0).any() or not search.left else found[0]
+
+    def _affordable(self) -> MdpConfig | None:
+        """The policy's decision process with as many passes as the budget allows; None if it allows none."""
+        search = self.search
+        evaluations = search.left - 1 if search.budget.evaluations else None
+        return self.policy.mdp_config.within(search.problem, evaluations)
+
+    def _decode(self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool) -> IntArray:
+        """Complete placements, the greedy one first, int (1 + n_samples, n_ops); one if none is feasible."""
+        from agent.policy.decoding import decode
+
+        try:
+            return decode(
+                self.policy,
+                tight,
+                order=self.order,
+                n_samples=n_samples,
+                rng=self.rng,
+                resample=resample,
+                mdp_config=mdp_config,
+            )
+        except InfeasibleError:
+            problem = self.search.problem
+            return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
+
+
+@learned("policy", uses_rng=False)
+def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """Takes at each op the device that the policy scores highest; with less memory until that is feasible."""
+    _Decoder(search, rng, policy, order).place()
+
+
+@learned("policy-sample")
+def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """Keeps the best of the greedy placement and of some that draw each device from the policy."""
+    _Decoder(search, rng, policy, order).place(SAMPLES)
+
+
+@learned("policy-beam")
+def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """Keeps the best of many particles: episodes side by side, the slow replaced by copies of the fast."""
+    _Decoder(search, rng, policy, order).place(PARTICLES, resample=True)
+
+
+@learned("policy-refine")
+def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+    """Anneals from the best that the heuristics and a few particles find; so never worse than any of them.
+
+    Where the budget is short for an episode, as one second is on a graph of a thousand ops, only the greedy
+    one is decoded.
+    """
+    for heuristic in PLACERS.values():
+        if not heuristic.uses_rng and search.left:
+            heuristic.strategy(search, rng)
+    if search.left:
+        before = search.progress
+        decoder = _Decoder(search, rng, policy, order)
+        decoder.place()
+        if search.left and BATCH_COST * (search.progress - before) < MAX_DECODING_SHARE:
+            decoder.place(SAMPLES, resample=True)
+    anneal_from_best(search, rng)
 
 
 def draws_at_random(name: str, order: str) -> bool:
-    """Whether a placer of `LEARNED` may find another placement with another seed."""
-    return name != "policy" or order == "random"
+    """Says whether a placer of `LEARNED` may find another placement with another seed."""
+    return LEARNED[name].uses_rng or order == "random"
 
 
 def learned_placer(name: str, policy: Policy, order: str) -> Placer:
-    """A placer of `LEARNED` with its policy and order."""
-    return Placer(name, partial(LEARNED[name], policy=policy, order=order), draws_at_random(name, order))
+    """Makes a placer of a learned strategy, a policy and the order that it visits the ops in.
+
+    Raises:
+        PlacerError: an unknown name.
+    """
+    strategy = partial(LEARNED[name].strategy, policy=policy, order=order)
+    return Placer(name, strategy, draws_at_random(name, order))

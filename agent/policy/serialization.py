@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from agent.policy import node_features
-from agent.policy.encoders import ENCODERS
+from agent.policy.encoders.base import ENCODERS
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import NetworkShape, PlacementNetwork
+from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.policy import Policy
-from envs.mdp.features import FEATURE_SETS, columns_of
+from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
 from graphs.dataset import graph_hash
 from graphs.io import json_fields
-from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
+from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
 from graphs.op_graph import OpGraph
 
-FORMAT = "placewalk.policy/1"
+FORMAT = "placewalk.policy/2"
+FAMILY = FORMAT.partition("/")[0]
 PRETRAINED = Path(__file__).parent / "pretrained"
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
 
@@ -38,7 +40,7 @@ class PolicyCard:
 
     Attributes:
         shape: of the network.
-        seen: name, family and hash of every graph the policy was trained on or chosen by.
+        seen: name, family and hash of every graph that the policy was trained on or chosen by.
         config: of the training.
     """
 
@@ -47,37 +49,74 @@ class PolicyCard:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def has_seen(self, graph: OpGraph) -> bool:
-        """Whether the policy was trained on a graph, or on an equal one of another name."""
+        """Says whether the policy was trained on a graph, or on an equal one of another name."""
         digest = graph_hash(graph)
         return any(entry["sha256"] == digest for entry in self.seen)
 
 
+@dataclass(frozen=True, eq=False)
+class StoredPolicy:
+    """The files of a policy, read once.
+
+    Attributes:
+        card: what `policy.json` says.
+        digest: SHA-256, in hexadecimal, of just the bytes that `card` and `policy` are made of.
+    """
+
+    card: PolicyCard
+    digest: str
+    _weights: bytes
+    _file: Path
+
+    def policy(self) -> Policy:
+        """Makes a policy that can act on any graph and cluster.
+
+        Raises:
+            PolicyFileError: the weights are corrupt, or of another network than the card says.
+        """
+        try:
+            weights = load(self._weights)
+        except SafetensorError as error:
+            raise PolicyFileError(f"{self._file}: is no safetensors file: {error}") from None
+        with torch.device("meta"):
+            network = PlacementNetwork(self.card.shape)
+        _check_weights(weights, network, self._file)
+        network.load_state_dict(weights, assign=True)
+        return Policy(network, MdpConfig.from_settings(self.card.config))
+
+
 def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
-    """The entries of `PolicyCard.seen` for some graphs."""
+    """Makes the entries of `PolicyCard.seen` for some graphs."""
     return tuple(
         {"name": graph.name, "family": graph.family, "sha256": graph_hash(graph)} for graph in graphs
     )
 
 
 def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "rollout") -> NetworkShape:
-    """The shape of a network for the features of this version."""
+    """Makes the shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,
         hidden=hidden,
         rounds=rounds,
-        node_features=len(node_features.NODE_FEATURES),
-        graph_features=len(node_features.GRAPH_FEATURES),
+        node_features=len(NODE_FEATURES),
+        graph_features=len(GRAPH_FEATURES),
         device_features=len(columns_of(feature_set)),
         feature_set=feature_set,
     )
 
 
 def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> None:
-    """Write a policy's two files, each atomically; the card first, since only weights change within a run."""
+    """Writes a policy's two files, each atomically; the card first, as only weights change within a run."""
+    shape = card.shape
     record = {
         "format": FORMAT,
-        "feature_version": node_features.VERSION,
-        "shape": asdict(card.shape),
+        "shape": {
+            "encoder": shape.encoder,
+            "hidden": shape.hidden,
+            "rounds": shape.rounds,
+            "feature_set": shape.feature_set,
+        },
+        **_feature_names(shape.feature_set),
         "seen": [dict(entry) for entry in card.seen],
         "config": dict(card.config),
     }
@@ -86,13 +125,8 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
     write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
 
 
-def policy_folder(path: str | Path) -> Path:
-    """Where a policy's files are: a folder as given, or that of the shipped policy for `pretrained`."""
-    return PRETRAINED if str(path) == "pretrained" else Path(path)
-
-
 def read_card(path: str | Path) -> PolicyCard:
-    """Read what a policy is, without its weights.
+    """Reads what a policy is, without its weights.
 
     Args:
         path: a run's folder, or `pretrained`.
@@ -100,27 +134,29 @@ def read_card(path: str | Path) -> PolicyCard:
     Raises:
         PolicyFileError: no policy there, or `policy.json` does not conform.
     """
-    file = policy_folder(path) / "policy.json"
-    if not file.is_file():
-        raise PolicyFileError(
-            f"{policy_folder(path)}: holds no policy.json; give the folder of a trained run"
-        )
-    try:
-        record = read_json(file)
-        keys = {"format", "feature_version", "shape", "seen", "config"}
-        values = json_fields.fields(record, str(file), keys)
-        json_fields.check_format(values, str(file), FORMAT)
-        return PolicyCard(
-            shape=_read_shape(values["shape"], f"{file}: shape"),
-            seen=tuple(_read_seen(entry, f"{file}: seen") for entry in _array(values["seen"], file)),
-            config=_check_version(values, file)["config"],
-        )
-    except FileFormatError as error:
-        raise PolicyFileError(str(error)) from None
+    return _parse_card(*_read_card_file(path))
+
+
+def read_policy(path: str | Path) -> StoredPolicy:
+    """Reads a policy's files, once.
+
+    Args:
+        path: a run's folder, or `pretrained`.
+
+    Raises:
+        PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
+            the weights.
+    """
+    card_data, card_file = _read_card_file(path)
+    file = card_file.with_name("policy.safetensors")
+    weights = _read_bytes(file)
+    parts = (hashlib.sha256(data).digest() for data in (card_data, weights))
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    return StoredPolicy(_parse_card(card_data, card_file), digest, weights, file)
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Read a policy that can act on any graph and cluster.
+    """Reads a policy that can act on any graph and cluster.
 
     Args:
         path: a run's folder, or `pretrained`.
@@ -128,64 +164,93 @@ def load_policy(path: str | Path) -> Policy:
     Raises:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
     """
-    card = read_card(path)
-    file = policy_folder(path) / "policy.safetensors"
+    return read_policy(path).policy()
+
+
+def _read_card_file(path: str | Path) -> tuple[bytes, Path]:
+    folder = PRETRAINED if str(path) == "pretrained" else Path(path)
+    file = folder / "policy.json"
+    if not file.is_file():
+        raise PolicyFileError(f"{folder}: holds no policy.json; give the folder of a trained run")
+    return _read_bytes(file), file
+
+
+def _read_bytes(file: Path) -> bytes:
     try:
-        weights = load(file.read_bytes())
+        return file.read_bytes()
     except OSError as error:
         raise PolicyFileError(f"{file}: cannot be read: {error.strerror}") from None
-    except SafetensorError as error:
-        raise PolicyFileError(f"{file}: is no safetensors file: {error}") from None
-    with torch.device("meta"):
-        network = PlacementNetwork(card.shape)
-    _check_weights(weights, network, file)
-    network.load_state_dict(weights, assign=True)
-    return Policy(network, walks=MdpConfig.from_settings(card.config))
 
 
-def _read_shape(value: object, where: str) -> NetworkShape:
-    sizes = {item.name for item in fields(NetworkShape)} - {"encoder", "feature_set"}
-    record = json_fields.fields(value, where, {"encoder", *sizes}, {"feature_set"})
-    feature_set = json_fields.text(record.get("feature_set", "lookahead"), f"{where}.feature_set")
+def _parse_card(data: bytes, file: Path) -> PolicyCard:
+    try:
+        record = parse_json(data.decode("utf-8"), str(file))
+        _check_version(record, file)
+        lists = ("node_features", "graph_features", "device_features")
+        values = json_fields.fields(
+            record, str(file), {"format", "shape", *lists, "seen", "config"}, format=FORMAT
+        )
+        shape = _parse_shape(values["shape"], f"{file}: shape")
+        for key, expected in _feature_names(shape.feature_set).items():
+            _check_features(json_fields.array(values[key], f"{file}: {key}"), expected, f"{file}: {key}")
+        if not isinstance(values["config"], dict):
+            raise PolicyFileError(f"{file}: config is no object")
+        seen = json_fields.array(values["seen"], f"{file}: seen")
+        return PolicyCard(
+            shape, tuple(_parse_seen(entry, f"{file}: seen") for entry in seen), values["config"]
+        )
+    except UnicodeDecodeError as error:
+        raise PolicyFileError(f"{file}: is not UTF-8 (byte {error.start})") from None
+    except FileFormatError as error:
+        raise PolicyFileError(str(error)) from None
+
+
+def _check_version(record: object, file: Path) -> None:
+    """Refuses a policy of another version as such, whatever keys it has."""
+    version = str(record.get("format")) if isinstance(record, dict) else ""
+    if version != FORMAT and version.startswith(f"{FAMILY}/"):
+        raise PolicyFileError(
+            f"{file}: format is {json_fields.shown(version)}, this version reads '{FORMAT}'; "
+            "train the policy anew"
+        )
+
+
+def _feature_names(feature_set: str) -> dict[str, list[str]]:
+    """Names of this version's features, by key of `policy.json`."""
+    return {
+        "node_features": [feature.name for feature in NODE_FEATURES],
+        "graph_features": [feature.name for feature in GRAPH_FEATURES],
+        "device_features": [DEVICE_FEATURES[at].name for at in columns_of(feature_set)],
+    }
+
+
+def _check_features(found: list[Any], expected: list[str], where: str) -> None:
+    if found != expected:
+        raise PolicyFileError(f"{where}: is for other features than this version's; train the policy anew")
+
+
+def _parse_shape(value: object, where: str) -> NetworkShape:
+    record = json_fields.fields(value, where, {"encoder", "hidden", "rounds", "feature_set"})
+    feature_set = json_fields.text(record["feature_set"], f"{where}.feature_set")
     if feature_set not in FEATURE_SETS:
         raise PolicyFileError(
             f"{where}: unknown feature set {feature_set!r}; known are {', '.join(FEATURE_SETS)}"
         )
-    if json_fields.text(record["encoder"], f"{where}.encoder") not in ENCODERS:
+    encoder = json_fields.text(record["encoder"], f"{where}.encoder")
+    if encoder not in ENCODERS:
+        raise PolicyFileError(f"{where}: unknown encoder {encoder!r}; known are {', '.join(ENCODERS)}")
+    hidden = json_fields.integer(record["hidden"], f"{where}.hidden")
+    rounds = json_fields.integer(record["rounds"], f"{where}.rounds")
+    if not (1 <= hidden <= MAX_WIDTH and 1 <= rounds <= MAX_ROUNDS):
         raise PolicyFileError(
-            f"{where}: unknown encoder {record['encoder']!r}; known are {', '.join(ENCODERS)}"
+            f"{where}: hidden {hidden}, rounds {rounds}; use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
         )
-    widths = {name: json_fields.integer(record[name], f"{where}.{name}") for name in sorted(sizes)}
-    shape = NetworkShape(encoder=record["encoder"], feature_set=feature_set, **widths)
-    if not (1 <= shape.hidden <= MAX_WIDTH and 1 <= shape.rounds <= MAX_ROUNDS):
-        raise PolicyFileError(
-            f"{where}: hidden {shape.hidden}, rounds {shape.rounds}; "
-            f"use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
-        )
-    expected = current_shape(shape.encoder, shape.hidden, shape.rounds, shape.feature_set)
-    if shape != expected:
-        raise PolicyFileError(f"{where}: is for other features than this version's; train the policy anew")
-    return shape
+    return current_shape(encoder, hidden, rounds, feature_set)
 
 
-def _array(value: object, file: Path) -> list[Any]:
-    return json_fields.array(value, f"{file}: seen")
-
-
-def _read_seen(value: object, where: str) -> Mapping[str, str]:
+def _parse_seen(value: object, where: str) -> Mapping[str, str]:
     record = json_fields.fields(value, where, {"name", "family", "sha256"})
     return {key: json_fields.text(record[key], f"{where}.{key}") for key in record}
-
-
-def _check_version(values: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    if values["feature_version"] != node_features.VERSION:
-        raise PolicyFileError(
-            f"{file}: features of version {values['feature_version']!r}, this is {node_features.VERSION}; "
-            "train the policy anew"
-        )
-    if not isinstance(values["config"], dict):
-        raise PolicyFileError(f"{file}: config is no object")
-    return values
 
 
 def _check_weights(weights: Mapping[str, Tensor], network: PlacementNetwork, file: Path) -> None:

@@ -13,6 +13,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
 from agent.policy.policy import MASKED_LOGIT, Policy
+from agent.training.performance.parallel import scores_in_threads
 
 Masks = NDArray[np.bool_] | Tensor | None
 
@@ -23,6 +24,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     Args:
         lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once.
+        threads: how many share the scoring of an update.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         lr_schedule: Callable[[float], float],
         *,
         make_policy: Callable[[], Policy],
+        threads: int = 1,
     ) -> None:
         super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
         self.placer = make_policy()
+        self.threads = threads
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
@@ -53,7 +57,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients."""
-        logits, values = self.placer.scores_for_update(obs)
+        logits, values = scores_in_threads(self.placer, obs, self.threads)
         log_probs = _log_probs(logits, action_masks)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy

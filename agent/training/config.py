@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.settings import Settings, option
-from envs.mdp import MDPS
 from envs.mdp.features import FEATURE_SETS
+from envs.mdp.names import MDPS
 
 REWARDS = ("simulated",)
 CONTEXTS = ("local",)

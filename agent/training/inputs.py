@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from agent.placers import PLACERS
-from agent.policy.encoders import ENCODERS, check_size
+from agent.placers.base import PLACERS
+from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.mdp_config import BEST
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy, read_card
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.problems import left_out
 from agent.training.split import Split
-from graphs.orders import get_order
+from graphs.orders import ORDERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def read_inputs(config: TrainConfig, graphs: Split) -> Inputs:
 
 def _check_names(config: TrainConfig) -> None:
     for order in config.order:
-        get_order(order)
+        ORDERS.check(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
     starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]

@@ -57,7 +57,7 @@ def make_ppo(
         rollout_buffer_class=PerGraphRolloutBuffer,
         rollout_buffer_kwargs={"advantage": config.advantage},
         normalize_advantage=False,
-        policy_kwargs={"make_policy": make_policy},
+        policy_kwargs={"make_policy": make_policy, "threads": config.threads},
         seed=seed,
         device=device,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
 from graphs.io.json_files import read_json, write_json_atomic
 

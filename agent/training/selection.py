@@ -54,7 +54,7 @@ class PolicySelection:
     def evaluate(self) -> dict[str, float]:
         """Places all graphs greedily; returns the score and the step times by use, reference and family."""
         state = self._state
-        policy = Policy(state.averaged_network, walks=state.policy.walks)
+        policy = Policy(state.averaged_network, state.policy.mdp_config)
         problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
         ratios = {use: ratios_over_orders(policy, some, state.config.order) for use, some in problems.items()}
         metrics: dict[str, float] = {}

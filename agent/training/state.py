@@ -109,4 +109,4 @@ class TrainingState:
             network = PlacementNetwork(
                 current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
             )
-        return Policy(network, config.threads, MdpConfig.from_settings(config.to_json()))
+        return Policy(network, MdpConfig.from_settings(config.to_json()))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agent.placers.memory_limits import MAX_ATTEMPTS, next_limit
+from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
@@ -74,19 +74,13 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> li
     As the placer does, it places again with less memory where a placement is out of memory.
     """
     ratios: dict[int, float] = {}
-    waiting = dict(enumerate(problems))
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        placements = decode_many(policy, list(waiting.values()), order) if waiting else []
-        for (index, tight), device_of in zip(list(waiting.items()), placements, strict=True):
-            problem = problems[index]
-            step = simulate_problem(problem, device_of[0])
-            limit_bytes, memory_bytes = tight.cluster.memory_bytes, problem.cluster.memory_bytes
-            del waiting[index]
+    waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
+    while waiting:
+        placements = decode_many(policy, [limits.problem for limits in waiting.values()], order)
+        for (index, limits), device_of in zip(list(waiting.items()), placements, strict=True):
+            step = simulate_problem(problems[index], device_of[0])
             if step.fits:
-                ratios[index] = step.total_s / problem.scale_s
-            elif attempt < MAX_ATTEMPTS:
-                limits = next_limit(attempt, limit_bytes, step.peak_bytes, memory_bytes)
-                tighter = problem.with_memory(limits)
-                if tighter.is_feasible:
-                    waiting[index] = tighter
+                ratios[index] = step.total_s / problems[index].scale_s
+            if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
+                del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]

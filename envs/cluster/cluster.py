@@ -1,4 +1,4 @@
-"""Devices, the links between them, and the rules a cluster schedules by."""
+"""Devices, the links between them, and the rules by which a cluster schedules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """One device.
+    """A device.
 
     Attributes:
-        kind: what measured seconds and roofline costs are looked up by, e.g. `v100`.
+        kind: the key of measured seconds, e.g. `v100`.
         memory_bytes: capacity in bytes.
         flops_per_s: peak floating-point operations a second.
         bytes_per_s: memory bandwidth, bytes a second.
@@ -41,16 +41,16 @@ class Device:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices and links; heterogeneous by construction.
+    """Devices and links, which may all differ.
 
     Attributes:
         bytes_per_s: bandwidth of each ordered pair, (n_devices, n_devices); the diagonal is unused.
         latency_s: seconds between the end of a transfer and its arrival, (n_devices, n_devices).
-        schedule: what a free device and link do next, one of `SCHEDULES`.
+        schedule: what a free device or link does next, one of `SCHEDULES`.
         sharing: which transfers contend, one of `SHARING`.
-        transfer_per: what is sent once, one of `TRANSFER_PER`.
-        op_gap_s: rest of a device after an op with non-zero time.
-        transfer_gap_s: how long a transfer occupies its link beyond bytes / bandwidth.
+        transfer_per: whether a tensor is sent once per destination or once in all, one of `TRANSFER_PER`.
+        op_gap_s: seconds that a device rests after an op of non-zero time.
+        transfer_gap_s: seconds that a transfer occupies its link beyond bytes / bandwidth.
 
     Raises:
         ClusterError: on construction, if a rule is broken.
@@ -71,12 +71,12 @@ class Cluster:
 
     @property
     def n_devices(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return len(self.devices)
 
     @property
     def memory_bytes(self) -> FloatArray:
-        """Capacity of each device in bytes, (n_devices,)."""
+        """The capacity of each device in bytes, (n_devices,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.float64)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
-from graphs.io.json_fields import array, check_format, fields, json_number, name, number, text
+from graphs.io.json_fields import array, fields, json_number, name, number, text
 from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import FloatArray
 
@@ -22,7 +22,7 @@ DEVICE_KEYS = frozenset({"name", "kind", *DEVICE_NUMBERS})
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """Read a cluster file, format `placewalk.cluster/1`.
+    """Reads a cluster file, format `placewalk.cluster/1`.
 
     Raises:
         FileFormatError: the path is no readable JSON file, or the file breaks the format.
@@ -32,19 +32,18 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
-    """Write a cluster file atomically."""
+    """Writes a cluster file atomically."""
     write_json_atomic(path, cluster_to_json(cluster))
 
 
 def cluster_from_json(value: object, where: str) -> Cluster:
-    """Make a cluster from its parsed JSON; `where` begins the message of any error.
+    """Builds a cluster from its parsed JSON; `where` begins the message of any error.
 
     Raises:
         FileFormatError: the value breaks the format.
         ClusterError: the cluster breaks a rule of `Cluster`.
     """
-    record = fields(value, where, REQUIRED, OPTIONAL)
-    check_format(record, where, FORMAT)
+    record = fields(value, where, REQUIRED, OPTIONAL, format=FORMAT)
     devices = array(record["devices"], f"{where}: devices")
     if not 1 <= len(devices) <= MAX_DEVICES:
         raise ClusterError(f"{where}: has {len(devices)} devices; give 1 to {MAX_DEVICES}")
@@ -68,7 +67,7 @@ def cluster_from_json(value: object, where: str) -> Cluster:
 
 
 def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as JSON values; a matrix of equal entries is one number."""
+    """Converts a cluster to JSON values; a matrix of equal entries is one number."""
     devices = [
         {"name": device.name, "kind": device.kind}
         | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}

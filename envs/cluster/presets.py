@@ -1,4 +1,4 @@
-"""Clusters by name.
+"""Preset clusters.
 
 Every speed is a peak from a datasheet. Captured graphs count 32-bit tensors, so the arithmetic peak is that
 for 32-bit tensors: fp32 without TF32 tensor cores (K80, V100), dense TF32 with them (A100, H100).
@@ -23,6 +23,7 @@ import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster
+from graphs.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
 """GK210: 2,496 cores at 560 MHz, two flops each; 12 GB GDDR5."""
@@ -44,19 +45,24 @@ INFINIBAND_BYTES_PER_S = 25e9
 LATENCY_S = 10e-6
 NODE_LATENCY_S = 20e-6
 
-PRESETS: dict[str, Callable[..., Cluster]] = {}
-"""Builders of named clusters; those in `SIZED` take a number of devices."""
+Builder = Callable[..., Cluster]
+
+PRESETS = Registry[Builder]("cluster", ClusterError)
+"""Builders of the preset clusters by name; those in `SIZED` take a number of devices."""
 SIZED: set[str] = set()
 
 
-def preset(name: str, *, sized: bool = False) -> Callable[[Callable[..., Cluster]], Callable[..., Cluster]]:
-    """Register a cluster builder under a name; a `sized` one takes the number of devices."""
+def preset(name: str, *, sized: bool = False) -> Callable[[Builder], Builder]:
+    """Registers a cluster builder under a name; a `sized` one takes the number of devices.
 
-    def register(build: Callable[..., Cluster]) -> Callable[..., Cluster]:
-        PRESETS[name] = build
+    Raises:
+        ClusterError: the name is taken.
+    """
+
+    def register(build: Builder) -> Builder:
         if sized:
             SIZED.add(name)
-        return build
+        return PRESETS.register(name, build)
 
     return register
 
@@ -70,7 +76,7 @@ def uniform(
     latency_s: float = LATENCY_S,
     **rules: object,
 ) -> Cluster:
-    """Equal devices with equal links.
+    """Builds a cluster of equal devices with equal links.
 
     Args:
         device: copied `n_devices` times; copies are named `<name>0`, `<name>1`, ...
@@ -84,31 +90,31 @@ def uniform(
 
 @preset("2xk80")
 def two_k80() -> Cluster:
-    """The two GPUs of one K80 board, each behind the board's PCIe 3.0 switch."""
+    """Builds the two GPUs of one K80 board, each behind the board's PCIe 3.0 switch."""
     return uniform("2xk80", K80, 2, PCIE3_BYTES_PER_S)
 
 
 @preset("4xv100")
 def four_v100() -> Cluster:
-    """Four V100 on one board, two of the six NVLinks of each to every other."""
+    """Builds four V100 on one board, two of the six NVLinks of each to every other."""
     return uniform("4xv100", V100, 4, 2 * NVLINK2_BYTES_PER_S, sharing="pair")
 
 
 @preset("8xa100")
 def eight_a100() -> Cluster:
-    """One DGX A100: eight GPUs on NVSwitch."""
+    """Builds one DGX A100: eight GPUs on NVSwitch."""
     return uniform("8xa100", A100, 8, NVLINK3_BYTES_PER_S)
 
 
 @preset("4xh100")
 def four_h100() -> Cluster:
-    """Four H100 on NVSwitch."""
+    """Builds four H100 on NVSwitch."""
     return uniform("4xh100", H100, 4, NVLINK4_BYTES_PER_S)
 
 
 @preset("2x4xa100")
 def two_nodes_of_a100() -> Cluster:
-    """Two nodes of four A100: NVSwitch within a node, InfiniBand between nodes."""
+    """Builds two nodes of four A100: NVSwitch within a node, InfiniBand between nodes."""
     node = np.arange(8) // 4
     local = node[:, None] == node[None, :]
     within = uniform("2x4xa100", A100, 8, NVLINK3_BYTES_PER_S)
@@ -121,7 +127,7 @@ def two_nodes_of_a100() -> Cluster:
 
 @preset("gpu+cpu")
 def gpu_and_cpu() -> Cluster:
-    """One V100 and its host, a DGX-1's pair of Xeons with far more memory, over PCIe 3.0."""
+    """Builds one V100 and its host, a DGX-1's pair of Xeons with far more memory, over PCIe 3.0."""
     shape = (2, 2)
     devices = (replace(V100, name="gpu0"), replace(XEON, name="cpu0"))
     return Cluster("gpu+cpu", devices, np.full(shape, PCIE3_BYTES_PER_S), np.full(shape, LATENCY_S))
@@ -129,7 +135,7 @@ def gpu_and_cpu() -> Cluster:
 
 @preset("placeto-k80", sized=True)
 def placeto_k80(n_devices: int = 2) -> Cluster:
-    """K80s as the published Placeto simulator schedules them; by default two.
+    """Builds K80s as the published Placeto simulator schedules them; by default two.
 
     Source: Addanki et al. 2019 (arXiv 1906.08879), the simulator published with it.
     """
@@ -148,7 +154,7 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
 
 
 def get_cluster(spec: str) -> Cluster:
-    """Find a cluster: the preset that `spec` names, else the cluster file whose path it is.
+    """Finds a cluster: the preset that `spec` names, else the cluster file whose path it is.
 
     Raises:
         ClusterError: `spec` names no preset and ends in no `.json`, or the cluster breaks a rule.
@@ -158,10 +164,12 @@ def get_cluster(spec: str) -> Cluster:
 
 
 def get_preset(spec: str) -> Cluster:
-    """Build the preset that `spec` names: `NAME`, or `NAME:N` for N devices where the preset takes a count.
+    """Builds the preset that `spec` names: `NAME`, or `NAME:N` for N devices where the preset takes a count.
 
     Raises:
-        ClusterError: an unknown name, or a count that is no number from 1 to `MAX_DEVICES` or not taken.
+        ClusterError: an unknown name, a count that is not a number from 1 to `MAX_DEVICES`, or a count for a
+        preset
+            of fixed size.
     """
     name, colon, count = spec.partition(":")
     if name not in PRESETS:

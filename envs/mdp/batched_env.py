@@ -18,19 +18,19 @@ from envs.problem import Problem
 
 
 class BatchedPlacementEnv(VecEnv):
-    """`n_envs` episodes of `PlacementEnv` in step; one that ends is followed by one on another problem.
+    """Runs `n_envs` episodes of `PlacementEnv` in step; after each that is done, one on another problem.
 
-    Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again; longer
-    orders so get more decisions, but no more episodes. The `info` of a last step holds `result` (an
+    Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again. So larger
+    graphs get more decisions, but no more episodes. The `info` of a last step holds `result` (an
     `EpisodeResult`), `episode` and `terminal_observation`.
 
     Args:
         problems, orders, mdp, passes, start: as `PlacementEnv`.
         n_envs: number of episodes side by side.
         repeats: how often in a row a problem comes up in a round. Episodes over one problem that begin
-            together stay together, so fewer graphs are walked, and have to be encoded, at a time.
-        seed: of the draws of problems and orders.
-        threads: how many share the episodes of a step.
+            together stay together, so fewer graphs have to be encoded at a time.
+        seed: seed of the draws of problems and orders.
+        threads: number of threads that share the episodes of a step.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
@@ -66,48 +66,48 @@ class BatchedPlacementEnv(VecEnv):
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems that episodes are drawn from."""
+        """The problems that episodes are over."""
         return self._batch.problems
 
     def reset(self) -> VecEnvObs:
-        """Begin every episode anew."""
+        """Begins every episode anew."""
         for episode in range(self.num_envs):
             self._begin(episode)
         return self._observation()
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Take note of a device per episode, int (n_envs,)."""
+        """Stores the decisions, a device per episode, int (n_envs,)."""
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Take the decisions."""
-        rewards, over = self._batch.step(self._actions)
+        """Takes the stored decisions."""
+        rewards, done = self._batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for episode in np.flatnonzero(over):
-            ending = self._batch.result(int(episode))
+        for episode in np.flatnonzero(done):
+            result = self._batch.result(int(episode))
             infos[episode] = {
-                "result": ending,
+                "result": result,
                 "episode": {
-                    "r": ending.episode_return,
-                    "l": ending.decisions,
+                    "r": result.episode_return,
+                    "l": result.decisions,
                     "t": time.time() - self._started_s,
                 },
                 "terminal_observation": {name: rows[episode] for name, rows in self._observation().items()},
                 "TimeLimit.truncated": False,
             }
             self._begin(int(episode))
-        return self._observation(), rewards.astype(np.float32), over, infos
+        return self._observation(), rewards.astype(np.float32), done, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Devices with room for the op at hand, bool (n_envs, max_devices)."""
+        """Returns the devices with free memory for the op at hand, bool (n_envs, max_devices)."""
         return self._batch.observation.mask.astype(bool)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next draws depend on, as JSON; episodes under way are not part of it."""
+        """Returns what the next draws depend on, as JSON; episodes under way are not part of it."""
         return {"rng": self._rng.bit_generator.state, "round": list(self._round)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the draws where `state_dict` left them; `reset` afterwards."""
+        """Continues the draws where `state_dict` left them; call `reset` afterwards."""
         self._rng.bit_generator.state = state["rng"]
         self._round = list(state["round"])
 
@@ -118,32 +118,32 @@ class BatchedPlacementEnv(VecEnv):
         self._batch.begin(episode, self._round.pop(), order, self._rng)
 
     def _observation(self) -> dict[str, NDArray[Any]]:
-        seen = self._batch.observation
+        batch = self._batch.observation
         return {
-            "problem": seen.problem.copy(),
-            "op": seen.op.copy(),
-            "devices": seen.devices.reshape(self.num_envs, -1).copy(),
-            "mask": seen.mask.copy(),
+            "problem": batch.problem.copy(),
+            "op": batch.op.copy(),
+            "devices": batch.devices.reshape(self.num_envs, -1).copy(),
+            "mask": batch.mask.copy(),
         }
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute once per environment."""
+        """Returns the attribute, which all environments share, once per environment."""
         return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Environments share their attributes; set it for all."""
+        """Sets the attribute for all environments, whatever the indices."""
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Result of a method per environment; `action_masks` gives one mask each."""
+        """Returns the result of a method per environment; `action_masks` gives one mask each."""
         chosen: Iterable[int] = self._get_indices(indices)
         method: Callable[..., Any] = getattr(self, method_name)
         result = method(*args, **kwargs)
         return [result[index] for index in chosen]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """No environment is wrapped."""
+        """Returns False for each environment: none is wrapped."""
         return [False] * len(list(self._get_indices(indices)))

@@ -1,6 +1,11 @@
-"""The outlook: what a candidate device means for the consumers of the op at hand.
+"""The consumer features: what a candidate device means for the consumers of the op at hand.
 
-Arguments as in `envs.mdp.observation`: walk arrays, problem arrays, an episode, an op and a trial to fill in.
+Each consumer that is not placed yet is assumed to go where it fares best. Looking one op beyond the one at
+hand is an idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
+
+The kernels share the arguments `m`, `p` and `episode` of `envs.mdp.state`, and
+
+    scratch (CandidateScratch): results per candidate device; `finish_s` is filled already.
 """
 
 from __future__ import annotations
@@ -8,63 +13,77 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
+from envs.simulator.transfers import transfer_seconds
 
-LONGEST_CHAIN = 8
-"""Ops that the outlook follows until one reads something that is placed."""
+MAX_CHAIN_OPS = 8
+"""Ops down a chain of consumers that are searched for one that reads something placed."""
 
 
 @kernel
-def outlook(w, p, episode, op, trial):
-    """Fill in what the outputs cost: to be sent, and to meet what their unplaced consumers read otherwise.
+def fill_consumer_features(m, p, episode, op, scratch):
+    """Evaluates what the outputs of an op cost its consumers if it runs on each candidate device.
 
-    Each of those consumers is thought to go where it fares best. To look one op beyond the one at hand is an
-    idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
+    Args:
+        m (MdpArrays), p (ProblemArrays): the problem.
+        episode (Episode): only read.
+        op: index of the op at hand, int.
+        scratch (CandidateScratch): `finish_s` is read. Written, (n_devices,) each: `output_transfer_s`,
+            `consumer_inputs_there`, `consumer_transfer_s` (over the least), `consumer_finish_s`. Overwritten:
+            `transfer_to_s`, `others_ready_s`, `is_sent_to`.
     """
-    n_devices, unit = len(p.memory), w.unit_of[op]
+    n_devices, unit = len(p.memory), m.unit_of[op]
     for device in range(n_devices):
-        trial.send_s[device] = trial.others_there[device] = trial.gather_s[device] = 0.0
-        trial.onward_s[device] = trial.finish_s[device]
-    others = 0.0
+        scratch.output_transfer_s[device] = scratch.consumer_inputs_there[device] = 0.0
+        scratch.consumer_transfer_s[device] = 0.0
+        scratch.consumer_finish_s[device] = scratch.finish_s[device]
+    placed_bytes = 0.0
     for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
         tensor = p.output_item[k]
-        trial.reached[:] = False
+        scratch.is_sent_to[:] = False
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             consumer = p.consumer_item[j]
             target = episode.device_of[consumer]
             if target >= 0:
-                if not trial.reached[target]:
-                    trial.reached[target] = True
+                if not scratch.is_sent_to[target]:
+                    scratch.is_sent_to[target] = True
                     for device in range(n_devices):
-                        trial.send_s[device] += transfer_seconds(p, p.size[tensor], device, target)
-            elif w.unit_of[consumer] != unit:
-                others += look_at_consumer(w, p, episode, consumer, tensor, unit, trial)
-    least = np.inf
+                        scratch.output_transfer_s[device] += transfer_seconds(
+                            p, p.size[tensor], device, target
+                        )
+            elif m.unit_of[consumer] != unit:
+                placed_bytes += add_unplaced_consumer(m, p, episode, consumer, tensor, unit, scratch)
+    least_s = np.inf
     for device in range(n_devices):
-        least = min(least, trial.gather_s[device])
+        least_s = min(least_s, scratch.consumer_transfer_s[device])
     for device in range(n_devices):
-        trial.gather_s[device] -= least
-        if others > 0.0:
-            trial.others_there[device] /= others
+        scratch.consumer_transfer_s[device] -= least_s
+        if placed_bytes > 0.0:
+            scratch.consumer_inputs_there[device] /= placed_bytes
 
 
 @kernel
-def look_at_consumer(w, p, episode, consumer, tensor, unit, trial):
-    """Add what one unplaced consumer of a tensor needs besides; returns the placed bytes of that.
+def add_unplaced_consumer(m, p, episode, consumer, tensor, unit, scratch):
+    """Adds what one unplaced consumer of a tensor needs besides that tensor.
 
-    Where it reads nothing placed besides, the bytes are those that the first op down its chain reads.
+    Where all else that it reads is unplaced, the first op down its chain that reads something placed stands
+    for it.
+
+    Args:
+        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        consumer: index of the op, int.
+        tensor: index of the tensor that it reads from the op at hand, int.
+        unit: placement unit of the op at hand, int.
+        scratch (CandidateScratch): `consumer_finish_s`, `consumer_transfer_s` and `consumer_inputs_there` are
+            updated.
+
+    Returns:
+        Bytes of placed tensors that are read besides.
     """
-    n_devices, timeline = len(p.memory), episode.timeline
-    along, others = gather(w, p, episode, consumer, tensor, unit, trial)
-    for device in range(n_devices):
-        finish = np.inf
-        for target in range(n_devices):
-            sent = transfer_seconds(p, along, device, target)
-            free = trial.finish_s[device] if target == device else timeline.device_free[target]
-            start = max(trial.finish_s[device] + sent, free, trial.met_s[target])
-            finish = min(finish, start + p.op_seconds[consumer, target])
-        trial.onward_s[device] = max(trial.onward_s[device], finish)
-    for _ in range(LONGEST_CHAIN):
-        if others > 0.0 or p.output_ptr[consumer] == p.output_ptr[consumer + 1]:
+    n_devices = len(p.memory)
+    sent_bytes, placed_bytes = fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch)
+    update_consumer_finish(p, episode, consumer, sent_bytes, scratch)
+    for _ in range(MAX_CHAIN_OPS):
+        if placed_bytes > 0.0 or p.output_ptr[consumer] == p.output_ptr[consumer + 1]:
             break
         tensor = p.output_item[p.output_ptr[consumer]]
         if p.consumer_ptr[tensor] == p.consumer_ptr[tensor + 1]:
@@ -72,29 +91,59 @@ def look_at_consumer(w, p, episode, consumer, tensor, unit, trial):
         consumer = p.consumer_item[p.consumer_ptr[tensor]]
         if episode.device_of[consumer] >= 0:
             break
-        along, others = gather(w, p, episode, consumer, tensor, unit, trial)
-    if others > 0.0:
+        sent_bytes, placed_bytes = fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch)
+    if placed_bytes > 0.0:
         for device in range(n_devices):
-            least = np.inf
+            least_s = np.inf
             for target in range(n_devices):
-                least = min(least, trial.moved_s[target] + transfer_seconds(p, along, device, target))
-            trial.gather_s[device] += least
-    return others
+                sent_s = transfer_seconds(p, sent_bytes, device, target)
+                least_s = min(least_s, scratch.transfer_to_s[target] + sent_s)
+            scratch.consumer_transfer_s[device] += least_s
+    return placed_bytes
 
 
 @kernel
-def gather(w, p, episode, consumer, tensor, unit, trial):
-    """See what else a consumer of a tensor reads.
+def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
+    """Raises `consumer_finish_s` of each candidate to the earliest finish of one consumer on any device.
 
-    Fills `moved_s`, transfers to bring what is placed to a device, and `met_s`, when it would be there.
-
-    Returns:
-        Bytes of the tensor and of what goes along with it, as the unit decides for it; bytes that are placed.
+    Args:
+        p (ProblemArrays): the problem.
+        episode (Episode): `timeline.device_free` is read.
+        consumer: index of the op, int.
+        sent_bytes: bytes that it reads from the candidate device, float.
+        scratch (CandidateScratch): `finish_s` and `others_ready_s` are read, `consumer_finish_s` is updated.
     """
     n_devices, timeline = len(p.memory), episode.timeline
-    trial.moved_s[:] = 0.0
-    trial.met_s[:] = 0.0
-    others, along = 0.0, p.size[tensor]
+    for device in range(n_devices):
+        finish = np.inf
+        for target in range(n_devices):
+            sent_s = transfer_seconds(p, sent_bytes, device, target)
+            free = scratch.finish_s[device] if target == device else timeline.device_free[target]
+            start = max(scratch.finish_s[device] + sent_s, free, scratch.others_ready_s[target])
+            finish = min(finish, start + p.op_seconds[consumer, target])
+        scratch.consumer_finish_s[device] = max(scratch.consumer_finish_s[device], finish)
+
+
+@kernel
+def fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch):
+    """Finds out what a consumer reads besides a tensor, and when that can be on each device.
+
+    Args:
+        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        consumer: index of the op, int.
+        tensor: index of the tensor, int.
+        unit: placement unit of the op at hand, int; what the unit makes besides goes along with the tensor.
+        scratch (CandidateScratch): written, (n_devices,) each: `transfer_to_s`, seconds of transfers that
+            bring the placed inputs there; `others_ready_s`, when they would be there. Updated:
+            `consumer_inputs_there`, bytes where the inputs are.
+
+    Returns:
+        Bytes of the tensor and of what goes along with it; bytes of the other inputs that are placed.
+    """
+    n_devices, timeline = len(p.memory), episode.timeline
+    scratch.transfer_to_s[:] = 0.0
+    scratch.others_ready_s[:] = 0.0
+    placed_bytes, sent_bytes = 0.0, p.size[tensor]
     for k in range(p.input_ptr[consumer], p.input_ptr[consumer + 1]):
         other = p.input_item[k]
         producer = p.producer[other]
@@ -102,21 +151,15 @@ def gather(w, p, episode, consumer, tensor, unit, trial):
         if other == tensor:
             continue
         if source < 0:
-            along += p.size[other] if w.unit_of[producer] == unit else 0.0
+            sent_bytes += p.size[other] if m.unit_of[producer] == unit else 0.0
             continue
-        others += p.size[other]
-        trial.others_there[source] += p.size[other]
+        placed_bytes += p.size[other]
+        scratch.consumer_inputs_there[source] += p.size[other]
         for device in range(n_devices):
             arrival = timeline.arrival[other * n_devices + device]
             if arrival < 0.0:
                 seconds = transfer_seconds(p, p.size[other], source, device)
-                trial.moved_s[device] += seconds
+                scratch.transfer_to_s[device] += seconds
                 arrival = timeline.finish[producer] + seconds
-            trial.met_s[device] = max(trial.met_s[device], arrival)
-    return along, others
-
-
-@kernel
-def transfer_seconds(p, size, source, target):
-    """Seconds that a tensor of some bytes takes over a free link."""
-    return size / p.bandwidth[source, target] + p.latency[source, target] if source != target else 0.0
+            scratch.others_ready_s[device] = max(scratch.others_ready_s[device], arrival)
+    return sent_bytes, placed_bytes

@@ -1,4 +1,4 @@
-"""The features of a candidate device: what they are called, which group they belong to, and their unit.
+"""The features of a candidate device: name, group and unit.
 
 A feature is declared here and nowhere else: kernels fill the column of its name, feature sets choose groups,
 and policy files carry the names.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HORIZONS = (8, 32)
-"""Visits after which a truncated rollout is looked at, the one at hand included."""
+"""Numbers of visits after which a truncated rollout is recorded, the one at hand included."""
 
 STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
-"""What a feature needs to be known: the state alone; a simulation with the op there, and where its neighbours
-are; what its consumers read besides; a rollout of a simple rule from there."""
+"""What a feature is computed from: the state alone; a simulation with the op on the device, and where its
+neighbours are; what its consumers read besides; a truncated rollout of a simple rule from there."""
 
 MEAN_OPS, SHARE, FLAG, SINGLE_STEPS = "log mean op times", "share", "0 or 1", "single-device step times"
 """Units. Times are in mean op times and squashed to sign(x) log(1 + |x|) unless they say otherwise."""
@@ -66,7 +66,7 @@ DEVICE_FEATURES: tuple[Feature, ...] = (
         for what in ("step_time", "mean_finish")
     ),
 )
-"""One row of the observation per candidate device has these columns."""
+"""Columns of the observation, which has a row for each candidate device."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
 
 FEATURE_SETS: dict[str, tuple[str, ...]] = {
@@ -75,11 +75,11 @@ FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "lookahead": (STATE, LOOKAHEAD),
     "state": (STATE,),
 }
-"""What a policy may see of the devices: groups of features."""
+"""What a policy may see of the devices: the groups of each feature set."""
 
 
 def column(name: str) -> int:
-    """Position of a feature in `DEVICE_FEATURES`.
+    """Returns the position of a feature in `DEVICE_FEATURES`.
 
     Raises:
         ValueError: an unknown name.
@@ -88,7 +88,7 @@ def column(name: str) -> int:
 
 
 def columns_of(feature_set: str) -> tuple[int, ...]:
-    """Positions in `DEVICE_FEATURES` that a feature set selects, ascending.
+    """Returns the positions in `DEVICE_FEATURES` that a feature set selects, ascending.
 
     Raises:
         KeyError: an unknown feature set.

@@ -13,23 +13,25 @@ from numpy.typing import NDArray
 from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
 from envs.mdp.features import N_DEVICE_FEATURES
 from envs.problem import Problem
+from graphs.op_graph import IntArray
 
 FEATURE_BOUND = 1000.0
-"""No device feature is larger: times are squashed by a logarithm, the rest are shares."""
+"""Bound of every device feature: times are squashed by a logarithm, the rest are shares and flags."""
 
 Observations = dict[str, NDArray[Any]]
 
 
 def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces.Dict:
-    """What the policy sees of the op at hand; small, and of one size for all problems.
+    """Returns the space of what a policy sees of the op at hand, of one size for all problems.
 
-    `problem` and `op` are indices, `devices` holds `N_DEVICE_FEATURES` numbers for each device in turn,
-    `mask` marks the devices with room for the op. Devices a problem lacks are zeros.
+    `problem` and `op` are indices, `devices` holds `N_DEVICE_FEATURES` numbers for each device in turn, and
+    `mask` marks the devices with free memory for the op's unit. Devices that a problem lacks are zeros.
     """
+    last_problem, last_op = max(n_problems - 1, 1), max(max_ops - 1, 1)  # equal bounds make gymnasium warn
     return spaces.Dict(
         {
-            "problem": spaces.Box(0, n_problems - 1, (1,), np.int64),
-            "op": spaces.Box(0, max_ops - 1, (1,), np.int64),
+            "problem": spaces.Box(0, last_problem, (1,), np.int64),
+            "op": spaces.Box(0, last_op, (1,), np.int64),
             "devices": spaces.Box(
                 -FEATURE_BOUND, FEATURE_BOUND, (max_devices * N_DEVICE_FEATURES,), np.float32
             ),
@@ -39,12 +41,13 @@ def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces
 
 
 class PlacementEnv(gym.Env[Observations, np.int64]):
-    """MdpConfig one graph at a time and asks for a device per op.
+    """Asks for a device for one op after the other, in one episode at a time.
 
     The return of an episode is -step_time / scale in `construct`, and (first - last) / scale in `improve`;
     the scale is the fastest single device's step time. A placement that overflows a device costs
-    `OVERFLOW_PENALTY` more, and an op without room ends the episode. This environment simulates every
-    candidate in full: it is the specification that `BatchedPlacementEnv` is tested against.
+    `OVERFLOW_PENALTY` and the overflow more, and an op that no device has free memory for ends the episode.
+    It is an `EpisodeBatch` of one episode, whose candidates are always simulated in full. `gymnasium.make`
+    knows it as `placewalk/Placement-v0`, once `envs` is imported.
 
     Args:
         problems: graphs on clusters; one is drawn per episode unless `reset` names it.
@@ -73,12 +76,28 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         self.observation_space = cast("gym.Space[Observations]", space)
         self.action_space = spaces.Discrete(self._batch.max_devices)
 
+    @property
+    def problem(self) -> Problem:
+        """The problem that the episode is over."""
+        return self._batch.problem_of(0)
+
+    @property
+    def device_of(self) -> IntArray:
+        """Devices decided so far, int (n_ops,); -1 = not yet."""
+        return self._batch.device_of(0)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems that episodes are over."""
+        return self._batch.problems
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin an episode.
+        """Begins an episode.
 
         Args:
+            seed: seed of the draws of problems and orders.
             options: `problem` and `order`, indices, where they are not to be drawn.
         """
         super().reset(seed=seed)
@@ -91,31 +110,32 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """Put the op at hand on device `action`.
+        """Puts the op at hand, and what is colocated with it, on device `action`.
+
+        Returns:
+            Observation, reward, whether the episode is done, False, and an `info` that holds `result` (an
+            `EpisodeResult`) where it is done.
 
         Raises:
-            ValueError: a device without room or that the cluster lacks.
+            ValueError: a device without free memory for the op, or that the cluster lacks.
         """
         if int(action) not in np.flatnonzero(self.action_masks()):
             raise ValueError(
-                f"device {action} has no room for the op at hand; use one that action_masks() marks"
+                f"device {action} has no free memory for the op at hand; use one that action_masks() marks"
             )
-        reward, over = self._batch.step(np.array([action]))
-        info = {"result": self._batch.result(0)} if over[0] else {}
-        return self._observation(), float(reward[0]), bool(over[0]), False, info
+        reward, done = self._batch.step(np.array([action]))
+        info = {"result": self._batch.result(0)} if done[0] else {}
+        return self._observation(), float(reward[0]), bool(done[0]), False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which devices have room for the op at hand, bool (max_devices,)."""
+        """Returns which devices have free memory for the op at hand, bool (max_devices,)."""
         return np.asarray(self._batch.observation.mask[0] > 0)
 
     def _observation(self) -> Observations:
-        seen = self._batch.observation
+        batch = self._batch.observation
         return {
-            "problem": seen.problem[0].copy(),
-            "op": seen.op[0].copy(),
-            "devices": seen.devices[0].ravel().copy(),
-            "mask": seen.mask[0].copy(),
+            "problem": batch.problem[0].copy(),
+            "op": batch.op[0].copy(),
+            "devices": batch.devices[0].ravel().copy(),
+            "mask": batch.mask[0].copy(),
         }
-
-
-gym.register(id="placewalk/Placement-v0", entry_point="envs.mdp.placement_env:PlacementEnv")

@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, PlacementError, check_placement
-from graphs.io.json_fields import check_format, fields, kind_of, name
+from graphs.io.json_fields import fields, kind_of, name
 from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import OpGraph
 
@@ -21,12 +21,12 @@ KEYS = frozenset({"format", "graph", "cluster", "device_of"})
 
 @dataclass(frozen=True)
 class NamedPlacement:
-    """A placement as its file holds it, before its graph and cluster are at hand.
+    """A placement as its file holds it, before its names are resolved.
 
     Attributes:
-        graph, cluster: names of what it is for.
+        graph, cluster: names of the graph and the cluster that it is for.
         device_of: device name of each op name.
-        where: what error messages begin with, the path.
+        where: the path, with which error messages begin.
     """
 
     graph: str
@@ -35,7 +35,7 @@ class NamedPlacement:
     where: str
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        """Look the names up in the graph and the cluster.
+        """Resolves the names in the graph and the cluster.
 
         Raises:
             PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
@@ -70,7 +70,7 @@ class NamedPlacement:
 
 
 def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster) -> Placement:
-    """Read the placement of a graph on a cluster.
+    """Reads the placement of a graph on a cluster.
 
     Raises:
         FileFormatError: the path is no readable JSON file, or the file breaks the format.
@@ -80,7 +80,7 @@ def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluste
 
 
 def read_named_placement(path: str | os.PathLike[str]) -> NamedPlacement:
-    """Read a placement file by itself; it says which graph and cluster it is for.
+    """Reads a placement file without its graph and cluster, whose names it holds.
 
     Raises:
         FileFormatError: the path is no readable JSON file, or the file breaks the format.
@@ -91,7 +91,7 @@ def read_named_placement(path: str | os.PathLike[str]) -> NamedPlacement:
 def write_placement(
     path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster, placement: Placement
 ) -> None:
-    """Write a placement file atomically.
+    """Writes a placement file atomically.
 
     Raises:
         PlacementError: the placement does not suit the graph and the cluster.
@@ -100,13 +100,12 @@ def write_placement(
 
 
 def placement_from_json(value: object, where: str) -> NamedPlacement:
-    """Make a named placement from its parsed JSON; `where` begins the message of any error.
+    """Builds a named placement from its parsed JSON; `where` begins the message of any error.
 
     Raises:
         FileFormatError: the value breaks the format.
     """
-    record = fields(value, where, KEYS)
-    check_format(record, where, FORMAT)
+    record = fields(value, where, KEYS, format=FORMAT)
     device_of = record["device_of"]
     if not isinstance(device_of, dict):
         at = f"{where}: device_of"
@@ -122,7 +121,7 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
 
 
 def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, Any]:
-    """The placement as JSON values, ops in program order.
+    """Converts a placement to JSON values, ops in program order.
 
     Raises:
         PlacementError: the placement does not suit the graph and the cluster.

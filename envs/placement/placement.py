@@ -1,4 +1,4 @@
-"""A device for every op, and whether it suits the graph and the cluster."""
+"""A device for every op, and the check that it suits the graph and the cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Placement:
 
 
 def single_device(graph: OpGraph, device: int) -> Placement:
-    """Everything on one device."""
+    """Places every op on one device."""
     return Placement(np.full(graph.n_ops, device, dtype=np.int64))
 
 
 def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, partial: bool = False) -> None:
-    """Check that a placement suits a graph and a cluster.
+    """Checks that a placement suits a graph and a cluster.
 
     Args:
         partial: whether ops may be unplaced (-1). An unplaced member splits no colocation group.

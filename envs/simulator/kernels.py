@@ -1,20 +1,20 @@
-"""The simulator's numba loops: arrays in, arrays out, nothing checked."""
+"""The simulator's numba kernels: they read arrays, fill arrays and check nothing."""
 
 from __future__ import annotations
 
-from envs.simulator.arrays import FIFO, PROGRAM, ProblemArrays, Timeline, clear, copy, new_timeline, run_op
+from envs.problem_arrays import PROGRAM, SCHEDULE
+from envs.simulator.arrays import Timeline, clear, copy, new_timeline, run_op
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
 from envs.simulator.program import inputs_ready, run_program
-from envs.simulator.resume import Pair, new_pair, run_moved, stand, tried
+from envs.simulator.resume import SimulationPair, candidate_timeline, commit, new_pair, run_moved
 
 __all__ = [
-    "FIFO",
-    "PROGRAM",
-    "Pair",
-    "ProblemArrays",
+    "SimulationPair",
     "Timeline",
+    "candidate_timeline",
+    "commit",
     "copy",
     "inputs_ready",
     "new_pair",
@@ -24,26 +24,38 @@ __all__ = [
     "run_many",
     "run_moved",
     "run_op",
-    "stand",
-    "tried",
 ]
 
 
 @kernel
 def run(p, device_of, timeline):
-    """Simulate a complete or partial placement under the cluster's schedule; returns the step time."""
+    """Simulates a complete or partial placement under the cluster's schedule.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        timeline: `Timeline`; written.
+
+    Returns:
+        Step time, seconds.
+    """
     clear(timeline)
-    if p.rules[0] == PROGRAM:
+    if p.rules[SCHEDULE] == PROGRAM:
         return run_program(p, device_of, timeline)
     return run_fifo(p, device_of, timeline)
 
 
 @kernel(entry=True)
 def run_many(p, devices_of, timeline, track_memory, total_s, peak):
-    """Time each row of `devices_of` (n, n_ops) into `total_s` (n,); its memory into `peak` (n, n_devices).
+    """Simulates many placements one after the other.
 
     Args:
-        timeline: that of the last row afterwards.
+        p: `ProblemArrays`.
+        devices_of: device of each op, one placement a row, int64 (n, n_ops); -1 = absent.
+        timeline: `Timeline`; written: that of the last row.
+        track_memory: whether to fill `peak`, bool.
+        total_s: written: step times in seconds, (n,).
+        peak: written: greatest number of bytes held at once, (n, n_devices); not read without `track_memory`.
     """
     for row in range(len(devices_of)):
         total_s[row] = run(p, devices_of[row], timeline)

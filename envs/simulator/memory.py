@@ -1,12 +1,14 @@
 """The greatest number of bytes that each device holds at once, from a finished timeline.
 
 A tensor at its producer is held from the producer's start to the end of its last local use and transfer, a
-copy from its arrival to the end of its last use there; resident bytes are held throughout; what these
-count already is left out. What ends at an instant is gone before what begins at it.
+copy from its arrival to the end of its last use there. Resident bytes are held throughout, and tensors that
+they include are not counted again. At one instant, holdings end before others begin.
 
-Sorting all beginnings and ends would cost more than the simulation. Instead they are summed up in buckets of
-time, about one event each. Before a bucket the bytes held are known, and in it they cannot exceed those by
-more than what begins in it: only the few buckets that could hold the peak are looked at in order.
+Sorting all beginnings and ends would take longer than the simulation. Instead they are summed up in buckets
+of time, about one event each. The bytes held before a bucket are known, and in the bucket they cannot exceed
+those by more than what begins in it: only the events of the few buckets that could hold the peak are sorted.
+
+In all kernels here `h` is the `Holdings`, and `scale` the number of buckets per second.
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ from numpy.typing import NDArray
 from envs.simulator.jit import kernel
 from graphs.op_graph import FloatArray
 
+BEGINS, ENDS = range(2)
+"""Columns of the flows of a bucket: bytes that begin and that end to be held in it."""
+HELD = ENDS
+"""The column in which `bound` replaces the bytes that end by those held before the bucket."""
+
 
 class Holdings(NamedTuple):
-    """What is held where and when, one entry per tensor and device that holds it."""
+    """Which bytes are held where and when, one entry per tensor and device that holds it."""
 
     since: FloatArray  # s
     until: FloatArray  # s
@@ -31,7 +38,15 @@ class Holdings(NamedTuple):
 
 @kernel(allocates=True)
 def peak_memory(p, device_of, timeline, total_s, peak):
-    """Fill `peak` (n_devices,) with the greatest number of bytes held at once on each device."""
+    """Finds the greatest number of bytes held at once on each device.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        timeline: `Timeline` of the finished simulation.
+        total_s: step time, seconds.
+        peak: written: bytes, (n_devices,).
+    """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
     n_buckets = 2 * len(device_of) // n_devices + 2
     scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
@@ -50,12 +65,23 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     events = np.empty(2 * n + 1, np.int32)
     n_events = find_events(h, n, scale, in_doubt, events)
     sort_events(h, events, n_events)
-    look_closely(h, events[:n_events], scale, flows, peak)
+    raise_peaks(h, events[:n_events], scale, flows, peak)
 
 
 @kernel
 def find_holdings(p, device_of, timeline, last_use, h):
-    """Fill in all holdings; returns their number."""
+    """Finds all holdings.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        timeline: `Timeline` of the finished simulation.
+        last_use: scratch, float64 (n_devices,).
+        h: `Holdings`; written.
+
+    Returns:
+        Their number.
+    """
     n_devices = len(p.memory)
     n = 0
     for tensor in range(len(p.producer)):
@@ -64,7 +90,7 @@ def find_holdings(p, device_of, timeline, last_use, h):
         if source < 0 or p.size[tensor] == 0.0:
             continue
         base = tensor * n_devices
-        home = device_of[p.owner[tensor]] if p.owner[tensor] >= 0 else -1
+        resident_on = device_of[p.owner[tensor]] if p.owner[tensor] >= 0 else -1
         for device in range(n_devices):
             last_use[device] = -1.0
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
@@ -79,46 +105,69 @@ def find_holdings(p, device_of, timeline, last_use, h):
             h.until[n] = last_use[device]
             h.size[n] = p.size[tensor]
             h.device[n] = device
-            n += last_use[device] >= 0.0 and device != home
+            n += last_use[device] >= 0.0 and device != resident_on
         h.since[n] = timeline.start[producer]
         h.until[n] = until
         h.size[n] = p.size[tensor]
         h.device[n] = source
-        n += source != home
+        n += source != resident_on
     return n
 
 
 @kernel
 def add_flows(h, n, scale, flows):
-    """Sum up, per device and bucket, what begins (0) and what ends (1)."""
+    """Sums up the bytes that begin and that end to be held, per device and bucket.
+
+    Args:
+        h: `Holdings`.
+        n: their number, int.
+        scale: buckets per second.
+        flows: zeros; written: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `ENDS`.
+    """
     last = flows.shape[1] - 1
     for i in range(n):
-        flows[h.device[i], min(int(h.since[i] * scale), last), 0] += h.size[i]
-        flows[h.device[i], min(int(h.until[i] * scale), last), 1] += h.size[i]
+        flows[h.device[i], min(int(h.since[i] * scale), last), BEGINS] += h.size[i]
+        flows[h.device[i], min(int(h.until[i] * scale), last), ENDS] += h.size[i]
 
 
 @kernel
 def bound(flows, held, in_doubt):
-    """The most that is certainly held at some time; marks the buckets in which it may be exceeded.
+    """Finds a lower bound of a device's peak, and the buckets in which it may be exceeded.
 
-    What is held before a bucket takes the place of what ends in it.
+    Args:
+        flows: bytes, (n_buckets, 2), columns `BEGINS` and `ENDS`; written: `HELD` replaces `ENDS`.
+        held: bytes held before the first bucket.
+        in_doubt: written: 1 where the bound may be exceeded, uint8 (n_buckets,).
+
+    Returns:
+        Bytes.
     """
     peak = held
     for bucket in range(len(flows)):
-        begins, ends = flows[bucket, 0], flows[bucket, 1]
-        flows[bucket, 1] = held
+        begins, ends = flows[bucket, BEGINS], flows[bucket, ENDS]
+        flows[bucket, HELD] = held
         peak = max(peak, held + begins if ends == 0.0 else held)
         held += begins - ends
     for bucket in range(len(flows)):
-        in_doubt[bucket] = flows[bucket, 0] + flows[bucket, 1] > peak
+        in_doubt[bucket] = flows[bucket, BEGINS] + flows[bucket, HELD] > peak
     return peak
 
 
 @kernel
 def find_events(h, n, scale, in_doubt, events):
-    """Fill in the events of the buckets in doubt; returns their number.
+    """Finds the events of the buckets in doubt.
 
-    Event `2 * i` is the beginning of holding `i`, `2 * i + 1` its end.
+    Event `2 * i` is the beginning of holding `i`, and `2 * i + 1` its end.
+
+    Args:
+        h: `Holdings`.
+        n: their number, int.
+        scale: buckets per second.
+        in_doubt: uint8 (n_devices, n_buckets).
+        events: written: events by holding, int32 (2 * n + 1,).
+
+    Returns:
+        Their number.
     """
     last = in_doubt.shape[1] - 1
     n_events = 0
@@ -133,20 +182,36 @@ def find_events(h, n, scale, in_doubt, events):
 
 @kernel
 def instant(h, event):
-    """When an event happens."""
+    """Returns when an event happens, seconds."""
     return h.until[event >> 1] if event & 1 else h.since[event >> 1]
 
 
 @kernel
 def is_before(h, event, other):
-    """Whether an event comes before another: by time, at one instant ends before beginnings."""
+    """Says whether an event comes before another: by time, and at one instant ends before beginnings.
+
+    Args:
+        h: `Holdings`.
+        event, other: int, see `find_events`.
+
+    Returns:
+        bool.
+    """
     at, other_at = instant(h, event), instant(h, other)
     return at < other_at or (at == other_at and event & 1 > other & 1)
 
 
 @kernel
 def sift(h, events, event, at, n):
-    """Put an event into the heap `events[:n]` of which the last comes first, at `at` or below."""
+    """Puts an event into a heap with the latest event on top.
+
+    Args:
+        h: `Holdings`.
+        events: the heap, int32 (n or more,); written.
+        event: int, see `find_events`.
+        at: the free position where it starts to sink, int.
+        n: size of the heap, int.
+    """
     while 2 * at + 1 < n:
         child = 2 * at + 1
         if child + 1 < n and is_before(h, events[child], events[child + 1]):
@@ -160,7 +225,13 @@ def sift(h, events, event, at, n):
 
 @kernel
 def sort_events(h, events, n):
-    """Sort `events[:n]` (heap sort)."""
+    """Sorts events by time (heap sort).
+
+    Args:
+        h: `Holdings`.
+        events: int32 (n or more,); the first `n` are sorted in place.
+        n: int.
+    """
     for at in range(n // 2 - 1, -1, -1):
         sift(h, events, events[at], at, n)
     for end in range(n - 1, 0, -1):
@@ -170,8 +241,16 @@ def sort_events(h, events, n):
 
 
 @kernel(allocates=True)
-def look_closely(h, events, scale, flows, peak):
-    """Raise `peak` to what is held after each of the sorted events."""
+def raise_peaks(h, events, scale, flows, peak):
+    """Raises each device's peak to the bytes held after each of its events in the buckets in doubt.
+
+    Args:
+        h: `Holdings`.
+        events: sorted events of the buckets in doubt, int32 (n_events,).
+        scale: buckets per second.
+        flows: bytes, (n_devices, n_buckets, 2), columns `BEGINS` and `HELD`.
+        peak: lower bounds in bytes, (n_devices,); written.
+    """
     last = flows.shape[1] - 1
     held = np.zeros(len(peak))
     present = np.full(len(peak), -1)
@@ -180,7 +259,7 @@ def look_closely(h, events, scale, flows, peak):
         bucket = min(int(instant(h, event) * scale), last)
         if bucket != present[device]:
             present[device] = bucket
-            held[device] = flows[device, bucket, 1]
+            held[device] = flows[device, bucket, HELD]
         size = h.size[event >> 1]
         held[device] += -size if event & 1 else size
         peak[device] = max(peak[device], held[device])

@@ -1,30 +1,31 @@
-"""The simulator's loop under schedule `program`: one pass, an op in O(its inputs)."""
+"""Schedule `program`: devices run their ops in program order, in one pass."""
 
 from __future__ import annotations
 
-from envs.simulator.arrays import reserve, run_op
+from envs.simulator.arrays import run_op
 from envs.simulator.jit import kernel
+from envs.simulator.transfers import send
 
 
 @kernel
-def send(p, timeline, link_free, tensor, source, device, commit):
-    """When a tensor that is not on `device` yet will be there; sends it for good only with `commit`."""
-    base = tensor * len(p.memory)
-    end = timeline.sent[base + source] if p.rules[1] else -1.0
-    if end < 0.0:
-        end = reserve(p, link_free, tensor, source, device, timeline.finish[p.producer[tensor]])
-    at = end + p.latency[source, device]
-    if commit:
-        timeline.sent[base + device] = end
-        timeline.arrival[base + device] = at
-        if p.rules[1]:
-            timeline.sent[base + source] = end
-    return at
+def inputs_ready(p, device_of, timeline, link_free, op, device, commit, log=None):
+    """Finds when the inputs of an op are on a device, and sends those that are not there yet.
 
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); an input whose producer is absent (-1) is not waited
+            for.
+        timeline: `Timeline` in which all present producers have finished; with `commit`, `sent` and `arrival`
+            are written.
+        link_free: when each link is free, seconds, (n_links,) or longer; written: that of the timeline, or a
+            copy.
+        op, device: indices, int.
+        commit: whether the transfers take place, bool; if not, only `link_free` is written.
+        log: `SendLog` that with `commit` gets the slots which are filled, or None.
 
-@kernel
-def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
-    """When the inputs of `op` are on `device`; sends what is not there yet, for good only with `commit`."""
+    Returns:
+        Seconds.
+    """
     n_devices = len(p.memory)
     ready = 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -38,27 +39,47 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit):
         else:
             at = timeline.arrival[tensor * n_devices + device]
             if at < 0.0:
-                at = send(p, timeline, link_free, tensor, source, device, commit)
+                at = send(p, timeline, link_free, tensor, source, device, commit, log)
         if at > ready:
             ready = at
     return ready
 
 
 @kernel(inline=True)
-def issue(p, device_of, timeline, op):
-    """Run the next op in program order, if it is there and takes a device; returns its finish."""
+def issue(p, device_of, timeline, op, log):
+    """Runs the next op in program order; a source or an absent op takes no time.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        timeline: `Timeline` of the ops before; written.
+        op: index, int.
+        log: `SendLog` that gets the slots which are filled, or None.
+
+    Returns:
+        The finish of the op, seconds.
+    """
     device = device_of[op]
     if p.is_source[op] or device < 0:
         timeline.start[op] = timeline.finish[op] = 0.0
         return 0.0
-    ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
+    ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True, log)
     return run_op(p, timeline, op, device, ready)
 
 
 @kernel
 def run_program(p, device_of, timeline):
-    """Devices run their ops in program order, links carry copies in the order of first need."""
+    """Simulates all ops; devices run theirs in program order, links carry copies in the order of first need.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        timeline: empty `Timeline`; written.
+
+    Returns:
+        Step time, seconds.
+    """
     total = 0.0
     for op in range(len(device_of)):
-        total = max(total, issue(p, device_of, timeline, op))
+        total = max(total, issue(p, device_of, timeline, op, None))
     return total

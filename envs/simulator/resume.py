@@ -1,10 +1,10 @@
 """Simulating a placement that differs from the last one only from some op on.
 
-Under schedule `program` ops run one by one in program order, so what happens before the first moved op stays
-as it was. Two simulations lie side by side: the *standing* one, of the placement that a search is at, and the
-*tried* one, of that with a move. The tried one takes up the standing one at the last mark before the move; if
-the move is accepted they change places. The result is that of a full simulation to the bit. Under `fifo` a
-move may change what happened before it, and everything is simulated anew.
+Under schedule `program` ops run one by one in program order, so nothing that happens before the first moved
+op changes. Two simulations lie side by side: the *current* one, of the placement that a search is at, and the
+*candidate*, of that placement with a move. The candidate resumes the current one at the last saved state
+before the move; `commit` makes them change places. The result equals a full simulation to the bit. Under
+`fifo` a move may change what happened before it, so everything is simulated anew.
 """
 
 from __future__ import annotations
@@ -12,58 +12,59 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from envs.simulator.arrays import PROGRAM, Timeline, clear, run_op
+from envs.problem_arrays import N_LINKS, OP_GAP_S, PROGRAM, SCHEDULE
+from envs.simulator.arrays import UNSENT, Timeline, clear
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
-from envs.simulator.program import send
+from envs.simulator.program import issue
+from envs.simulator.transfers import SendLog, rollback
 from graphs.op_graph import FloatArray, IntArray
 
 STRIDE = 16
-"""Ops of a block; the state is kept before each block."""
+"""Ops of a block; the state is saved before each block."""
+
+SAVED_TOTAL, SAVED_ARRAYS = range(2)
+"""Columns of a saved state: the step time so far; from the second on the free times of the devices, the work
+that they have done, and the free times of the links, in seconds."""
 
 
-class Pair(NamedTuple):
-    """The standing and the tried simulation, one a row; make it with `new_pair`."""
+class SimulationPair(NamedTuple):
+    """The current and the candidate simulation, one a row; `new_pair` creates it."""
 
     timeline: Timeline  # (2, ...) each
-    marks: (
-        FloatArray  # (2, n_blocks, 1 + 2 * n_devices + n_devices ** 2) the state before a block, see `mark`
-    )
-    slot: NDArray[np.int32]  # (2, n_slots) slots of the timeline in the order in which they were filled
-    n_filled: IntArray  # (2, n_blocks + 1) slots filled before a block
-    known: IntArray  # (2,) blocks that were simulated
-    standing: IntArray  # (1,) row of the standing simulation
-    same: IntArray  # (1,) blocks that both rows have in common
-    rest_s: FloatArray  # (n_devices,) work that is still to be done
+    log: SendLog  # (2, ...) each; the slots filled since the start of the step
+    saved: FloatArray  # (2, n_blocks, 1 + 2 * n_devices + n_devices ** 2) the state before a block
+    n_logged: IntArray  # (2, n_blocks) slots filled before a block
+    current: IntArray  # (1,) row of the current simulation
+    n_shared: IntArray  # (1,) blocks that both rows have in common
+    remaining_s: FloatArray  # (n_devices,) work that is still to be done
 
 
-def new_pair(n_ops: int, n_tensors: int, n_devices: int) -> Pair:
-    """Two empty simulations; the first `run_moved` is to begin at op 0."""
+def new_pair(n_ops: int, n_tensors: int, n_devices: int) -> SimulationPair:
+    """Creates two empty simulations; the first `run_moved` must begin at op 0."""
     n_slots, n_blocks = n_tensors * n_devices, -(-n_ops // STRIDE)
-    return Pair(
+    return SimulationPair(
         Timeline(
             start=np.zeros((2, n_ops)),
             finish=np.zeros((2, n_ops)),
-            sent=np.full((2, n_slots), -1.0),
-            arrival=np.full((2, n_slots), -1.0),
+            sent=np.full((2, n_slots), UNSENT),
+            arrival=np.full((2, n_slots), UNSENT),
             device_free=np.zeros((2, n_devices)),
             link_free=np.zeros((2, n_devices**2)),
         ),
-        marks=np.zeros((2, n_blocks, 1 + 2 * n_devices + n_devices**2)),
-        slot=np.zeros((2, n_slots), dtype=np.int32),
-        n_filled=np.zeros((2, n_blocks + 1), dtype=np.int64),
-        known=np.zeros(2, dtype=np.int64),
-        standing=np.zeros(1, dtype=np.int64),
-        same=np.zeros(1, dtype=np.int64),
-        rest_s=np.zeros(n_devices),
+        SendLog(slot=np.zeros((2, n_slots), dtype=np.int32), n=np.zeros((2, 1), dtype=np.int64)),
+        saved=np.zeros((2, n_blocks, SAVED_ARRAYS + 2 * n_devices + n_devices**2)),
+        n_logged=np.zeros((2, n_blocks), dtype=np.int64),
+        current=np.zeros(1, dtype=np.int64),
+        n_shared=np.zeros(1, dtype=np.int64),
+        remaining_s=np.zeros(n_devices),
     )
 
 
 @kernel
 def row_of(timeline, row):
-    """Views of one of two timelines."""
+    """Returns views of one of two timelines."""
     return Timeline(
         timeline.start[row],
         timeline.finish[row],
@@ -75,138 +76,169 @@ def row_of(timeline, row):
 
 
 @kernel
-def tried(pair):
-    """The timeline of the last `run_moved`."""
-    return row_of(pair.timeline, 1 - pair.standing[0])
+def log_of(log, row):
+    """Returns views of one of two logs."""
+    return SendLog(log.slot[row], log.n[row])
+
+
+@kernel
+def candidate_timeline(pair):
+    """Returns the timeline of the last `run_moved`."""
+    return row_of(pair.timeline, 1 - pair.current[0])
 
 
 @kernel(entry=True)
-def stand(pair):
-    """Let what was tried be what stands."""
-    pair.standing[0] = 1 - pair.standing[0]
+def commit(pair):
+    """Makes the candidate the current simulation."""
+    pair.current[0] = 1 - pair.current[0]
 
 
 @kernel(entry=True)
 def run_moved(p, device_of, pair, first, limit_s, work_s):
-    """Step time of a complete placement that is the standing one up to op `first`.
+    """Simulates a complete placement that equals the current one before op `first`.
 
-    Infinity, seen early if possible, where the step must exceed `limit_s`: after a block each device still
-    has the rest of its work, of `work_s` (n_devices,), to do.
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); none is -1.
+        pair: `SimulationPair`; its candidate is written.
+        first: index of the first op that may have moved, int.
+        limit_s: step time above which the exact one does not matter, seconds.
+        work_s: seconds of work that the placement gives each device, (n_devices,).
+
+    Returns:
+        Step time in seconds; infinity if it exceeds `limit_s` and that is seen early: after each block, a
+        device still has the rest of its work to do.
     """
-    timeline = tried(pair)
-    if p.rules[0] != PROGRAM:
+    if p.rules[SCHEDULE] != PROGRAM:
+        timeline = candidate_timeline(pair)
         clear(timeline)
         return run_fifo(p, device_of, timeline)
     block = first // STRIDE
     rewind(p, pair, block)
-    return resume(p, device_of, pair, timeline, block, limit_s, work_s)
+    return resume(p, device_of, pair, block, limit_s, work_s)
 
 
 @kernel
 def rewind(p, pair, block):
-    """Make the tried simulation before a block what the standing one is, and empty from there on."""
-    s, t = pair.standing[0], 1 - pair.standing[0]
+    """Makes the candidate equal to the current simulation before a block, and empty from there on.
+
+    Args:
+        p: `ProblemArrays`.
+        pair: `SimulationPair`; the candidate's timeline, log and saved states, and `n_shared`, are written.
+        block: index, int.
+    """
+    s, t = pair.current[0], 1 - pair.current[0]
     a, b = row_of(pair.timeline, s), row_of(pair.timeline, t)
-    same = min(pair.same[0], block)
-    for i in range(pair.n_filled[t, same], pair.n_filled[t, pair.known[t]]):
-        b.sent[pair.slot[t, i]] = b.arrival[pair.slot[t, i]] = -1.0
-    for i in range(pair.n_filled[s, same], pair.n_filled[s, block]):
-        slot = pair.slot[s, i]
-        pair.slot[t, i] = slot
+    shared = min(pair.n_shared[0], block)
+    log = log_of(pair.log, t)
+    rollback(b, log, pair.n_logged[t, shared])
+    for i in range(pair.n_logged[s, shared], pair.n_logged[s, block]):
+        slot = pair.log.slot[s, i]
+        log.slot[i] = slot
         b.sent[slot], b.arrival[slot] = a.sent[slot], a.arrival[slot]
-    for op in range(same * STRIDE, block * STRIDE):
+    log.n[0] = pair.n_logged[s, block]
+    for op in range(shared * STRIDE, block * STRIDE):
         b.start[op], b.finish[op] = a.start[op], a.finish[op]
-    for i in range(same + 1, block + 1):
-        pair.n_filled[t, i] = pair.n_filled[s, i]
-        for j in range(1 + 2 * len(p.memory) + p.rules[2]):
-            pair.marks[t, i, j] = pair.marks[s, i, j]
-    pair.same[0] = block
+    for i in range(shared + 1, block + 1):
+        pair.n_logged[t, i] = pair.n_logged[s, i]
+        for j in range(SAVED_ARRAYS + 2 * len(p.memory) + p.rules[N_LINKS]):
+            pair.saved[t, i, j] = pair.saved[s, i, j]
+    pair.n_shared[0] = block
 
 
 @kernel
-def resume(p, device_of, pair, timeline, first, limit_s, work_s):
-    """Simulate from a block on; see `run_moved`."""
-    row, rest_s, n_ops = 1 - pair.standing[0], pair.rest_s, len(device_of)
-    slots, n_filled, marks = pair.slot[row], pair.n_filled[row], pair.marks[row]
-    total = recall(p, marks[first], timeline, work_s, rest_s) if first else begin(timeline, work_s, rest_s)
-    n = n_filled[first]
-    for block in range(first, len(marks)):
+def resume(p, device_of, pair, first, limit_s, work_s):
+    """Simulates the candidate from a block on, and saves the state before each later block.
+
+    Args:
+        p: `ProblemArrays`.
+        device_of: device of each op, int64 (n_ops,); none is -1.
+        pair: `SimulationPair` whose candidate is rewound to the block; the candidate and `remaining_s` are
+            written.
+        first: index of the block, int.
+        limit_s, work_s: as in `run_moved`.
+
+    Returns:
+        As `run_moved`.
+    """
+    row, remaining_s, n_ops = 1 - pair.current[0], pair.remaining_s, len(device_of)
+    timeline, log, saved = row_of(pair.timeline, row), log_of(pair.log, row), pair.saved[row]
+    if first:
+        total = restore(p, saved[first], timeline, work_s, remaining_s)
+    else:
+        total = begin(timeline, work_s, remaining_s)
+    for block in range(first, len(saved)):
         if block > first:
-            mark(p, marks[block], timeline, work_s, rest_s, total)
+            save(p, saved[block], timeline, work_s, remaining_s, total)
+            pair.n_logged[row, block] = log.n[0]
         for op in range(block * STRIDE, min(block * STRIDE + STRIDE, n_ops)):
-            finish, n = issue_noting(p, device_of, timeline, op, slots, n)
-            rest_s[device_of[op]] -= p.op_seconds[op, device_of[op]]
-            total = max(total, finish)
-        n_filled[block + 1] = n
-        pair.known[row] = block + 1
-        for device in range(len(rest_s)):
-            if timeline.device_free[device] - p.gaps[0] + rest_s[device] > limit_s:
+            total = max(total, issue(p, device_of, timeline, op, log))
+            remaining_s[device_of[op]] -= p.op_seconds[op, device_of[op]]
+        for device in range(len(remaining_s)):
+            if timeline.device_free[device] - p.gaps[OP_GAP_S] + remaining_s[device] > limit_s:
                 return np.inf
     return total
 
 
 @kernel
-def begin(timeline, work_s, rest_s):
-    """The state before the first op; returns the step time so far."""
+def begin(timeline, work_s, remaining_s):
+    """Sets the state before the first op.
+
+    Args:
+        timeline: `Timeline`; `device_free` and `link_free` are written.
+        work_s: seconds of work of each device, (n_devices,).
+        remaining_s: written: the work that is still to be done, (n_devices,).
+
+    Returns:
+        The step time so far, 0 s.
+    """
     timeline.device_free[:] = 0.0
     timeline.link_free[:] = 0.0
     for device in range(len(work_s)):
-        rest_s[device] = work_s[device]
+        remaining_s[device] = work_s[device]
     return 0.0
 
 
 @kernel
-def mark(p, marks, timeline, work_s, rest_s, total):
-    """Note the state before a block: step time, when devices are free, the work they have done, links."""
+def save(p, saved, timeline, work_s, remaining_s, total_s):
+    """Saves the state before a block.
+
+    Args:
+        p: `ProblemArrays`.
+        saved: written: one row of `SimulationPair.saved`.
+        timeline: `Timeline` of the ops before.
+        work_s, remaining_s: all of the work of each device and what is still to be done, seconds,
+            (n_devices,).
+        total_s: step time so far, seconds.
+    """
     n_devices = len(work_s)
-    marks[0] = total
+    saved[SAVED_TOTAL] = total_s
     for device in range(n_devices):
-        marks[1 + device] = timeline.device_free[device]
-        marks[1 + n_devices + device] = work_s[device] - rest_s[device]
-    for link in range(p.rules[2]):
-        marks[1 + 2 * n_devices + link] = timeline.link_free[link]
+        saved[SAVED_ARRAYS + device] = timeline.device_free[device]
+        saved[SAVED_ARRAYS + n_devices + device] = work_s[device] - remaining_s[device]
+    for link in range(p.rules[N_LINKS]):
+        saved[SAVED_ARRAYS + 2 * n_devices + link] = timeline.link_free[link]
 
 
 @kernel
-def recall(p, marks, timeline, work_s, rest_s):
-    """Go back to a noted state; returns the step time so far."""
-    n_devices = len(work_s)
-    for device in range(n_devices):
-        timeline.device_free[device] = marks[1 + device]
-        rest_s[device] = work_s[device] - marks[1 + n_devices + device]
-    for link in range(p.rules[2]):
-        timeline.link_free[link] = marks[1 + 2 * n_devices + link]
-    return marks[0]
+def restore(p, saved, timeline, work_s, remaining_s):
+    """Restores a saved state.
 
-
-@kernel
-def issue_noting(p, device_of, timeline, op, slots, n):
-    """Run the next op in program order; adds the slots filled for it to the first `n`.
+    Args:
+        p: `ProblemArrays`.
+        saved: one row of `SimulationPair.saved`.
+        timeline: `Timeline`; `device_free` and `link_free` are written.
+        work_s: seconds of work of each device, (n_devices,); it may differ from that at the time of saving,
+            as long as the ops before the block are where they were.
+        remaining_s: written: the work that is still to be done, (n_devices,).
 
     Returns:
-        Its finish, and the number of slots.
+        The step time so far, seconds.
     """
-    if p.is_source[op]:
-        timeline.start[op] = timeline.finish[op] = 0.0
-        return 0.0, n
-    device, n_devices = device_of[op], len(p.memory)
-    ready = 0.0
-    for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
-        tensor = p.input_item[k]
-        producer = p.producer[tensor]
-        source = device_of[producer]
-        if source == device:
-            at = timeline.finish[producer]
-        else:
-            base = tensor * n_devices
-            at = timeline.arrival[base + device]
-            if at < 0.0:
-                slots[n] = base + device
-                n += 1
-                if p.rules[1]:
-                    slots[n] = base + source
-                    n += timeline.sent[base + source] < 0.0
-                at = send(p, timeline, timeline.link_free, tensor, source, device, True)
-        if at > ready:
-            ready = at
-    return run_op(p, timeline, op, device, ready), n
+    n_devices = len(work_s)
+    for device in range(n_devices):
+        timeline.device_free[device] = saved[SAVED_ARRAYS + device]
+        remaining_s[device] = work_s[device] - saved[SAVED_ARRAYS + n_devices + device]
+    for link in range(p.rules[N_LINKS]):
+        timeline.link_free[link] = saved[SAVED_ARRAYS + 2 * n_devices + link]
+    return saved[SAVED_TOTAL]

@@ -1,4 +1,4 @@
-"""Time one training step under a placement."""
+"""Simulates one training step under a placement."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
+from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator import kernels
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 CHUNKS_PER_THREAD = 4
-"""Of the placements timed at once: a core that is taken away for a while delays one of these."""
+"""Chunks that `simulate_many` cuts the placements into: a core that is busy elsewhere delays only one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class StepTime:
         busy_s: seconds each device computes, (n_devices,).
         transfer_bytes: bytes sent between devices.
         peak_bytes: greatest memory in use on each device, (n_devices,).
-        fits: whether no device needs more memory than it has.
+        fits: whether the placement is feasible: no device needs more memory than it has.
     """
 
     total_s: float
@@ -42,10 +43,13 @@ class StepTime:
 
 
 def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime:
-    """Time one training step under a placement.
+    """Simulates one training step under a placement.
 
     Args:
         placement: device index of each op, int (n_ops,); none may be -1.
+
+    Returns:
+        Seconds and bytes; `total_s` is the finish of the last op.
 
     Raises:
         PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split colocation group.
@@ -57,7 +61,7 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime
 
 
 def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
-    """`simulate` without the checks; ops at -1 are absent.
+    """Simulates one training step without checking the placement; ops at -1 are absent.
 
     Args:
         device_of: device index of each op, int64 (n_ops,).
@@ -83,11 +87,11 @@ def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
 def simulate_many(
     problem: Problem, devices_of: IntArray, *, memory: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Time many placements of one problem, over all cores.
+    """Simulates many placements of one problem, on all cores.
 
     Args:
         devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are absent.
-        memory: whether to track memory; without it, the bytes are 0.
+        memory: whether to track memory; if not, the bytes are 0.
 
     Returns:
         Step times in seconds, (n,), and peak bytes, (n, n_devices).
@@ -109,7 +113,11 @@ def simulate_many(
 
 
 def step_time_s(problem: Problem, device_of: IntArray) -> float:
-    """Step time alone, in seconds; unchecked and without memory, for search loops."""
+    """Simulates the step time alone, in seconds; unchecked and without memory, for search loops.
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,).
+    """
     total_s = np.zeros(1)
     kernels.run_many(
         problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0))
@@ -118,7 +126,7 @@ def step_time_s(problem: Problem, device_of: IntArray) -> float:
 
 
 def best_fitting(total_s: FloatArray, peak_bytes: FloatArray, memory_bytes: FloatArray) -> int:
-    """Index of the fastest placement that fits; if none fits, of the one that overflows least.
+    """Finds the index of the fastest feasible placement, or of the least overflow if none is feasible.
 
     Args:
         total_s: (n,). peak_bytes: (n, n_devices). memory_bytes: (n_devices,).
@@ -138,6 +146,6 @@ def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -
     own = np.zeros_like(sent)
     source: Sequence[int] = device_of[problem.graph.tensor_producer].tolist()
     own[np.arange(len(own)), source] = True
-    once = problem.arrays.rules[1]
+    once = problem.arrays.rules[SENDS_PER_TENSOR]
     times = (sent & own).sum(axis=1) if once else (sent & ~own).sum(axis=1)
     return float((times * problem.graph.tensor_bytes).sum())

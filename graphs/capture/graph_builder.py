@@ -1,26 +1,30 @@
-"""From a traced step to an op graph: views vanish, sources become ops, optimizer updates are added."""
+"""Builds an op graph from a traced step: views vanish, sources become ops, optimizer updates are added."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
 
-from graphs.capture.op_costs import node_value, op_bytes, op_flops, op_packet, size_bytes
-from graphs.capture.tracing import Trace, call_of, is_mutable
+from graphs.capture.module_calls import call_of
+from graphs.capture.op_costs import count_numbers, op_bytes, op_flops, op_packet, size_bytes
+from graphs.capture.storages import Storage, find_storages, live_nodes, storages_in
+from graphs.capture.tracing import Trace
 from graphs.op_graph import OpGraph, build_graph
-
-_ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 
 
 @dataclass(frozen=True)
 class Update:
-    """An optimizer's update of a parameter, per element: flops, passes over memory, values kept as state."""
+    """An optimizer's update of a parameter.
+
+    Attributes:
+        optimizer: name of the optimizer.
+        flops: floating-point operations per element.
+        passes: reads and writes of memory per element.
+        states: values of optimizer state per element.
+    """
 
     optimizer: str
     flops: int
@@ -28,79 +32,17 @@ class Update:
     states: int
 
 
-@dataclass(frozen=True, eq=False)
-class Storage:
-    """Memory that one node allocates; all views of it are the same storage."""
-
-    node: fx.Node
-    bytes: float
-
-
-def find_storages(trace: Trace) -> dict[fx.Node, Any]:
-    """The storages behind what each node yields, nested as it is; None where a value is no tensor."""
-    found: dict[fx.Node, Any] = {}
-    of_source: dict[str, Any] = {}
-    for node in trace.nodes:
-        if node.target is operator.getitem:
-            found[node] = found[node.args[0]][node.args[1]]  # type: ignore[index]
-        elif _is_view(node):
-            base = storages_in(found[node.all_input_nodes[0]])[0]
-            value = node_value(node)
-            found[node] = base if isinstance(value, Tensor) else tree_map(lambda _, base=base: base, value)
-        elif node in trace.sources:
-            found[node] = of_source.setdefault(trace.sources[node], _allocate(node))
-        else:
-            found[node] = _allocate(node)
-    return found
-
-
-def _allocate(node: fx.Node) -> Any:
-    def storage(value: Any) -> Storage | None:
-        return Storage(node, size_bytes(value)) if isinstance(value, Tensor) else None
-
-    value = node_value(node)
-    return storage(value) if isinstance(value, Tensor) else tree_map(storage, value)
-
-
-def storages_in(nested: Any) -> list[Storage]:
-    """The storages of one value of `find_storages`."""
-    if isinstance(nested, Storage):
-        return [nested]
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Storage)]
-
-
-def live_nodes(trace: Trace) -> set[fx.Node]:
-    """Nodes that a result, a gradient or a change in place depends on."""
-    live = {*trace.results, *trace.gradients.values()}
-    for node in reversed(trace.nodes):
-        if node in live or is_mutable(node):
-            live.add(node)
-            live.update(node.all_input_nodes)
-    return live
-
-
-def _is_view(node: fx.Node) -> bool:
-    if op_packet(node) in _ALIASES or getattr(node.target, "is_view", False):
-        return True
-    return op_packet(node) is torch.ops.aten.clone and _keeps_layout(node)
-
-
-def _keeps_layout(clone: fx.Node) -> bool:
-    """Whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on."""
-    before, after = node_value(clone.all_input_nodes[0]), node_value(clone)
-    return bool(before.stride() == after.stride())
-
-
-class Folder:
+class GraphBuilder:
     """Builds the op graph of one trace, op by op in program order.
 
     Args:
-        held: parameters and buffers by path, tied ones once.
+        trace: the traced step.
+        state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
     """
 
-    def __init__(self, trace: Trace, held: Mapping[str, Tensor], update: Update | None) -> None:
-        self.trace, self.held, self.update = trace, held, update
+    def __init__(self, trace: Trace, state: Mapping[str, Tensor], update: Update | None) -> None:
+        self.trace, self.state, self.update = trace, state, update
         self.storages = find_storages(trace)
         self.ops: list[dict[str, Any]] = []
         self.op_of: dict[Storage, int] = {}
@@ -109,14 +51,14 @@ class Folder:
         self.n_groups = 0
         self.times_named: dict[str, int] = {}
 
-    def fold(self, name: str, family: str) -> OpGraph:
-        """The op graph of the trace."""
+    def build(self, name: str, family: str) -> OpGraph:
+        """Builds the op graph of the trace."""
         live = live_nodes(self.trace)
         for node in self.trace.nodes:
             if node in live and self._allocates(node):
                 self._add_compute(node)
         self._add_unread()
-        for path in self.held:
+        for path in self.state:
             if path in self.trace.gradients and self.update is not None:
                 self._add_update(path, self.update)
         kept = {self.storages[node] for node in live if isinstance(self.storages[node], Storage)}
@@ -128,7 +70,7 @@ class Folder:
         return build_graph(name, family, self.ops, tensors)
 
     def _allocates(self, node: fx.Node) -> bool:
-        """Whether a node computes something, rather than being a source, a view or metadata."""
+        """Whether a node computes something: it is no source, no view and no metadata."""
         is_source = node.op in ("placeholder", "get_attr")
         return not is_source and any(storage.node is node for storage in self._storages_of([node]))
 
@@ -156,7 +98,11 @@ class Folder:
         return storage, storage.bytes if storage else 0.0
 
     def _add_sources(self, reads: Iterable[Storage]) -> int | None:
-        """Add what is read here first; the group that joins it to its reader, None if nothing is new."""
+        """Adds the sources that are read here first.
+
+        Returns:
+            The colocation group that joins them to their owner op; None if no source is new.
+        """
         self._add_loss_gradient(reads)
         new = [storage for storage in reads if storage not in self.op_of]
         if not new:
@@ -167,7 +113,7 @@ class Folder:
         return group
 
     def _add_source(self, name: str, storage: Storage | None, group: int | None) -> None:
-        tensor = self.held.get(name)
+        tensor = self.state.get(name)
         self.op_of_source[name] = self._add_op(
             name,
             [],
@@ -184,15 +130,15 @@ class Folder:
         return size_bytes(tensor) * (2 + (self.update.states if self.update else 0))
 
     def _add_unread(self) -> None:
-        """Add the parameters and buffers that no op reads; they still take memory."""
+        """Adds the parameters and buffers that no op reads; they still take memory."""
         storage_of = {name: self.storages[node] for node, name in self.trace.sources.items()}
-        for path in self.held:
+        for path in self.state:
             if path not in self.op_of_source:
                 group = self._new_group() if path in self.trace.gradients else None
                 self._add_source(path, storage_of.get(path), group)
 
     def _add_loss_gradient(self, reads: Iterable[Storage]) -> None:
-        """Add the gradient of the loss by itself, with which the backward pass starts, if read here first."""
+        """Adds the gradient of the loss by itself, which starts the backward pass, if first read here."""
         for storage in reads:
             if storage.node in self.trace.tangents and storage not in self.op_of:
                 loss = self._storages_of([self.trace.tangents[storage.node]])
@@ -208,11 +154,11 @@ class Folder:
                 )
 
     def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:
-        """The distinct storages behind some nodes, in order."""
+        """Returns the distinct storages behind some nodes, in order."""
         return list(dict.fromkeys(leaf for node in nodes for leaf in storages_in(self.storages[node])))
 
     def _add_update(self, path: str, update: Update) -> None:
-        tensor, gradients = self.held[path], self._storages_of([self.trace.gradients[path]])
+        tensor, gradients = self.state[path], self._storages_of([self.trace.gradients[path]])
         self._add_loss_gradient(gradients)
         self._add_op(
             f"{update.optimizer}/{path}",
@@ -221,7 +167,7 @@ class Folder:
             type=f"optim.{update.optimizer}",
             module=path.rpartition(".")[0],
             phase="optimizer",
-            flops=update.flops * tensor.numel(),
+            flops=update.flops * count_numbers(tensor),
             bytes_moved=update.passes * size_bytes(tensor),
             colocate=self.ops[self.op_of_source[path]]["colocate"],
         )
@@ -240,7 +186,7 @@ class Folder:
         return index
 
     def _unique(self, name: str) -> str:
-        """The name, with a running number if it is taken."""
+        """Returns the name, with a running number if it is taken."""
         unique = name
         while unique in self.times_named:
             self.times_named[name] += 1
@@ -250,7 +196,7 @@ class Folder:
 
 
 def _module_of(node: fx.Node) -> tuple[str, str]:
-    """Path of the module that ran a node; the same with `@` and the number of the call after the first."""
+    """Returns the path of the module that ran a node, and the path with `@` and the number of the call."""
     call = call_of(node)
     if call is None:
         return "", ""

@@ -1,9 +1,9 @@
-"""What one traced op costs: floating-point operations and memory traffic, from shapes alone."""
+"""Costs of one traced op: floating-point operations and memory traffic, from shapes alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import log2, prod
 from operator import attrgetter
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-Formula = Callable[..., int]
+Formula = Callable[..., float]
 
 aten = torch.ops.aten
 
 
 def node_value(node: fx.Node) -> Any:
-    """What a node yields, as fake tensors; a constant that was never traced is looked up in its module."""
+    """Value of a node, as fake tensors; a constant that was never traced is looked up in its module."""
     if "val" not in node.meta and node.op == "get_attr":
         owner = node.graph.owning_module
         assert owner is not None
@@ -38,23 +38,33 @@ def size_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def count_numbers(tensor: Tensor) -> int:
+    """Real numbers in a tensor: its elements, or twice as many if they are complex."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
 def op_flops(node: fx.Node) -> float:
     """Floating-point operations of one traced op.
 
     Matrix products and convolutions follow `torch.utils.flop_counter` (a multiply-add counts twice); grouped
-    convolution backward and attention on CPU tensors, which it counts too high or not at all, have own
-    formulas. Anything else counts one per element of its largest operand or result; copies count none.
+    convolution backward, attention on CPU tensors and Fourier transforms, which it counts too high or not at
+    all, have formulas of their own. Any other op counts one per number in its largest operand or result;
+    copies count none. Complex: an element is two numbers, a product of two takes 6, a multiply-add 8.
     """
     packet = op_packet(node)
     if packet in _MOVES:
         return 0.0
+    results = tensors_of(node_value(node))
     if packet in _FORMULAS or packet in flop_registry:
         args, kwargs = tree_map(_as_value, (node.args, dict(node.kwargs)))
         if packet in _FORMULAS:
             return float(_FORMULAS[packet](*args, **kwargs))
-        return float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
-    seen = (tensor for there in (*node.all_input_nodes, node) for tensor in tensors_of(node_value(there)))
-    return float(max((tensor.numel() for tensor in seen), default=0))
+        flops = float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
+        return 4 * flops if results[0].is_complex() else flops
+    operands = [tensor for source in node.all_input_nodes for tensor in tensors_of(node_value(source))]
+    if packet in _PRODUCTS and len(operands) > 1 and all(tensor.is_complex() for tensor in operands):
+        return 6.0 * results[0].numel()
+    return float(max((count_numbers(tensor) for tensor in (*operands, *results)), default=0))
 
 
 def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]]) -> float:
@@ -82,6 +92,7 @@ def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]
 
 
 def op_packet(node: fx.Node) -> Any:
+    """The op that a node calls, without its overload."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
@@ -106,7 +117,7 @@ def _convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> int:
-    """As much as forward for each of the gradients of input and weight."""
+    """Flops of the forward pass for each of the gradients of input and weight."""
     spatial = (x if transposed else grad).shape[2:]
     return 2 * weight.numel() * prod(spatial) * x.shape[0] * sum(output_mask[:2])
 
@@ -130,11 +141,35 @@ def _scatter_rows(grad: Tensor, *_: object, **__: object) -> int:
     return grad.numel()
 
 
+def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
+    """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
+    return _fft_flops(list(x.shape), dims)
+
+
+def _fft_of_real(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
+    """Half of what a complex signal of the same shape takes."""
+    return _fft_flops(list(x.shape), dims) / 2
+
+
+def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: int, **_: object) -> float:
+    """Half of what a complex signal of the result's shape takes."""
+    shape = list(x.shape)
+    shape[dims[-1]] = last_size
+    return _fft_flops(shape, dims) / 2
+
+
+def _fft_flops(shape: list[int], dims: list[int]) -> float:
+    return 5 * prod(shape) * log2(prod(shape[dim] for dim in dims))
+
+
 _FORMULAS: dict[Any, Formula] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.embedding_dense_backward: _scatter_rows,
+    aten._fft_c2c: _fft,
+    aten._fft_r2c: _fft_of_real,
+    aten._fft_c2r: _fft_to_real,
 }
 
 _UNTOUCHED = _packets("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -142,6 +177,7 @@ _FILLS = _packets(
     *("full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
     *("arange", "eye", "scalar_tensor", "rand", "rand_like", "randn", "randn_like"),
 )
+_PRODUCTS = _packets("mul", "div")
 _LOOKUPS = _packets("embedding", "gather", "index", "_unsafe_index", "index_select")
 _COPIES = _packets(
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "repeat", "roll", "flip"),

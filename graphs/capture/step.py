@@ -1,4 +1,4 @@
-"""A module as one callable step over fake tensors: what is traced instead of the module itself."""
+"""A module as one callable step over fake tensors, which is traced in place of the module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CaptureError(GraphError):
 
 
 class Step(nn.Module):
-    """A fake CPU copy of a module that takes flat tensors and returns its loss (in inference: its outputs).
+    """A copy of a module on fake CPU tensors; flat tensors in, the loss (in inference: the outputs) out.
 
     Parameters, buffers and inputs become fake tensors of the same shape, stride and type: nothing is
-    allocated, no weight is read, the given module is left alone, and tied weights stay tied. They are on the
-    CPU because some ops cannot be traced on meta (a cross-entropy's backward for one).
+    allocated, no weight is read, the given module is not changed, and tied weights stay tied. They are on the
+    CPU because some ops cannot be traced on meta, such as the backward pass of a cross-entropy.
 
     Args:
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
@@ -43,17 +43,17 @@ class Step(nn.Module):
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
 
     @cached_property
-    def held(self) -> dict[str, Tensor]:
-        """Parameters, then buffers, by their path in the module; tied ones once, by their first path."""
+    def state(self) -> dict[str, Tensor]:
+        """Parameters, then buffers, by path in the module; tied ones appear once, by their first path."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """`forward` with other tensors in the place of those held."""
-        given = {f"model.{path}": tensor for path, tensor in zip(self.held, state, strict=True)}
-        return torch.func.functional_call(self, given, tuple(tensors))
+        """Runs `forward` with other tensors in place of `self.state`, in its order."""
+        by_path = {f"model.{path}": tensor for path, tensor in zip(self.state, state, strict=True)}
+        return torch.func.functional_call(self, by_path, tuple(tensors))
 
     def forward(self, *tensors: Tensor) -> Any:
-        """The loss, or the tensors that the module returns; `tensors` stand for the tensors of the inputs."""
+        """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         inputs = tree_unflatten(leaves, self._spec)
@@ -70,8 +70,8 @@ class Step(nn.Module):
         memo: dict[int, Any] = {}
         try:
             for part in module.modules():
-                held = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-                for tensor in (item for item in held if isinstance(item, Tensor) and id(item) not in memo):
+                values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+                for tensor in (item for item in values if isinstance(item, Tensor) and id(item) not in memo):
                     fake = self._fake(tensor)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
@@ -81,21 +81,29 @@ class Step(nn.Module):
 
 
 def one_line(error: Exception) -> str:
-    """Class and first line of an error."""
+    """Returns the class and the first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def mean_loss(returned: Any) -> Tensor:
-    """A scalar result itself; of anything else the average over its float tensors of each one's mean.
+    """Returns a real scalar itself; of anything else, the average of the means of its float tensors.
+
+    The mean of a complex tensor is that of its real and imaginary parts.
 
     Raises:
         CaptureError: no float tensor is returned.
     """
-    if isinstance(returned, Tensor) and returned.dim() == 0:
+    if isinstance(returned, Tensor) and returned.dim() == 0 and not returned.is_complex():
         return returned.clone()  # the traces cannot differentiate an output that is a view
-    floats = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
     if not floats:
         raise CaptureError("it returns no float tensor to take the loss of; return a loss or float outputs")
-    means = [leaf.mean() for leaf in floats]
+    means = [_real(tensor).mean() for tensor in floats]
     return means[0] if len(means) == 1 else torch.stack(means).mean()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor itself if it is real, else its real and imaginary parts."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -1,7 +1,7 @@
-"""One step as an fx graph: its ops in program order, and what each placeholder and result stands for.
+"""Traces a step: its ops in program order, and what each placeholder and result stands for.
 
-`trace_joint` keeps the module call behind every op but rests on a private function of torch; it is tested on
-the versions in `TESTED_TORCH`. `trace_plainly` rests on `make_fx` alone and knows no module calls.
+`trace_joint` knows the module call behind every op but uses private functions of torch, which are tested on
+the versions in `TESTED_TORCH`. `trace_plainly` uses `make_fx` alone and knows no module calls.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import gc
 import io
 import logging
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.compiler import _compile_session_context
 from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from graphs.capture.step import CaptureError, Step, one_line
+from graphs.capture.module_calls import record_calls
+from graphs.capture.step import CaptureError, Step
+from graphs.capture.trace_failures import describe_failure, needs_values
 
-CALL = "placewalk.call"
-"""Key under which torch keeps the `Call` of a node."""
 TESTED_TORCH = ("2.13",)
-"""Versions of torch that the private function behind `trace_joint` is tested on."""
+"""Versions of torch on which the private functions behind `trace_joint` are tested."""
 
 
 @dataclass
@@ -37,11 +36,12 @@ class Trace:
 
     Attributes:
         nodes: all nodes but the output, in program order.
-        sources: what each placeholder is: the path of a parameter or buffer, or `input.<index>`.
+        sources: placeholder -> what it stands for: the path of a parameter or buffer, or `input.<index>`.
         tangents: placeholder of the gradient of the loss by itself -> the loss.
         results: nodes whose values leave the step: the loss or the outputs, and the new values of buffers.
         gradients: path of a parameter -> its gradient.
         backward: nodes of the backward pass.
+        why_no_calls: why nodes know no module calls, in one line; "" if they do.
     """
 
     nodes: list[fx.Node]
@@ -50,13 +50,17 @@ class Trace:
     results: list[fx.Node] = field(default_factory=list)
     gradients: dict[str, fx.Node] = field(default_factory=dict)
     backward: set[fx.Node] = field(default_factory=set)
+    why_no_calls: str = ""
 
 
 def trace(step: Step) -> Trace:
-    """Trace the step with module calls if torch can, else without.
+    """Traces the step with module calls if torch can, else without.
+
+    If the first trace fails, the model is traced as under `torch.compile`: `torch.compiler.is_compiling` is
+    true, so that libraries such as Hugging Face's transformers skip their checks of values.
 
     Raises:
-        CaptureError: neither way works; the message is the reason in one line.
+        CaptureError: no trace works; the message is the reason in one line.
     """
     # With mkldnn an LSTM layer is one op in inference.
     with _quiet(), torch.backends.mkldnn.flags(enabled=False):
@@ -64,16 +68,37 @@ def trace(step: Step) -> Trace:
             return trace_joint(step)
         except CaptureError:
             raise
-        except Exception as error:
-            try:
-                return trace_plainly(step)
-            except Exception as again:
-                raise CaptureError(_reason(error, again)) from error
+        except Exception:
+            with _compile_session_context():
+                return _trace_as_compiled(step)
+
+
+def _trace_as_compiled(step: Step) -> Trace:
+    """Traces jointly, else plainly, while `torch.compiler.is_compiling` is true.
+
+    Raises:
+        CaptureError: the reason of the joint trace, or of the plain one if only that one needs values.
+    """
+    try:
+        return trace_joint(step)
+    except CaptureError:
+        raise
+    except Exception as error:
+        joint = error
+    try:
+        traced = trace_plainly(step)
+    except CaptureError:
+        raise
+    except Exception as plain:
+        reported = plain if needs_values(plain) and not needs_values(joint) else joint
+        raise CaptureError(describe_failure(reported)) from reported
+    traced.why_no_calls = describe_failure(joint)
+    return traced
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back torch's warnings and its reports of failed traces, which would bury the one line of ours."""
+    """Silences torch's warnings and reports of failed traces; a failure is reported in one line instead."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -86,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Hold back the garbage collector: a capture keeps nearly all it makes; searching it adds a quarter."""
+    """Pauses the garbage collector: a capture keeps nearly all it makes, and collecting adds 25 % of time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -98,7 +123,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Let torch not note with every node which line of Python made it; nobody reads that."""
+    """Keeps torch from recording on every node the line of Python that made it; nothing reads that."""
     before = fx_config.do_not_emit_stack_traces
     fx_config.do_not_emit_stack_traces = True
     try:
@@ -107,31 +132,20 @@ def _without_stack_traces() -> Iterator[None]:
         fx_config.do_not_emit_stack_traces = before
 
 
-def _reason(*errors: Exception) -> str:
-    """One line: the op whose values are needed if that is the trouble, else what the first error says."""
-    for error in errors:
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-            return (
-                f"it needs the values that {error.func} yields, and a trace has shapes only; "
-                "avoid .item(), nonzero, masks as indices and branches on tensors"
-            )
-    return one_line(errors[0])
-
-
 def trace_joint(step: Step) -> Trace:
-    """Trace forward and backward together, as torch's ahead-of-time autograd sees them.
+    """Traces forward and backward together, as torch's ahead-of-time autograd sees them.
 
-    A step that changes a tensor in place is traced again, as one that does not; that takes twice as long, and
-    few steps need it.
+    A step that changes a tensor in place is traced once more with torch's functionalization, which doubles
+    the time; few steps need it.
     """
     graph = _joint_graph(step, functionalize=False)
     if any(is_mutable(node) for node in graph.nodes):
         graph = _joint_graph(step, functionalize=True)
-    return _read_joint(graph, list(step.held))
+    return _read_joint(graph, list(step.state))
 
 
 def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
-    """The graph that torch makes of a step.
+    """Returns the joint graph that torch makes of a step.
 
     Source: `torch._functorch.aot_autograd.aot_export_joint_with_descriptors` of torch 2.13.
     """
@@ -139,14 +153,14 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     with contextlib.ExitStack() as stack:
-        # Else torch writes each graph that it makes as Python, and compiles that; nobody runs it.
+        # Else torch writes each graph as Python code and compiles it, though nothing runs it.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(_without_stack_traces())
         stack.enter_context(fx.traceback.preserve_node_meta())
-        stack.enter_context(noting_calls(step))
+        stack.enter_context(record_calls(step.model))
         joint = aot_export_joint_with_descriptors(
             stack,
-            _OnItsOwn(step),
+            _FlatState(step),
             step.tensors,
             disable_functionalization=not functionalize,
             _disable_torch_fn_metadata_mode=True,
@@ -155,88 +169,33 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Whether an op changes one of its arguments."""
+    """Whether an op changes one of its arguments in place."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
-class _OnItsOwn(nn.Module):
-    """A step whose tensors are all its own, tied ones once; torch would take the tied ones for separate."""
+class _FlatState(nn.Module):
+    """A step that holds each of its tensors once; torch would take tied tensors for separate ones."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
         self._run = step.run
-        for index, tensor in enumerate(step.held.values()):
+        for index, tensor in enumerate(step.state.values()):
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(str(index), tensor)
             else:
                 self.register_buffer(str(index), tensor)
 
     def forward(self, *tensors: Tensor) -> Any:
-        held = dict(self.named_parameters()) | dict(self.named_buffers())
-        return self._run([held[str(index)] for index in range(len(held))], tensors)
+        state = dict(self.named_parameters()) | dict(self.named_buffers())
+        return self._run([state[str(index)] for index in range(len(state))], tensors)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a module of the captured model.
-
-    Attributes:
-        path: of the module; "" is the model itself.
-        number: of calls before this one.
-    """
-
-    path: str
-    number: int
-
-
-@contextlib.contextmanager
-def noting_calls(step: Step) -> Iterator[None]:
-    """Let torch note with every node, and with what the backward pass does for it, the call that ran it.
-
-    A module that stands in several places of its caller is called at each in turn.
-    """
-    paths: dict[nn.Module, list[str]] = {}
-    for path, module in step.model.named_modules(remove_duplicate=False):
-        paths.setdefault(module, []).append(path)
-    running: list[tuple[Call, contextlib.AbstractContextManager[None]]] = []
-    times: Counter[str] = Counter()
-
-    def enter(module: nn.Module, _: object) -> None:
-        if not running:
-            times.clear()  # torch may run a step more than once
-        caller = running[-1][0].path if running else ""
-        here = [path for path in paths[module] if path.startswith(caller and f"{caller}.")]
-        path = min(here or paths[module], key=times.__getitem__)
-        call = Call(path, times[path])
-        times[path] += 1
-        note = fx.traceback.annotate({CALL: call})
-        note.__enter__()
-        running.append((call, note))
-
-    def leave(*_: object) -> None:
-        running.pop()[1].__exit__(None, None, None)
-
-    hooks = [module.register_forward_pre_hook(enter) for module in paths]
-    hooks += [module.register_forward_hook(leave, always_call=True) for module in paths]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def call_of(node: fx.Node) -> Call | None:
-    """The call that ran a node or, in the backward pass, the one it is the gradient of; None if unknown."""
-    call: Call | None = (node.meta.get("custom") or {}).get(CALL)
-    return call
-
-
-def _read_joint(graph: fx.Graph, held: Sequence[str]) -> Trace:
-    """Tell what the nodes of a joint graph are from the descriptors that torch leaves on them.
+def _read_joint(graph: fx.Graph, paths: Sequence[str]) -> Trace:
+    """Reads what the nodes of a joint graph stand for from the descriptors that torch leaves on them.
 
     Args:
-        held: paths of the tensors that `_OnItsOwn` numbers.
+        paths: paths of the tensors that `_FlatState` numbers.
     """
     from torch._functorch._aot_autograd import descriptors
 
@@ -250,7 +209,7 @@ def _read_joint(graph: fx.Graph, held: Sequence[str]) -> Trace:
         made_as[meaning] = node
         if isinstance(meaning, descriptors.GradAOTOutput):
             assert isinstance(meaning.grad_of, descriptors.ParamAOTInput)
-            trace.gradients[held[int(meaning.grad_of.target)]] = node
+            trace.gradients[paths[int(meaning.grad_of.target)]] = node
         else:
             trace.results.append(node)
     for node in nodes:
@@ -262,29 +221,28 @@ def _read_joint(graph: fx.Graph, held: Sequence[str]) -> Trace:
         elif isinstance(meaning, descriptors.PlainAOTInput):
             trace.sources[node] = f"input.{meaning.idx}"
         elif node.op == "placeholder":
-            trace.sources[node] = held[int(meaning.target)]
+            trace.sources[node] = paths[int(meaning.target)]
     return trace
 
 
 def trace_plainly(step: Step) -> Trace:
-    """Trace forward and `torch.autograd.grad` with `make_fx`; ops carry no module call."""
-    held = step.held
-    trained = [path for path, tensor in held.items() if tensor.requires_grad] if step.has_loss else []
+    """Traces forward and `torch.autograd.grad` with `make_fx`; nodes know no module calls."""
+    trained = [path for path, tensor in step.state.items() if tensor.requires_grad] if step.has_loss else []
 
     def run(state: list[Tensor], tensors: list[Tensor]) -> tuple[Any, ...]:
-        by_path = dict(zip(held, state, strict=True))
+        by_path = dict(zip(step.state, state, strict=True))
         result = step.run(state, tensors)
         if not trained:
             return tuple(tree_leaves(result))
         return result, *torch.autograd.grad(result, [by_path[path] for path in trained], allow_unused=True)
 
     with step.fake_mode:
-        graph = make_fx(run, tracing_mode="fake")(list(held.values()), list(step.tensors)).graph
+        graph = make_fx(run, tracing_mode="fake")(list(step.state.values()), list(step.tensors)).graph
     *nodes, output = graph.nodes
     returned = list(output.args[0])
     results, found = returned[: len(returned) - len(trained)], returned[len(returned) - len(trained) :]
     trace = Trace(nodes, results=[node for node in results if isinstance(node, fx.Node)])
-    names = [*held, *(f"input.{index}" for index in range(len(step.tensors)))]
+    names = [*step.state, *(f"input.{index}" for index in range(len(step.tensors)))]
     trace.sources = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
     trace.sources |= {node: str(node.target) for node in graph.find_nodes(op="get_attr")}
     trace.gradients = {

@@ -1,1 +1,1 @@
-"""From ops to a smaller graph of groups of ops, and back."""
+"""From ops to a smaller graph of at most so many placement units, and back."""

@@ -1,4 +1,4 @@
-"""Where the program of a model can be cut: its layers, the time steps of an unrolled layer, its modules."""
+"""Boundaries between ops at which a program can be cut: layers, time steps of an unrolled layer, modules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from graphs.op_graph import IntArray, OpGraph
 
 LAYER, STEP, MODULE, INSIDE = range(4)
-"""What lies between two ops, the best place to cut first."""
+"""Boundaries between two ops, the best place to cut first; `INSIDE` is none."""
 
 
-class Blocks:
+class Layers:
     """The layer, time step and module of each op, as numbers that are equal where they are the same.
 
     A layer is a module path up to its first number (`decoder.cells.0` of `decoder.cells.0.ih`); of a path
     without one, the module around it if it has no modules itself. All steps of an unrolled layer run the same
     modules, so the step is the number of the call in a captured op's name (`decoder.cells.0.ih@3`). Phases
-    never share either.
+    share no layer.
 
     Attributes:
         layer, step, module: int (n_ops,).
@@ -33,15 +33,15 @@ class Blocks:
         self.step = _numbered(zip(layer, calls, strict=True))
         self.module = _numbered(zip(graph.phases, graph.modules, calls, strict=True))
 
-    def between(self, ops: IntArray) -> IntArray:
-        """What lies between each op of a sequence and the next, int (n - 1,): from `LAYER` to `INSIDE`."""
+    def boundaries(self, ops: IntArray) -> IntArray:
+        """Returns the boundary between each op, int (n,), and the next, int (n - 1,): `LAYER` to `INSIDE`."""
         before, after = ops[:-1], ops[1:]
         levels = (self.layer, self.step, self.module)
         return np.select([of[before] != of[after] for of in levels], [LAYER, STEP, MODULE], INSIDE)
 
 
 def layer_of(path: str, has_modules: bool) -> str:
-    """Path of the layer that a module belongs to.
+    """Returns the path of the layer that a module belongs to.
 
     Args:
         has_modules: whether ops run in modules inside it.
@@ -54,7 +54,7 @@ def layer_of(path: str, has_modules: bool) -> str:
 
 
 def _paths_around(paths: Iterable[str]) -> set[str]:
-    """Every path that has one of the paths inside."""
+    """Every module path that has another one inside."""
     around: set[str] = set()
     for path in set(paths):
         parts = path.split(".")
@@ -63,7 +63,7 @@ def _paths_around(paths: Iterable[str]) -> set[str]:
 
 
 def _call(op_name: str, module: str) -> str:
-    """Which call of its module an op is from, as its name says; empty for the first."""
+    """The number of the call of its module that an op is from, as its name says; empty for the first."""
     _, _, rest = op_name.partition(f"{module}@") if "@" in op_name else ("", "", "")
     return rest.partition("/")[0]
 

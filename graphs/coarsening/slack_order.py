@@ -1,4 +1,4 @@
-"""A topological order in which ops that have time stand apart from those that the step waits for."""
+"""A topological order that keeps critical ops apart from ops with slack."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from graphs.orders import nominal_op_s
 
 NOMINAL_LAUNCH_S = 6e-6
 FINEST_SLACK = 0.01
-"""Share of the critical path below which slack makes no difference."""
+"""Slack below this share of the critical path makes no difference."""
 
 
 def slack_order(graph: OpGraph, ops: IntArray, window: IntArray) -> tuple[IntArray, IntArray]:
-    """Order ops window by window, and within one stay with ops of one slack class as long as that can be.
+    """Orders ops window by window, and within a window by slack class as far as dependencies allow.
 
-    In the backward pass this parts the gradients of activations, which the next layer waits for, from those
-    of weights, which only the update at the end does; in a recurrent network the state from the losses.
+    In the backward pass this separates the gradients of activations, which the next layer waits for, from
+    those of weights, which only the update at the end reads; in a recurrent network the state from the
+    losses.
 
     Args:
-        ops: those to order, in program order.
-        window: of each of them, ascending from 0, int (n,).
+        ops: the ops to order, in program order, int (n,).
+        window: window of each of them, ascending from 0, int (n,).
 
     Returns:
-        The ops in their new order, topological as well; and for each a number that changes from one to the
-        next where its window or its slack class does.
+        The ops in their new order, topological as well, int (n,); and a key for each, int (n,), which changes
+        from one to the next where the window or the slack class does.
     """
     key = window * 64 + slack_class(graph)[ops]
     item = np.full(graph.n_ops, -1, dtype=np.int64)
     item[ops] = np.arange(len(ops))
     pairs = item[graph.edges]
-    order = _stay(len(ops), pairs[(pairs >= 0).all(axis=1)], key.tolist())
+    order = _topological_by_key(len(ops), pairs[(pairs >= 0).all(axis=1)], key.tolist())
     return ops[order], key[order]
 
 
 def slack_class(graph: OpGraph) -> IntArray:
-    """How long each op can wait, int (n_ops,), at nominal costs and without transfers.
+    """Classifies ops by how long they can wait, at nominal costs and without transfers, int (n_ops,).
 
-    0 for less than `FINEST_SLACK` of the critical path, 1 for less than 3 times it, 2 for less than 7, to 6.
+    Class 0 is less than `FINEST_SLACK` of the critical path, 1 less than 3 times it, 2 less than 7, up to 6.
     """
     seconds, instant = nominal_seconds(graph), np.zeros(graph.n_tensors)
     through = t_level(graph, seconds, instant) + b_level(graph, seconds, instant)
@@ -50,25 +51,25 @@ def slack_class(graph: OpGraph) -> IntArray:
 
 
 def nominal_seconds(graph: OpGraph) -> FloatArray:
-    """`nominal_op_s` and a launch for every op but parameters and inputs, (n_ops,)."""
+    """Adds a launch to `nominal_op_s` for every op but parameters and inputs, (n_ops,)."""
     seconds: FloatArray = nominal_op_s(graph) + NOMINAL_LAUNCH_S * ~graph.is_source
     return seconds
 
 
 def topological_order(n: int, pairs: IntArray) -> IntArray:
-    """The topological order of `n` items that always takes the least item it can.
+    """Sorts `n` items topologically, always taking the least item that is ready.
 
     Args:
         pairs: (before, after), int (n_pairs, 2); they form no cycle.
     """
-    return _stay(n, pairs, [0] * n)
+    return _topological_by_key(n, pairs, [0] * n)
 
 
-def _stay(n: int, pairs: IntArray, key: list[int]) -> IntArray:
-    """A topological order that takes the least item of the present key, else the least of all.
+def _topological_by_key(n: int, pairs: IntArray, key: list[int]) -> IntArray:
+    """A topological order that takes the least ready item of the current key, else the least of all.
 
-    Where items are numbered topologically and keys are grouped in windows, it ends a window before it begins
-    the next: what a window's items wait for is in it or before.
+    Where items are numbered topologically and keys ascend by window, it completes a window before it begins
+    the next, as the items of a window depend on none of a later one.
     """
     after = Csr.from_pairs(pairs[:, 0], pairs[:, 1], n)
     ptr, items = after.ptr.tolist(), after.items.tolist()

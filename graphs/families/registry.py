@@ -1,12 +1,16 @@
-"""The registry of model families; a family's module is imported only when it is drawn from."""
+"""The registry of model families: names and counts without torch; drawers load when one is used.
+
+A new family is a module `graphs/families/NAME.py` with one decorated function, and one line in `FAMILIES`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
+
+from graphs.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,54 +19,52 @@ T = TypeVar("T")
 Drawn: TypeAlias = "tuple[nn.Module, tuple[Tensor, ...]]"
 Drawer: TypeAlias = "Callable[[np.random.Generator], Drawn]"
 
-FAMILIES: dict[str, int] = {
-    "cifar10": 32,
-    "ptb": 32,
-    "nmt": 32,
-    "resnet": 14,
-    "inception": 14,
-    "gpt": 14,
-    "bert": 14,
-    "vit": 14,
-    "moe": 14,
-    "randwire": 48,
-    "llama": 12,
-}
-"""Graphs of each family in the shipped benchmark set, drawn from seeds 0, 1, ...; family X is in module X."""
-
-_DRAWERS: dict[str, Drawer] = {}
-
 
 class FamilyError(ValueError):
-    """A family that does not exist, or a seed it cannot be drawn from."""
+    """A family that does not exist, a name that is taken, or a seed that a family cannot be drawn from."""
+
+
+FAMILIES: Registry[int] = Registry(
+    "family",
+    FamilyError,
+    entries={
+        "cifar10": 32,
+        "ptb": 32,
+        "nmt": 32,
+        "resnet": 14,
+        "inception": 14,
+        "gpt": 14,
+        "bert": 14,
+        "vit": 14,
+        "moe": 14,
+        "randwire": 48,
+        "llama": 12,
+    },
+)
+"""Graphs of each family in the shipped benchmark set, drawn from seeds 0, 1, ..."""
+DRAWERS: Registry[Drawer] = Registry("family", FamilyError, [f"graphs.families.{name}" for name in FAMILIES])
+"""Functions that draw a model of each family; family X is in module X, imported at the first look-up."""
 
 
 def family(name: str) -> Callable[[Drawer], Drawer]:
-    """Register a function `(rng) -> (module, inputs)` as the family `name`.
+    """Registers a function `(rng) -> (module, inputs)` as the family `name`.
 
     It is called with `torch.device("meta")` in force, so it need not mention a device.
+
+    Raises:
+        FamilyError: the name is taken, or is not in `FAMILIES`.
     """
+    if name not in FAMILIES:
+        raise FamilyError(f"family '{name}': its number of graphs is not known; add it to FAMILIES")
 
     def register(drawer: Drawer) -> Drawer:
-        _DRAWERS[name] = drawer
-        return drawer
+        return DRAWERS.register(name, drawer)
 
     return register
 
 
-def check_family(name: str) -> str:
-    """The name itself.
-
-    Raises:
-        FamilyError: if there is no such family.
-    """
-    if name not in FAMILIES:
-        raise FamilyError(f"no family '{name}'; use one of {', '.join(FAMILIES)}")
-    return name
-
-
 def draw(name: str, seed: int) -> Drawn:
-    """Draw a model of a family: the same name and seed always give the same model.
+    """Draws a model of a family: the same name and seed always give the same model.
 
     Args:
         seed: any integer >= 0; the benchmark set holds 0 to `FAMILIES[name] - 1`.
@@ -75,14 +77,13 @@ def draw(name: str, seed: int) -> Drawn:
     """
     import torch
 
-    check_family(name)
+    drawer = DRAWERS[FAMILIES.check(name)]
     if seed < 0:
         raise FamilyError(f"family '{name}': seed {seed} is negative; use an integer >= 0")
-    import_module(f"graphs.families.{name}")
     with torch.device("meta"):
-        return _DRAWERS[name](np.random.default_rng([seed, *name.encode()]))
+        return drawer(np.random.default_rng([seed, *name.encode()]))
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
-    """One of the options, all equally likely, with its own type (`rng.choice` returns numpy's)."""
+    """Draws one of the options, all equally likely; it keeps its type (`rng.choice` returns numpy's)."""
     return options[int(rng.integers(len(options)))]

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graphs.io.json_fields import (
-    array,
-    check_format,
-    fields,
-    integer,
-    json_number,
-    kind_of,
-    name,
-    number,
-    text,
-)
+from graphs.io.json_fields import array, fields, integer, json_number, name, text
 from graphs.io.json_files import (
     FileFormatError,
     read_json,
@@ -28,14 +18,12 @@ from graphs.io.json_files import (
     write_json_lines_atomic,
 )
 from graphs.op_graph import Csr, FloatArray, GraphError, IntArray, OpGraph
+from graphs.op_records import AMOUNTS, check_records, parse_amounts, parse_ops
 
 FORMAT = "placewalk.opgraph/1"
 SUFFIXES = (".json", ".jsonl")
 GRAPH_REQUIRED = frozenset({"format", "name", "ops", "tensors"})
 GRAPH_OPTIONAL = frozenset({"family"})
-AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
-OP_REQUIRED = frozenset({"name"})
-OP_OPTIONAL = frozenset({"type", "module", "phase", *AMOUNTS, "colocate", "seconds"})
 TENSOR_REQUIRED = frozenset({"producer", "consumers"})
 TENSOR_OPTIONAL = frozenset({"bytes"})
 
@@ -79,28 +67,19 @@ def graph_from_json(value: object, where: str) -> OpGraph:
         FileFormatError: the value breaks the format.
         GraphError: the graph breaks a rule of `OpGraph`.
     """
-    record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL)
-    check_format(record, where, FORMAT)
-    ops = array(record["ops"], f"{where}: ops")
+    record = fields(value, where, GRAPH_REQUIRED, GRAPH_OPTIONAL, format=FORMAT)
+    columns = parse_ops(array(record["ops"], f"{where}: ops"), f"{where}: op")
     tensors = array(record["tensors"], f"{where}: tensors")
-    _check_records(ops, f"{where}: op", OP_REQUIRED, OP_OPTIONAL)
-    _check_records(tensors, f"{where}: tensor", TENSOR_REQUIRED, TENSOR_OPTIONAL)
+    at = f"{where}: tensor"
+    check_records(tensors, at, TENSOR_REQUIRED, TENSOR_OPTIONAL)
     try:
         return OpGraph(
             name=name(record["name"], f"{where}: name"),
             family=text(record.get("family", ""), f"{where}: family"),
-            op_names=_strings(ops, "name", "", f"{where}: op"),
-            op_types=_strings(ops, "type", "", f"{where}: op"),
-            modules=_strings(ops, "module", "", f"{where}: op"),
-            phases=_strings(ops, "phase", "forward", f"{where}: op"),
-            flops=_amounts(ops, "flops", f"{where}: op"),
-            bytes_moved=_amounts(ops, "bytes_moved", f"{where}: op"),
-            resident_bytes=_amounts(ops, "resident_bytes", f"{where}: op"),
-            colocate=_groups(ops, f"{where}: op"),
-            tensor_producer=_producers(tensors, f"{where}: tensor"),
-            tensor_bytes=_amounts(tensors, "bytes", f"{where}: tensor"),
-            consumers=_consumers(tensors, f"{where}: tensor"),
-            seconds=_seconds(ops, f"{where}: op"),
+            tensor_producer=_producers(tensors, at),
+            tensor_bytes=parse_amounts(tensors, "bytes", at),
+            consumers=_consumers(tensors, at),
+            **columns,
         )
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from None
@@ -138,41 +117,6 @@ def _plain_suffix(path: Path) -> str:
     return suffix
 
 
-def _check_records(
-    records: Sequence[object], where: str, required: frozenset[str], optional: frozenset[str]
-) -> None:
-    known = required | optional
-    for index, record in enumerate(records):
-        if type(record) is not dict or not required <= record.keys() <= known:
-            fields(record, f"{where} {index}", required, optional)
-
-
-def _strings(records: Sequence[Record], key: str, default: str, where: str) -> tuple[str, ...]:
-    values = [record.get(key, default) for record in records]
-    check = name if key == "name" else text
-    # Joined first: a check per string would be most of the reading time.
-    plain = set(map(type, values)) <= {str} and "".join(values).isprintable()
-    if not plain or (check is name and "" in values):
-        for index, value in enumerate(values):
-            check(value, f"{where} {index}: {key}")
-    return tuple(values)
-
-
-def _amounts(records: Sequence[Record], key: str, where: str) -> FloatArray:
-    values = [record.get(key, 0) for record in records]
-    if set(map(type, values)) <= {float}:
-        return np.array(values, dtype=np.float64)
-    return np.array([number(value, f"{where} {index}: {key}") for index, value in enumerate(values)])
-
-
-def _groups(ops: Sequence[Record], where: str) -> IntArray:
-    values = [op.get("colocate") for op in ops]
-    for index, value in enumerate(values):
-        if value is not None and integer(value, f"{where} {index}: colocate") < 0:
-            raise FileFormatError(f"{where} {index}: colocate is {value}; expected a group id >= 0 or null")
-    return np.array([-1 if value is None else value for value in values], dtype=np.int64)
-
-
 def _producers(tensors: Sequence[Record], where: str) -> IntArray:
     values = [
         integer(tensor["producer"], f"{where} {index}: producer") for index, tensor in enumerate(tensors)
@@ -192,25 +136,6 @@ def _consumers(tensors: Sequence[Record], where: str) -> Csr:
     return Csr.from_pairs(
         owner, np.array([v for row in rows for v in sorted(row)], dtype=np.int64), len(rows)
     )
-
-
-def _seconds(ops: Sequence[Record], where: str) -> dict[str, FloatArray]:
-    seconds: dict[str, FloatArray] = {}
-    for index, op in enumerate(ops):
-        if "seconds" in op:
-            at = f"{where} {index}: seconds"
-            for kind, value in _measured(op["seconds"], at):
-                if kind not in seconds:
-                    seconds[kind] = np.full(len(ops), np.nan)
-                seconds[kind][index] = value
-    return seconds
-
-
-def _measured(record: object, where: str) -> Iterator[tuple[str, float]]:
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{where}: is {kind_of(record)}; expected an object, device kind to seconds")
-    for kind, value in record.items():
-        yield name(kind, f"{where}: a device kind"), number(value, f"{where} on {kind}")
 
 
 def _json_column(values: FloatArray) -> list[int | float | None]:

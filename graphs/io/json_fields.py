@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import numpy as np
+
 from graphs.io.json_files import FileFormatError
 
 MAX_INTEGER = 2**53
@@ -17,33 +19,37 @@ MAX_INTEGER = 2**53
 
 
 def fields(
-    value: object, where: str, required: AbstractSet[str], optional: AbstractSet[str] = frozenset()
+    value: object,
+    where: str,
+    required: AbstractSet[str],
+    optional: AbstractSet[str] = frozenset(),
+    *,
+    format: str | None = None,
 ) -> Mapping[str, Any]:
     """Check that a value is an object with all `required` keys and no key beyond `optional`.
 
+    Args:
+        where: begins the message of any error.
+        format: what the key `format` must hold; it is checked first, as another format has other keys.
+
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: the value is no such object. The message names all missing keys.
     """
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
+    if format is not None and value.get("format", format) != format:
+        raise FileFormatError(f"{where}: format is {shown(value['format'])}; expected '{format}'")
     unknown = value.keys() - required - optional
     if unknown:
         known = ", ".join(sorted(required | optional))
         raise FileFormatError(f"{where}: unknown key {min(unknown)!r}; known keys are {known}")
-    missing = required - value.keys()
+    missing = sorted(required - value.keys())
     if missing:
-        raise FileFormatError(f"{where}: key {min(missing)!r} is missing")
+        keys = ", ".join(map(repr, missing))
+        verb = f"keys {keys} are missing" if len(missing) > 1 else f"key {keys} is missing"
+        hint = f"; format must be '{format}'" if format is not None and "format" in missing else ""
+        raise FileFormatError(f"{where}: {verb}{hint}")
     return value
-
-
-def check_format(record: Mapping[str, Any], where: str, expected: str) -> None:
-    """Check the `format` of a record.
-
-    Raises:
-        FileFormatError: it is another one.
-    """
-    if record["format"] != expected:
-        raise FileFormatError(f"{where}: format is {shown(record['format'])}; expected '{expected}'")
 
 
 def text(value: object, where: str) -> str:
@@ -71,30 +77,33 @@ def name(value: object, where: str) -> str:
 
 
 def number(value: object, where: str) -> float:
-    """Check that a value is a finite number, integer or not.
+    """Check that a value is a finite number, integer or not; numpy's are numbers too.
 
     Raises:
         FileFormatError: it is not.
     """
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a number")
     try:
         result = float(value)
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise FileFormatError(f"{where}: is too large; expected a finite number")
+        what = "NaN" if math.isnan(result) else "too large"
+        raise FileFormatError(f"{where}: is {what}; expected a finite number")
     return result
 
 
 def integer(value: object, where: str) -> int:
-    """Check that a value is an integer of at most `MAX_INTEGER` in size; 1.0 is none.
+    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is none.
 
     Raises:
         FileFormatError: it is not.
     """
     if type(value) is not int:
-        raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+        if not isinstance(value, np.integer):
+            raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+        value = int(value)
     if abs(value) > MAX_INTEGER:
         raise FileFormatError(f"{where}: is {shown(value)}; expected an integer of at most 2**53")
     return value

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, learned_placer
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy

@@ -10,8 +10,7 @@ import time
 
 import numpy as np
 
-from agent.placers import PLACERS
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem

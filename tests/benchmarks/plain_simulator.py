@@ -9,6 +9,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from envs.problem import Problem
+from envs.problem_arrays import N_LINKS
 
 FINISH, ARRIVAL = 0, 1
 
@@ -31,7 +32,7 @@ class PlainSimulator:
         self.resident = graph.resident_bytes.tolist()
         self.bandwidth, self.latency = cluster.bytes_per_s.tolist(), cluster.latency_s.tolist()
         self.link = problem.arrays.link.tolist()
-        self.n_links = int(problem.arrays.rules[2])
+        self.n_links = int(problem.arrays.rules[N_LINKS])
         self.op_gap_s, self.transfer_gap_s = cluster.op_gap_s, cluster.transfer_gap_s
 
     def run(self, device_of: list[int], memory: bool) -> tuple[float, list[float]]:

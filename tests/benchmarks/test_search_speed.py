@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from agent.placers import PLACERS
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from envs.cluster.presets import get_cluster
-from envs.domain_randomization import TIGHT_ROOM, randomize_domain, resize
+from envs.domain_randomization import SCARCE_MEMORY, randomize_domain, resize
 from graphs.dataset import load_family
 from tests.envs.random_problems import random_graph
 
@@ -40,7 +40,7 @@ def test_scarce_memory_is_scarce():
         if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
             rooms.append(problem.cluster.memory_bytes.sum() / problem.footprint_bytes.sum())
     assert 10 <= len(rooms) <= 60
-    assert all(TIGHT_ROOM[0] <= room * (1 + 1e-9) and room <= TIGHT_ROOM[1] for room in rooms)
+    assert all(SCARCE_MEMORY[0] <= room * (1 + 1e-9) and room <= SCARCE_MEMORY[1] for room in rooms)
 
 
 def test_a_resized_graph_has_the_same_ops_and_each_module_its_own_size():

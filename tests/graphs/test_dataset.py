@@ -106,7 +106,7 @@ def test_a_changed_file_is_refused(folder: Path) -> None:
 
 
 def test_an_unknown_or_missing_family_is_refused(folder: Path) -> None:
-    with pytest.raises(FamilyError, match="no family 'alexnet'; use one of cifar10"):
+    with pytest.raises(FamilyError, match="unknown family 'alexnet'; use one of cifar10"):
         load_graphs(["vit", "alexnet"], folder)
     with pytest.raises(DatasetError, match="has no graphs of family 'gpt'; rebuild"):
         load_family("gpt", folder)
@@ -145,7 +145,7 @@ def test_the_command_line_answers_bad_input_with_one_line(
     assert not (folder / "new").exists()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("no family 'alexnet'")
+    assert lines[0].startswith("unknown family 'alexnet'")
 
 
 def test_kept_bytes_are_the_forward_results_read_backwards() -> None:

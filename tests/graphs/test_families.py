@@ -13,9 +13,9 @@ from graphs.families import (
     FAMILIES,
     FamilyError,
     bert,
-    check_family,
     cifar10,
     draw,
+    family,
     gpt,
     inception,
     moe,
@@ -26,6 +26,7 @@ from graphs.families import (
     transformer,
     vit,
 )
+from graphs.families.registry import DRAWERS
 
 SIDE = 32
 GPT = gpt.Config(2, 16, 2, 6, 11, parallel=False, joint=False, fused=False, gated=True, tied=True)
@@ -67,10 +68,20 @@ def test_every_family_has_as_many_draws_as_the_study_needs() -> None:
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(FamilyError, match=r"^no family 'lstm'; use one of cifar10, ptb, nmt, .*llama$"):
-        check_family("lstm")
+    with pytest.raises(FamilyError, match=r"^unknown family 'lstm'; use one of cifar10, ptb, nmt, .*llama$"):
+        draw("lstm", 0)
     with pytest.raises(FamilyError, match="seed -1 is negative"):
         draw("ptb", -1)
+
+
+def test_every_family_has_a_drawer_and_a_name_is_refused_twice() -> None:
+    assert set(DRAWERS) == set(FAMILIES)
+    with pytest.raises(FamilyError, match="family 'gpt' is registered twice"):
+        family("gpt")(gpt.draw)
+    with pytest.raises(
+        FamilyError, match="family 'mlp': its number of graphs is not known; add it to FAMILIES"
+    ):
+        family("mlp")
 
 
 def test_naming_the_families_does_not_import_torch() -> None:

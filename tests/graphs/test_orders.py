@@ -1,4 +1,4 @@
-"""Every order: known walks, and that storage and program order do not leak into them."""
+"""Every order: known answers, and that neither storage nor program order changes one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs.op_graph import OpGraph, build_graph
-from graphs.orders import ORDERS, OrderError, get_order, nominal_op_s
+from graphs.orders import ORDERS, OrderError, VisitOrder, nominal_op_s, order
 
 SEED = 7
 PROGRAM_ORDERS = {"topo", "reversed-topo"}
@@ -18,9 +18,9 @@ PRODUCERS_FIRST = {"topo", "lexico-topo", "b-level"}
 CONSUMERS_FIRST = {"reversed-topo", "dfs-postorder"}
 
 
-def names(graph: OpGraph, order: str) -> str:
-    """The walk, as the op names one after the other."""
-    return "".join(graph.op_names[op] for op in get_order(order)(graph, np.random.default_rng(SEED)))
+def names(graph: OpGraph, order_name: str) -> str:
+    """The names of the ops that an order visits, one after the other."""
+    return "".join(graph.op_names[op] for op in ORDERS[order_name](graph, np.random.default_rng(SEED)))
 
 
 def hand_made() -> OpGraph:
@@ -44,7 +44,7 @@ def hand_made() -> OpGraph:
 
 
 @pytest.mark.parametrize(
-    ("order", "walk"),
+    ("name", "visited"),
     [
         ("topo", "dbacfe"),
         ("reversed-topo", "efcabd"),
@@ -57,14 +57,14 @@ def hand_made() -> OpGraph:
         ("cost", "afbcde"),
     ],
 )
-def test_known_walk(order: str, walk: str) -> None:
-    assert names(hand_made(), order) == walk
+def test_known_order(name: str, visited: str) -> None:
+    assert names(hand_made(), name) == visited
 
 
-def test_random_walk_is_the_generators() -> None:
+def test_a_random_order_is_the_generators() -> None:
     graph = hand_made()
-    walks = {tuple(get_order("random")(graph, np.random.default_rng(seed))) for seed in range(20)}
-    assert len(walks) > 10
+    drawn = {tuple(ORDERS["random"](graph, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(drawn) > 10
     assert names(graph, "random") == names(graph, "random")
 
 
@@ -72,7 +72,17 @@ def test_unknown_order_lists_the_known() -> None:
     with pytest.raises(
         OrderError, match=r"unknown order 'dfs'; use one of topo, reversed-topo, dfs-preorder"
     ):
-        get_order("dfs")
+        ORDERS["dfs"]
+
+
+def test_a_name_is_refused_twice() -> None:
+    with pytest.raises(OrderError, match="order 'topo' is registered twice; choose another name"):
+
+        @order
+        def topo(graph: OpGraph) -> VisitOrder:
+            return np.flatnonzero(graph.is_compute)
+
+    assert names(hand_made(), "topo") == "dbacfe"
 
 
 def test_all_ten_orders_are_there() -> None:
@@ -145,49 +155,49 @@ def stored_otherwise(
     ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ORDERS)
 @settings(max_examples=40)
 @given(graph=graphs())
-def test_a_walk_visits_each_compute_op_once(order: str, graph: OpGraph) -> None:
-    walk = get_order(order)(graph, np.random.default_rng(SEED))
-    assert walk.dtype == np.int64
-    np.testing.assert_array_equal(np.sort(walk), np.flatnonzero(graph.is_compute))
+def test_an_order_visits_each_compute_op_once(name: str, graph: OpGraph) -> None:
+    visited = ORDERS[name](graph, np.random.default_rng(SEED))
+    assert visited.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(visited), np.flatnonzero(graph.is_compute))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ORDERS)
 @settings(max_examples=40)
 @given(graph=graphs(), data=st.data())
-def test_neither_storage_nor_program_order_changes_a_walk(
-    order: str, graph: OpGraph, data: st.DataObject
+def test_neither_storage_nor_program_order_changes_an_order(
+    name: str, graph: OpGraph, data: st.DataObject
 ) -> None:
-    if order in PROGRAM_ORDERS:
+    if name in PROGRAM_ORDERS:
         stored = stored_otherwise(graph, data, {op: op for op in range(graph.n_ops)})
         ops = [dict(graph.to_networkx().nodes[op]) for op in range(graph.n_ops)]
         ops = [op | {"colocate": None if op["colocate"] < 0 else op["colocate"]} for op in ops]
         other = build_graph(graph.name, "", ops, stored)
     else:
         other = relabelled(graph, data)
-    assert names(other, order) == names(graph, order)
+    assert names(other, name) == names(graph, name)
 
 
-@pytest.mark.parametrize("order", sorted(PRODUCERS_FIRST | CONSUMERS_FIRST))
+@pytest.mark.parametrize("name", sorted(PRODUCERS_FIRST | CONSUMERS_FIRST))
 @settings(max_examples=40)
 @given(graph=graphs())
-def test_topological_orders_are_topological(order: str, graph: OpGraph) -> None:
-    walk = get_order(order)(graph, np.random.default_rng(SEED))
+def test_topological_orders_are_topological(name: str, graph: OpGraph) -> None:
+    visited = ORDERS[name](graph, np.random.default_rng(SEED))
     position = np.full(graph.n_ops, -1)
-    position[walk] = np.arange(len(walk))
-    sign = 1 if order in PRODUCERS_FIRST else -1
+    position[visited] = np.arange(len(visited))
+    sign = 1 if name in PRODUCERS_FIRST else -1
     inner = graph.edges[graph.is_compute[graph.edges].all(axis=1)]
     assert (sign * (position[inner[:, 1]] - position[inner[:, 0]]) > 0).all()
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_long_chain_is_walked_in_no_time(order: str) -> None:
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_long_chain_takes_no_time(name: str) -> None:
     n_ops = 20_000
     ops = [{"name": f"op{index:06}", "flops": 1.0} for index in range(n_ops)]
     graph = build_graph("chain", "", ops, [(op, 1.0, [op + 1]) for op in range(n_ops - 1)])
     started = time.perf_counter()
-    walk = get_order(order)(graph, np.random.default_rng(SEED))
-    assert len(walk) == n_ops
+    visited = ORDERS[name](graph, np.random.default_rng(SEED))
+    assert len(visited) == n_ops
     assert time.perf_counter() - started < 5.0

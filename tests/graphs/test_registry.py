@@ -28,6 +28,17 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     colours.register("blue", 2)
     with pytest.raises(ColourError, match=r"^unknown colour 'green'; use one of red, blue$"):
         colours["green"]
+    with pytest.raises(ColourError, match="unknown colour 'green'"):
+        colours.check("green")
+    assert colours.check("red") == "red"
+
+
+def test_entries_can_be_known_from_the_start() -> None:
+    colours = Registry[int]("colour", ColourError, entries={"red": 1})
+    colours.register("blue", 2)
+    assert dict(colours) == {"red": 1, "blue": 2}
+    with pytest.raises(ColourError, match="colour 'red' is registered twice"):
+        colours.register("red", 3)
 
 
 def test_a_name_is_refused_twice() -> None:
@@ -49,3 +60,11 @@ def test_modules_are_imported_at_the_first_look_up(tmp_path: Path, monkeypatch: 
 
 
 LAZY = Registry[int]("colour", ColourError, ["colours_of_a_test"])
+
+
+def test_entries_stand_in_the_order_of_the_modules_whichever_is_imported_first() -> None:
+    colours = Registry[int]("colour", ColourError, ["json", "math"])
+    colours.register("blue", 2, "math")
+    colours.register("red", 1, "json")
+    colours.register("green", 3)
+    assert list(colours) == ["red", "blue", "green"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv
 
-from agent.policy.encoders import encoder
+from agent.policy.encoders.base import encoder
 from agent.policy.encoders.sage import Sage
 from agent.policy.graph_batch import GraphBatch
 
@@ -24,14 +24,14 @@ class AttentionRound(nn.Module):
         self.activation = nn.SiLU()
 
     def forward(self, state: Tensor, batch: GraphBatch) -> Tensor:
-        said = self.norm(state)
-        heard: Tensor = (
-            self.own(said)
-            + self.from_producers(said, batch.to_consumers)
-            + self.from_consumers(said, batch.to_producers)
+        message = self.norm(state)
+        aggregate: Tensor = (
+            self.own(message)
+            + self.from_producers(message, batch.to_consumers)
+            + self.from_consumers(message, batch.to_producers)
         )
-        answer: Tensor = self.activation(heard)
-        return state + answer
+        update: Tensor = self.activation(aggregate)
+        return state + update
 
 
 @encoder("gat")

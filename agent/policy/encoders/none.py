@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from agent.policy.encoders import Encoder, encoder
+from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.graph_batch import GraphBatch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from agent.policy.encoders import Encoder, encoder
+from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.graph_batch import GraphBatch
 
 
@@ -23,7 +23,7 @@ class Placeto(Encoder):
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__(n_features, hidden, rounds)
         self.n_rounds = rounds
-        self.lift = nn.Sequential(nn.Linear(n_features, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.input_proj = nn.Sequential(nn.Linear(n_features, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
         self.down = _perceptron(hidden)
         self.up = _perceptron(hidden)
         self.merge = nn.Linear(2 * hidden, hidden)
@@ -31,11 +31,11 @@ class Placeto(Encoder):
         self.out = nn.Sequential(nn.Linear(4 * hidden, hidden), nn.LayerNorm(hidden))
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        lifted = self.lift(batch.nodes)
-        down, up = lifted, lifted
+        projected = self.input_proj(batch.nodes)
+        down, up = projected, projected
         for _ in range(self.n_rounds):
-            down = lifted + self.down(batch.mean_of_producers(down))
-            up = lifted + self.up(batch.mean_of_consumers(up))
+            down = projected + self.down(batch.mean_of_producers(down))
+            up = projected + self.up(batch.mean_of_consumers(up))
         own = self.merge(torch.cat([down, up], dim=1))
         related = zip(self.of_related, means_of_related(batch, own), strict=True)
         embedding: Tensor = self.out(torch.cat([own, *(said(mean) for said, mean in related)], dim=1))

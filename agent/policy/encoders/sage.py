@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from agent.policy.encoders import Encoder, encoder
+from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.graph_batch import GraphBatch
 
 
@@ -20,14 +20,14 @@ class Round(nn.Module):
         self.activation = nn.SiLU()
 
     def forward(self, state: Tensor, batch: GraphBatch) -> Tensor:
-        said = self.norm(state)
-        heard: Tensor = (
-            self.own(said)
-            + self.from_producers(batch.mean_of_producers(said))
-            + self.from_consumers(batch.mean_of_consumers(said))
+        message = self.norm(state)
+        aggregate: Tensor = (
+            self.own(message)
+            + self.from_producers(batch.mean_of_producers(message))
+            + self.from_consumers(batch.mean_of_consumers(message))
         )
-        answer: Tensor = self.activation(heard)
-        return state + answer
+        update: Tensor = self.activation(aggregate)
+        return state + update
 
 
 @encoder("sage")
@@ -39,7 +39,7 @@ class Sage(Encoder):
 
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__(n_features, hidden, rounds)
-        self.lift = nn.Linear(n_features, hidden)
+        self.input_proj = nn.Linear(n_features, hidden)
         self.rounds = nn.ModuleList(self.make_round(hidden) for _ in range(rounds))
         self.norm = nn.LayerNorm(hidden)
 
@@ -48,7 +48,7 @@ class Sage(Encoder):
         return Round(hidden)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        state = self.lift(batch.nodes)
+        state = self.input_proj(batch.nodes)
         for one_round in self.rounds:
             state = one_round(state, batch)
         embedding: Tensor = self.norm(state)

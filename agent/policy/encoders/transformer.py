@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.policy.encoders import Encoder, encoder
+from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.encoders.sage import Round
 from agent.policy.graph_batch import GraphBatch
 
@@ -99,13 +99,13 @@ class Transformer(Encoder):
     def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
         super().__init__(n_features, hidden, rounds)
         heads = HEADS if hidden % HEADS == 0 else 1
-        self.lift = nn.Linear(n_features, hidden)
+        self.input_proj = nn.Linear(n_features, hidden)
         self.rounds = nn.ModuleList(Round(hidden) for _ in range(rounds))
         self.attentions = nn.ModuleList(AlongProgram(hidden, heads) for _ in range(rounds))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        state = self.lift(batch.nodes)
+        state = self.input_proj(batch.nodes)
         windows = Windows(batch)
         for one_round, attention in zip(self.rounds, self.attentions, strict=True):
             state = attention(one_round(state, batch), windows)

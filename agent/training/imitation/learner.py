@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from agent.policy.policy import Policy
 from agent.training.imitation.trajectories import Trajectory
+from agent.training.performance.parallel import scores_in_threads
 
 TRAJECTORIES_PER_STEP = 8
 """Trajectories in one gradient step: few enough graphs to encode, enough decisions to average."""
@@ -29,9 +30,18 @@ class ImitationLearner:
         self.trajectories, self._seed = trajectories, seed
 
     def epoch(
-        self, number: int, policy: Policy, optimizer: torch.optim.Optimizer, *, max_grad_norm: float
+        self,
+        number: int,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float,
+        threads: int = 1,
     ) -> tuple[dict[str, float], int]:
         """Makes one pass over all trajectories, in a sequence that depends on the `number` of the pass alone.
+
+        Args:
+            threads: how many share the scoring.
 
         Returns:
             Metrics (loss, value loss, and accuracy: the mean soft target of the policy's first choices), and
@@ -41,7 +51,7 @@ class ImitationLearner:
         totals = np.zeros(4)
         for first in range(0, len(sequence), TRAJECTORIES_PER_STEP):
             chosen = [self.trajectories[at] for at in sequence[first : first + TRAJECTORIES_PER_STEP]]
-            totals += _learn(policy, optimizer, chosen, max_grad_norm)
+            totals += _learn(policy, optimizer, chosen, max_grad_norm, threads)
         loss, accuracy, value_loss, decisions = totals
         n = max(decisions, 1.0)
         return {
@@ -52,7 +62,11 @@ class ImitationLearner:
 
 
 def _learn(
-    policy: Policy, optimizer: torch.optim.Optimizer, trajectories: Sequence[Trajectory], max_grad_norm: float
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    trajectories: Sequence[Trajectory],
+    max_grad_norm: float,
+    threads: int,
 ) -> NDArray[np.float64]:
     """Makes one gradient step.
 
@@ -61,7 +75,7 @@ def _learn(
     """
     columns = {item.name: [getattr(each, item.name) for each in trajectories] for item in fields(Trajectory)}
     obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
-    logits, values = policy.scores_for_update(obs)
+    logits, values = scores_in_threads(policy, obs, threads)
     log_probs = logits.log_softmax(1)
     target: Tensor = obs["target"]
     loss = -(log_probs + target.log()).logsumexp(1).mean()

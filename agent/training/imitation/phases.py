@@ -42,7 +42,8 @@ class SearchForDemonstrations(Phase):
         """Whether there is anything to search."""
         config = self.state.config
         return (
-            bool(config.demonstrations and config.imitation_epochs) and not self.state.policy.walks.improves
+            bool(config.demonstrations and config.imitation_epochs)
+            and not self.state.policy.mdp_config.improves
         )
 
     @property
@@ -110,6 +111,7 @@ class _ImitationPhase(Phase):
             self.state.policy,
             self.state.ppo.policy.optimizer,
             max_grad_norm=self.state.config.max_grad_norm,
+            threads=self.state.config.threads,
         )
         self.state.imitated += decisions
         return metrics
@@ -119,7 +121,7 @@ class _ImitationPhase(Phase):
         return improvement_trajectories(
             self.state.problems,
             orders=self.state.config.order,
-            mdp_config=self.state.policy.walks,
+            mdp_config=self.state.policy.mdp_config,
             repeats=repeats,
             seed=seed,
             should_stop=lambda: self.state.clock.left_s(self.name) <= 0,
@@ -155,7 +157,7 @@ class Imitation(_ImitationPhase):
 
     def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
         state = self.state
-        if state.policy.walks.improves:
+        if state.policy.mdp_config.improves:
             return self.improvements(state.config.demonstrations, seed)
         found = self._search.found.demonstrations
         return replay_demonstrations(state.problems, found, orders=state.config.order, seed=seed)
@@ -196,7 +198,7 @@ class OnPolicyImitation(_ImitationPhase):
 
     def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
         state = self.state
-        if state.policy.walks.improves:
+        if state.policy.mdp_config.improves:
             return self.improvements(1, seed)
         rng = np.random.default_rng(seed)
         order = state.config.order[int(rng.integers(len(state.config.order)))]

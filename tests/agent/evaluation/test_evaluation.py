@@ -8,12 +8,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.html_report import write_report
 from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, write_results
 from agent.evaluation.run import evaluate, open_folder, placement_path
-from agent.evaluation.spec import EvaluationError, EvaluationSpec
+from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean, summarise
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.units import complete
 from envs.placement.files import read_placement
 from envs.problem import InfeasibleError, Problem
@@ -21,7 +22,7 @@ from envs.simulator.simulate import simulate
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
 
-def small_study(**changes):
+def small_spec(**changes):
     settings = {
         "graphs": (training_graph(2, 2, name="a"), training_graph(3, 1, name="b")),
         "clusters": (make_cluster(2, name="two"),),
@@ -61,8 +62,8 @@ def rows_of(folder):
 
 
 def test_only_random_placers_run_for_every_seed():
-    study = small_study()
-    assert [study.key(task) for task in study.tasks()] == [
+    spec = small_spec()
+    assert [spec.key(task) for task in spec.tasks()] == [
         (graph, "two", placer, "", seed)
         for graph in ("a", "b")
         for placer, seed in (("single", 0), ("random", 0), ("random", 1))
@@ -70,8 +71,8 @@ def test_only_random_placers_run_for_every_seed():
 
 
 def test_orders_multiply_learned_placers_only():
-    study = small_study(placers=("single", "policy", "policy-sample"), orders=("topo", "random"))
-    runs = [(task.placer, task.order, task.seed) for task in study.tasks() if task.graph == 0]
+    spec = small_spec(placers=("single", "policy", "policy-sample"), orders=("topo", "random"))
+    runs = [(task.placer, task.order, task.seed) for task in spec.tasks() if task.graph == 0]
     assert runs == [
         ("single", "", 0),
         ("policy", "topo", 0),
@@ -82,16 +83,16 @@ def test_orders_multiply_learned_placers_only():
 
 
 def test_results_have_the_contract_columns_and_true_values(tmp_path):
-    study = small_study()
-    trials = evaluate(study, tmp_path, report=quiet)
+    spec = small_spec()
+    trials = evaluate(spec, tmp_path, report=quiet)
     rows = rows_of(tmp_path)
     assert tuple(rows[0]) == COLUMNS
-    assert len(rows) == len(trials) == len(study.tasks())
+    assert len(rows) == len(trials) == len(spec.tasks())
     best = min(float(row["step_time_s"]) for row in rows if row["graph"] == "a")
     for row, trial in zip(rows, trials, strict=True):
-        graph = study.graphs["ab".index(row["graph"])]
-        placement = read_placement(placement_path(tmp_path, trial), graph, study.clusters[0])
-        assert simulate(graph, study.clusters[0], placement).total_s <= float(row["step_time_s"])
+        graph = spec.graphs["ab".index(row["graph"])]
+        placement = read_placement(placement_path(tmp_path, trial), graph, spec.clusters[0])
+        assert simulate(graph, spec.clusters[0], placement).total_s <= float(row["step_time_s"])
         assert float(row["ratio_to_single"]) == pytest.approx(trial.step_time_s / trial.single_s)
         if row["graph"] == "a":
             assert float(row["ratio_to_best"]) == pytest.approx(trial.step_time_s / best)
@@ -99,7 +100,7 @@ def test_results_have_the_contract_columns_and_true_values(tmp_path):
 
 
 def test_two_evaluations_differ_in_wall_time_only(tmp_path):
-    first, second = (evaluate(small_study(), tmp_path / name, report=quiet) for name in "xy")
+    first, second = (evaluate(small_spec(), tmp_path / name, report=quiet) for name in "xy")
     for one, other in zip(first, second, strict=True):
         assert (one.key, one.step_time_s, one.evaluations) == (
             other.key,
@@ -109,8 +110,8 @@ def test_two_evaluations_differ_in_wall_time_only(tmp_path):
 
 
 def test_a_trial_does_not_depend_on_what_else_is_evaluated(tmp_path):
-    both = evaluate(small_study(), tmp_path / "x", report=quiet)
-    alone = evaluate(small_study(graphs=(small_study().graphs[1],)), tmp_path / "y", report=quiet)
+    both = evaluate(small_spec(), tmp_path / "x", report=quiet)
+    alone = evaluate(small_spec(graphs=(small_spec().graphs[1],)), tmp_path / "y", report=quiet)
     assert [trial.step_time_s for trial in both[3:]] == [trial.step_time_s for trial in alone]
 
 
@@ -120,39 +121,39 @@ def test_interrupted_evaluation_goes_on_and_keeps_its_rows(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(small_study(), tmp_path, report=interrupt)
+        evaluate(small_spec(), tmp_path, report=interrupt)
     before = rows_of(tmp_path)
     assert len(before) == 2
     calls = []
-    evaluate(small_study(), tmp_path, report=lambda done, total: calls.append(done))
+    evaluate(small_spec(), tmp_path, report=lambda done, total: calls.append(done))
     assert calls[0] == 2
     assert [row["wall_s"] for row in rows_of(tmp_path)[:2]] == [row["wall_s"] for row in before]
 
 
 def test_processes_find_what_one_process_finds(tmp_path):
-    alone = evaluate(small_study(), tmp_path / "x", report=quiet)
-    shared = evaluate(small_study(), tmp_path / "y", jobs=2, report=quiet)
+    alone = evaluate(small_spec(), tmp_path / "x", report=quiet)
+    shared = evaluate(small_spec(), tmp_path / "y", jobs=2, report=quiet)
     assert [(t.key, t.step_time_s) for t in alone] == [(t.key, t.step_time_s) for t in shared]
 
 
 def test_other_settings_do_not_share_a_folder(tmp_path):
-    open_folder(tmp_path, small_study())
-    open_folder(tmp_path, small_study())
+    open_folder(tmp_path, small_spec())
+    open_folder(tmp_path, small_spec())
     with pytest.raises(EvaluationError, match="differs in seeds, budget"):
-        open_folder(tmp_path, small_study(seeds=3, budget=Budget(9)))
+        open_folder(tmp_path, small_spec(seeds=3, budget=Budget(9)))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(EvaluationError, match="not empty"):
-        open_folder(tmp_path, small_study())
+        open_folder(tmp_path, small_spec())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_given_placements_are_scored_under_their_name(tmp_path):
     graph = training_graph(2, 2, name="a")
     given = {("a", "two", "mine"): np.ones(graph.n_ops, dtype=np.int64)}
-    trials = evaluate(small_study(graphs=(graph,), placers=("single",), given=given), tmp_path, report=quiet)
+    trials = evaluate(small_spec(graphs=(graph,), placers=("single",), given=given), tmp_path, report=quiet)
     assert [trial.placer for trial in trials] == ["mine", "single"]
     assert trials[0].step_time_s == trials[0].single_s
     assert trials[0].evaluations == 1
@@ -170,16 +171,16 @@ def test_given_placements_are_scored_under_their_name(tmp_path):
         ({"given": {("a", "two", "heft"): np.zeros(1, dtype=np.int64)}}, "rename it"),
     ],
 )
-def test_studies_that_cannot_be_made_are_refused(changes, clause):
+def test_specifications_that_cannot_be_made_are_refused(changes, clause):
     with pytest.raises(ValueError, match=clause):
-        small_study(**changes)
+        small_spec(**changes)
 
 
 def test_a_cluster_too_small_for_every_graph_is_refused():
     small = make_cluster(2, memory_bytes=0.6 * GB, name="small")
     with pytest.raises(InfeasibleError, match="graph 'a' on cluster 'small'"):
-        small_study(clusters=(small,)).check_feasible()
-    small_study(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_feasible()
+        small_spec(clusters=(small,)).check_feasible()
+    small_spec(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_feasible()
 
 
 def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
@@ -226,6 +227,7 @@ def test_summary_of_a_hand_made_evaluation():
     ]
     (line,) = summarise(trials)
     assert (line.graphs, line.seeds) == (3, 2)
+    assert line.step_time_s == pytest.approx((2.0 * 4.0) ** 0.2)
     assert line.ratio_to_single == pytest.approx((0.5 * 0.25 * 1.0 * 0.25 * 0.25) ** 0.2)
     assert line.ratio_to_best == pytest.approx(2 ** (1 / 5))
     means = math.sqrt(0.5 * 0.25), math.sqrt(1.0 * 0.25)
@@ -247,6 +249,9 @@ def test_report_is_one_file_that_escapes_names(tmp_path):
     assert "&lt;script&gt; on c" in page
     assert "http" not in page
     assert page.count("<svg") == 2
+    assert "<th>ms</th>" in page
+    assert "<td>2,000</td>" in page
+    assert "simulated, not measured" in page
 
 
 def test_unplaced_units_go_where_memory_is_left():
@@ -260,7 +265,7 @@ def test_unplaced_units_go_where_memory_is_left():
 
 
 def test_settings_name_all_that_decides_the_results(tmp_path):
-    open_folder(tmp_path, small_study())
+    open_folder(tmp_path, small_spec())
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["budget"] == {"evaluations": 20, "seconds": None}
     assert set(settings["graphs"]) == {"a", "b"}

@@ -34,3 +34,19 @@ def test_a_graph_is_trained_on_from_each_start(start, tmp_path, monkeypatch):
     assert name == f"finetune-gpt-01-{start}"
     assert ("--init" in words) == (start == "pretrained")
     assert (tmp_path / words[words.index("--graphs") + 1]).is_file()
+
+
+def test_the_table_and_the_rows_hold_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finetuning, "references", lambda graph, cluster: {"heft": 0.75})
+    monkeypatch.setattr(finetuning, "best_by", lambda folder, second: None if second < 20 else 1 / second)
+    graph = finetuning.load_graphs(["gpt"])[1]
+    rows = list(finetuning.to_rows([graph], 0.5))
+    assert rows[:3] == [
+        ("gpt-01", "pretrained", 10, None),
+        ("gpt-01", "pretrained", 20, 0.05),
+        ("gpt-01", "scratch", 10, None),
+    ]
+    assert rows[-1] == ("gpt-01", "heft", None, 0.75)
+    assert finetuning.to_markdown(rows).splitlines()[0] == "| graph | from | 10 s | 20 s | heft |"
+    assert finetuning.to_markdown(rows).splitlines()[2] == "| gpt-01 | pretrained |  | 0.050 | 0.750 |"

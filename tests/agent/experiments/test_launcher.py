@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments import launcher as experiments
+from agent.experiments import launcher
 
 CONFIG = Path("some.json")
 
@@ -22,30 +22,30 @@ def asked(tmp_path, monkeypatch):
 
 
 def begin(name, minutes, *files):
-    folder = experiments.run_folder(name)
+    folder = launcher.run_folder(name)
     for file in ("config.json", *files):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(json.dumps({"minutes": minutes}))
 
 
 def test_a_new_run_gets_the_flags_and_one_that_was_stopped_goes_on(asked):
-    experiments.train_run("new", CONFIG, 2.5, ["--rounds", "1"])
+    launcher.train_run("new", CONFIG, 2.5, ["--rounds", "1"])
     assert asked.pop()[:7] == ["--config", "some.json", "--threads", "1", "--minutes", "2.5", "--rounds"]
     begin("stopped", 2.5, "checkpoints/1.safetensors")
-    experiments.train_run("stopped", CONFIG, 2.5, ["--rounds", "1"])
+    launcher.train_run("stopped", CONFIG, 2.5, ["--rounds", "1"])
     assert asked.pop() == ["--resume", "--name", "stopped"]
     begin("done", 2.5, "result.json")
-    experiments.train_run("done", CONFIG, 2.5, [])
+    launcher.train_run("done", CONFIG, 2.5, [])
     assert not asked
 
 
 @pytest.mark.parametrize("file", ["result.json", "checkpoints/1.safetensors"])
 def test_a_run_of_other_minutes_is_not_taken_for_this_one(asked, capsys, file):
     begin("short", 1.0, file)
-    work = lambda: experiments.train_run("short", CONFIG, 3, [])  # noqa: E731
-    assert experiments.exit_code("study", work) == 2
-    folder = experiments.run_folder("short")
-    message = f"study: {folder} was begun with --minutes 1; use that, or remove the folder\n"
+    work = lambda: launcher.train_run("short", CONFIG, 3, [])  # noqa: E731
+    assert launcher.exit_code("experiment", work) == 2
+    folder = launcher.run_folder("short")
+    message = f"experiment: {folder} was begun with --minutes 1; use that, or remove the folder\n"
     assert capsys.readouterr().err == message
     assert not asked
 
@@ -54,7 +54,7 @@ def test_a_training_that_fails_is_one_line(capsys):
     def work():
         subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
 
-    assert experiments.exit_code("study", work) == 1
+    assert launcher.exit_code("experiment", work) == 1
     assert "ended with 3" in capsys.readouterr().err
 
 
@@ -67,7 +67,7 @@ def test_after_a_failure_no_training_is_begun():
             raise ValueError("no such family")
 
     with pytest.raises(ValueError, match="no such family"):
-        experiments.side_by_side(train, range(5), 1)
+        launcher.side_by_side(train, range(5), 1)
     assert begun == [0, 1]
-    experiments.side_by_side(begun.append, range(5, 8), 2)
+    launcher.side_by_side(begun.append, range(5, 8), 2)
     assert sorted(begun[2:]) == [5, 6, 7]

@@ -1,4 +1,4 @@
-"""Step times over a rival's: known answers."""
+"""Step times over a baseline's: known answers."""
 
 from pathlib import Path
 
@@ -7,11 +7,13 @@ import pytest
 
 from agent.experiments.statistics import (
     LOWER_BOUND,
+    ROW_COLUMNS,
     Comparison,
-    against_rival,
+    against_baseline,
     describe,
     interval,
     read_trials,
+    row_cells,
     spread,
 )
 from tests.agent.trial_cases import trial, write_evaluation
@@ -37,7 +39,7 @@ def test_placers_are_compared_graph_by_graph_in_every_training(tmp_path: Path) -
         trial("b", "policy", 1.0),
     )
     other = write_evaluation(tmp_path / "other", trial("a", "annealing", 0.5), trial("a", "policy", 1.0))
-    compared = against_rival([one, other], "annealing")
+    compared = against_baseline([one, other], "annealing")
     assert np.exp(compared["policy"].ratios["a", "c"]) == pytest.approx([0.5, 2.0])
     assert np.exp(compared["policy"].ratios["b", "c"]) == pytest.approx([2.0])
     assert compared["policy"].centre == pytest.approx(np.sqrt(2.0))
@@ -46,7 +48,7 @@ def test_placers_are_compared_graph_by_graph_in_every_training(tmp_path: Path) -
     assert np.exp(compared[LOWER_BOUND].ratios["b", "c"]) == pytest.approx([0.2])
 
 
-def test_what_does_not_fit_is_counted_and_said(tmp_path: Path) -> None:
+def test_what_is_out_of_memory_is_counted_and_shown(tmp_path: Path) -> None:
     folder = write_evaluation(
         tmp_path / "one",
         trial("a", "annealing", 0.5),
@@ -56,11 +58,14 @@ def test_what_does_not_fit_is_counted_and_said(tmp_path: Path) -> None:
         trial("c", "annealing", 0.5, feasible=False),
         trial("c", "policy", 0.5),
     )
-    compared = against_rival([folder], "annealing")
-    assert compared["policy"].misfits == {("a", "c")}
-    assert describe(compared["policy"]) == "1.000 (1.000 to 1.000; no fit: 1)"
-    assert describe(Comparison(misfits={("a", "c")})) == "fits none"
+    compared = against_baseline([folder], "annealing")
+    assert compared["policy"].out_of_memory == {("a", "c")}
+    assert describe(compared["policy"]) == "1.000 (1.000 to 1.000; out of memory: 1)"
+    assert describe(Comparison(out_of_memory={("a", "c")})) == "all out of memory"
     assert describe(None) == ""
+    assert row_cells(compared["policy"]) == (1.0, 1.0, 1.0, None, 1, 1, 0.5)
+    assert row_cells(Comparison(out_of_memory={("a", "c")})) == (None, None, None, None, 0, 1, None)
+    assert len(ROW_COLUMNS) == len(row_cells(compared["policy"]))
 
 
 def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:

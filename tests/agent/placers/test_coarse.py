@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.evaluation.config import EvaluationError
 from agent.evaluation.run import evaluate, placement_path
-from agent.evaluation.spec import EvaluationError, EvaluationSpec
+from agent.evaluation.spec import EvaluationSpec
 from agent.experiments.coarsening import main
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.coarse import place_coarsely
 from envs.coarse_problem import coarse_problem
 from envs.placement.files import read_placement
@@ -31,9 +32,9 @@ def test_every_placer_places_groups_and_is_timed_op_by_op(name: str, seed: int) 
 
 def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
     graph, cluster = training_graph(3, 2), make_cluster(2)
-    study = EvaluationSpec((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
-    assert study.to_json()["coarsen"] == 5
-    for trial in evaluate(study, tmp_path, report=lambda done, total: None):
+    spec = EvaluationSpec((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
+    assert spec.to_json()["coarsen"] == 5
+    for trial in evaluate(spec, tmp_path, report=lambda done, total: None):
         placement = read_placement(placement_path(tmp_path, trial), graph, cluster)
         assert trial.step_time_s == simulate(graph, cluster, placement).total_s
         assert len(set(placement.device_of.tolist())) <= 2
@@ -52,4 +53,4 @@ def test_the_table_has_a_row_per_family_and_number_of_groups(capsys: pytest.Capt
     assert 0.5 < float(rows[0][2]) < 2.0
     assert rows[1][1:4] == ["0", "-", "-"]
     assert main(["--families", "lstm"]) == 2
-    assert capsys.readouterr().err.startswith("coarsening_table: no family 'lstm'")
+    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: unknown family 'lstm'")

@@ -11,7 +11,7 @@ from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem

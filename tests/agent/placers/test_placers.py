@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent.evaluation.bounds import lower_bound_s
-from agent.placers import PLACERS, Budget, PlacerError, SearchState
+from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.contiguous import cut
 from agent.placers.fill import fill
 from agent.placers.list_scheduling import upward_rank_order

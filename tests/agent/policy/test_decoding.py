@@ -31,7 +31,7 @@ def policy() -> Policy:
 @pytest.mark.parametrize("n_samples", [0, 3])
 def test_placements_are_valid(policy: Policy, mdp: str, n_samples: int) -> None:
     problem = random_problem(3)
-    placements = decode(policy, problem, n_samples=n_samples, walks=MdpConfig(mdp))
+    placements = decode(policy, problem, n_samples=n_samples, mdp_config=MdpConfig(mdp))
     assert placements.shape == (1 + n_samples, problem.graph.n_ops)
     assert placements.dtype == np.int64
     for device_of in placements:
@@ -69,11 +69,11 @@ def test_side_by_side_is_as_one_by_one(policy: Policy) -> None:
         np.testing.assert_array_equal(placements, decode(policy, problem))
 
 
-def test_the_bank_of_the_policy_stays(policy: Policy) -> None:
+def test_the_embeddings_of_the_policy_stay(policy: Policy) -> None:
     policy.set_problems([random_problem(0)])
-    bank = policy.bank
+    embeddings = policy.embeddings
     decode(policy, random_problem(1))
-    assert policy.bank is bank
+    assert policy.embeddings is embeddings
 
 
 def test_a_walk_without_room_is_completed(policy: Policy) -> None:
@@ -90,7 +90,7 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
 ) -> None:
     problem = random_problem(3)
     first, second = (
-        decode(policy, problem, order, 8, np.random.default_rng(5), beam=True, walks=MdpConfig(mdp))
+        decode(policy, problem, order, 8, np.random.default_rng(5), resample=True, mdp_config=MdpConfig(mdp))
         for _ in range(2)
     )
     np.testing.assert_array_equal(first, second)
@@ -102,7 +102,7 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
 def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
     problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
     for n_samples in (0, 19):
-        together = decode_many(policy, problems, n_samples=n_samples, beam=True)
+        together = decode_many(policy, problems, n_samples=n_samples, resample=True)
         for problem, placements in zip(problems, together, strict=True):
             assert len(placements) == 1 + n_samples
             np.testing.assert_array_equal(placements[:1], decode(policy, problem))
@@ -114,7 +114,7 @@ def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
 
     problems = [random_problem(seed, n_ops=80) for seed in range(5)]
     alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
-    beams = decode_many(policy, problems, n_samples=31, beam=True)
+    beams = decode_many(policy, problems, n_samples=31, resample=True)
     in_beam = [mean_s(each, placements) for each, placements in zip(problems, beams, strict=True)]
     assert (np.array(in_beam) < 0.95 * np.array(alone)).all()
 
@@ -125,5 +125,5 @@ def test_a_walk_in_a_beam_that_has_no_room_goes_on_as_another(policy: Policy) ->
     problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
     alone = decode(policy, problem, n_samples=40, greedy=False)
     assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
-    in_beam = decode(policy, problem, n_samples=39, beam=True)
+    in_beam = decode(policy, problem, n_samples=39, resample=True)
     assert all(simulate_problem(problem, device_of).fits for device_of in in_beam)

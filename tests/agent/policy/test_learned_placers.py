@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from agent.commands import evaluate
-from agent.placers import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget
 from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
-from agent.policy.placers import LEARNED, WALKS, learned_placer
+from agent.policy.placers import LEARNED, SAMPLES, learned_placer
 from agent.policy.policy import Policy
 from agent.policy.serialization import PolicyCard, current_shape, describe_seen, load_policy, save_policy
 from envs.cluster.presets import get_cluster
@@ -70,7 +70,7 @@ def test_budget_is_kept(name, evaluations, used):
 @pytest.mark.parametrize("start", ["best", "heft", "single"])
 @pytest.mark.parametrize("evaluations", [1, 300, 1_000, 5_000])
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
-    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, start))
+    policy = Policy(untrained()[0], MdpConfig("improve", 2, start))
     rng = np.random.default_rng(0)
     found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
     begun = [name for name in PLACERS if start in (name, "best") and not PLACERS[name].uses_rng]
@@ -89,7 +89,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
 
 @pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
 def test_refining_an_improvement_keeps_to_its_budget(evaluations):
-    policy = Policy(untrained()[0], walks=MdpConfig("improve", 2, "best"))
+    policy = Policy(untrained()[0], MdpConfig("improve", 2, "best"))
     refine = learned_placer("policy-refine", policy, "topo")
     found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
     assert found.evaluations == evaluations
@@ -139,7 +139,7 @@ def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
-    assert found.evaluations == MAX_ATTEMPTS + 1 + WALKS
+    assert found.evaluations == MAX_ATTEMPTS + 1 + SAMPLES
     few = place("policy", problem=problem, evaluations=MAX_ATTEMPTS + 2)
     assert (few.feasible, few.evaluations) == (True, MAX_ATTEMPTS + 2)
     assert not place("policy", problem=problem, evaluations=MAX_ATTEMPTS).feasible

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent.policy.encoders import ENCODERS, check_size
+from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.encoders.placeto import means_of_related
 from agent.policy.encoders.transformer import WINDOW
 from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.serialization import current_shape
+from agent.training.performance.parallel import scores_in_threads
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import N_DEVICE_FEATURES, columns_of
 from envs.problem import Problem
@@ -35,8 +36,8 @@ def make_policy(encoder: str = "sage", n_problems: int = 3, n_devices: int = 3) 
 def observations(policy: Policy, n: int = 32, n_devices: int = 3) -> dict[str, Tensor]:
     """Random decisions on the ops that a walk visits."""
     generator = torch.Generator().manual_seed(1)
-    problem = torch.randint(len(policy.bank), (n, 1), generator=generator)
-    visited = [torch.nonzero(graph.node_of >= 0).flatten() for graph in policy.bank]
+    problem = torch.randint(len(policy.embeddings.graphs), (n, 1), generator=generator)
+    visited = [torch.nonzero(graph.node_of >= 0).flatten() for graph in policy.embeddings.graphs]
     draws = torch.randint(10, (n,), generator=generator)
     op = torch.stack([visited[int(i)][draw] for i, draw in zip(problem, draws, strict=True)])[:, None]
     devices = torch.randn(n, n_devices * policy.network.shape.device_features, generator=generator)
@@ -179,14 +180,12 @@ def test_threads_share_an_update_without_changing_it(threads: int, n_problems: i
     policy = make_policy(n_problems=n_problems)
     obs = observations(policy, n_rows)
 
-    def update() -> tuple[Tensor, ...]:
-        logits, values = policy.scores_for_update(obs)
+    def update(threads: int) -> tuple[Tensor, ...]:
+        logits, values = scores_in_threads(policy, obs, threads)
         loss = logits.log_softmax(1)[:, 0].sum() + values.square().sum()
         return logits, values, *torch.autograd.grad(loss, policy.network.parameters())
 
-    alone = update()
-    policy.threads = threads
-    for expected, found in zip(alone, update(), strict=True):
+    for expected, found in zip(update(1), update(threads), strict=True):
         torch.testing.assert_close(found, expected)
 
 

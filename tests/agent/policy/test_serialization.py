@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from agent.policy.network import PlacementNetwork
+from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.serialization import (
     PolicyCard,
     PolicyFileError,
@@ -23,8 +24,10 @@ from agent.policy.serialization import (
     describe_seen,
     load_policy,
     read_card,
+    read_policy,
     save_policy,
 )
+from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS
 from tests.agent.placement_cases import random_problem, training_graph
 
 
@@ -46,13 +49,51 @@ def test_round_trip(saved: Path) -> None:
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_card_without_sight_is_of_a_policy_that_sees_no_outlook(saved: Path) -> None:
-    network = PlacementNetwork(current_shape("sage", 8, 1, "lookahead"))
+@pytest.mark.parametrize("feature_set", FEATURE_SETS)
+def test_a_card_lists_the_features_that_the_policy_sees(saved: Path, feature_set: str) -> None:
+    network = PlacementNetwork(current_shape("sage", 8, 1, feature_set))
     save_policy(saved, network, replace(read_card(saved), shape=network.shape))
     card = json.loads((saved / "policy.json").read_text())
-    del card["shape"]["feature_set"]
-    (saved / "policy.json").write_text(json.dumps(card))
+    groups = FEATURE_SETS[feature_set]
+    assert card["device_features"] == [each.name for each in DEVICE_FEATURES if each.group in groups]
+    assert card["node_features"] == [each.name for each in NODE_FEATURES]
+    assert card["graph_features"] == [each.name for each in GRAPH_FEATURES]
     assert load_policy(saved).network.shape == network.shape
+
+
+@pytest.mark.parametrize("key", ["node_features", "graph_features", "device_features"])
+@pytest.mark.parametrize("spoil", [lambda names: names[1:], lambda names: [*names[1:], names[0]]])
+def test_a_policy_for_other_features_is_refused(
+    saved: Path, key: str, spoil: Callable[[list[str]], list[str]]
+) -> None:
+    file = saved / "policy.json"
+    card = json.loads(file.read_text())
+    file.write_text(json.dumps(card | {key: spoil(card[key])}))
+    with pytest.raises(PolicyFileError, match=f"^{file}: {key}: is for other features .*train .* anew$"):
+        read_card(saved)
+
+
+def test_a_policy_of_another_version_is_refused_as_such(saved: Path) -> None:
+    file = saved / "policy.json"
+    file.write_text(json.dumps({"format": "placewalk.policy/1", "feature_version": 1}))
+    message = "'placewalk.policy/1', this version reads 'placewalk.policy/2'; train the policy anew"
+    with pytest.raises(PolicyFileError, match=f"^{file}: format is {message}$"):
+        load_policy(saved)
+
+
+def test_the_digest_is_of_the_bytes_that_were_read(saved: Path) -> None:
+    stored = read_policy(saved)
+    assert read_policy(saved).digest == stored.digest
+    before = stored.policy().network.state_dict()
+    for name in ("policy.json", "policy.safetensors"):
+        file = saved / name
+        data = file.read_bytes()
+        file.write_bytes(data + b" ")
+        assert read_policy(saved).digest != stored.digest
+        file.write_bytes(data)
+    (saved / "policy.safetensors").unlink()
+    after = stored.policy().network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_loaded_weights_can_be_trained(saved: Path) -> None:
@@ -83,19 +124,22 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
     [
         (change("format", "placewalk.opgraph/1"), "format"),
         (change("extra", 1), "unknown key"),
-        (change("feature_version", 99), "version"),
+        (change("format", "placewalk.policy/99"), "train the policy anew"),
+        (change("format", 2), "format"),
+        (change("device_features", {}), "array"),
         (change("config", []), "config"),
         (change("seen", {}), "array"),
         (change("seen", [{"name": "x"}]), "missing"),
         (change("shape.encoder", "gnn"), "unknown encoder"),
         (change("shape.encoder", ["sage"]), "expected a string"),
-        (change("shape.sight", "blind"), "unknown sight"),
+        (change("shape.feature_set", "blind"), "unknown feature set"),
         (change("shape.hidden", 0), "hidden"),
         (change("shape.hidden", 10**9), "hidden"),
         (change("shape.hidden", True), "integer"),
         (change("shape.rounds", 2), "tensor"),
         (change("shape.hidden", 16), "tensor"),
-        (change("shape.node_features", 3), "features"),
+        (change("shape.feature_set", "state"), "features"),
+        (change("node_features", ["cost"]), "features"),
         (change("shape.layers", 3), "unknown key"),
         (lambda record: [record], "object"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.placers import PLACERS, Budget, Placer, SearchState
+from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy, read_card
 from agent.training import checkpoints, inputs

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
-from envs.cluster.presets import PRESETS, get_cluster
+from envs.cluster.presets import PRESETS, get_cluster, preset
 from graphs.io.json_files import FileFormatError, write_json_atomic
 from tests.json_values import JSON_VALUES
 
@@ -93,7 +93,7 @@ BAD_RECORDS = {
     "too many devices": (record(devices=[DEVICE] * 1025), "has 1025 devices; give 1 to 1024"),
     "device names": (with_device(name="gpu0"), "device 1 \\('gpu0'\\) has the name of device 0"),
     "unknown device key": (with_device(cores=4), "device 1: unknown key 'cores'"),
-    "missing device key": (record(devices=[{"name": "gpu0"}]), "device 0: key 'bytes_per_s' is missing"),
+    "missing device key": (record(devices=[{"name": "gpu0"}]), "device 0: keys 'bytes_per_s', 'flops_per_s'"),
     "no speed": (with_device(flops_per_s=0), "device 1 .*flops_per_s is 0.0; use a finite number > 0"),
     "negative memory": (with_device(memory_bytes=-1), "memory_bytes is -1.0; use a finite number > 0"),
     "speed is a string": (with_device(bytes_per_s="fast"), "device 1: bytes_per_s: is a string"),
@@ -167,6 +167,11 @@ def test_presets_are_named_and_sized(name: str, kinds: list[str]) -> None:
     assert [device.kind for device in cluster.devices] == kinds
 
 
+def test_a_preset_is_registered_once() -> None:
+    with pytest.raises(ClusterError, match="cluster '4xv100' is registered twice"):
+        preset("4xv100")(PRESETS["4xv100"])
+
+
 def test_gpu_presets_schedule_in_program_order() -> None:
     schedules = {name: build().schedule for name, build in PRESETS.items()}
     assert schedules.pop("placeto-k80") == "fifo"
@@ -209,5 +214,8 @@ def test_an_absent_or_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"absent\.json: cannot be read"):
         get_cluster(str(tmp_path / "absent.json"))
     write_json_atomic(tmp_path / "foreign.json", {"devices": 4})
-    with pytest.raises(FileFormatError, match=r"foreign\.json: key 'format' is missing"):
+    message = (
+        r"foreign\.json: keys 'format', 'links', 'name' are missing; format must be 'placewalk\.cluster/1'"
+    )
+    with pytest.raises(FileFormatError, match=message):
         get_cluster(str(tmp_path / "foreign.json"))

@@ -21,8 +21,8 @@ def test_features_of_a_hand_made_instance() -> None:
     problem = chain_problem()
     env = PlacementEnv([problem])
     env.reset(seed=0)
-    seen, reward, over, _, _ = env.step(np.int64(1))
-    assert (reward, over) == (pytest.approx(-1.0 / 1.5), False)
+    seen, reward, done, _, _ = env.step(np.int64(1))
+    assert (reward, done) == (pytest.approx(-1.0 / 1.5), False)
     table = seen["devices"].reshape(2, N_DEVICE_FEATURES)
     mean = 4.5 / 4
     # On `slow`, 0.75 s of transfer after a's end at 1 s, b runs from 1.75 to 2.75; on `fast` 1 to 1.5.
@@ -72,10 +72,10 @@ def features_after_the_first_op_went_to_the_second_device(graph: OpGraph) -> dic
     )
 
 
-def test_the_outlook_of_a_hand_made_instance() -> None:
+def test_consumer_features_of_a_hand_made_instance() -> None:
     """The output of b goes to d, placed with a, and to c, which also reads a's output and b's weight."""
     graph = build_graph(
-        "outlook",
+        "consumers",
         "",
         [
             {"name": "a", "seconds": {"gpu": 1.0}, "colocate": 0},
@@ -99,7 +99,7 @@ def test_the_outlook_of_a_hand_made_instance() -> None:
     np.testing.assert_allclose(onward, np.log1p([0.125, 0.0, 0.125]), rtol=1e-5)
 
 
-def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed() -> None:
+def test_consumer_features_follow_a_chain_to_the_first_op_that_reads_something_placed() -> None:
     table = features_after_the_first_op_went_to_the_second_device(branches())
     share = table["consumer_input_bytes_there"]
     np.testing.assert_allclose(share, [0.0, 1.0, 0.0])
@@ -108,7 +108,7 @@ def test_the_outlook_follows_a_chain_to_the_first_op_that_reads_something_placed
     np.testing.assert_allclose(gather, np.log1p([0.75, 0.0, 0.75]), rtol=1e-6)
 
 
-def test_the_foresight_of_a_hand_made_instance() -> None:
+def test_rollout_features_of_a_hand_made_instance() -> None:
     table = features_after_the_first_op_went_to_the_second_device(branches())
     # With `left` on y until 1 s, the branch on y ends at 4 and the join at 5; elsewhere it ends at 3, sends 4
     # bytes to y, and the join ends at 4.75. Mean finishes: (2 + 3 + 4 + 5) / 4 and (1 + 2 + 3 + 4.75) / 4.
@@ -119,8 +119,8 @@ def test_the_foresight_of_a_hand_made_instance() -> None:
         np.testing.assert_allclose(finish_s, np.log1p([0.0, 0.8125, 0.0]), rtol=1e-6)
 
 
-def test_the_foresight_knows_of_memory() -> None:
-    """An op that reads 80 bytes must leave the device they are on, as there is no room for its parameters."""
+def test_rollouts_keep_to_the_memory() -> None:
+    """An op that reads 80 bytes must leave the device they are on, whose memory its parameters exceed."""
     ops = [
         {"name": name, "seconds": {"gpu": 1.0}, "resident_bytes": size} for name, size in (("a", 6), ("b", 6))
     ]
@@ -138,7 +138,7 @@ def test_the_foresight_knows_of_memory() -> None:
     np.testing.assert_allclose(time_s, np.log1p([10.25, 0.0]), rtol=1e-6)
 
 
-def test_who_improves_foresees_nothing() -> None:
+def test_improve_has_no_rollouts() -> None:
     env = PlacementEnv([chain_problem()], mdp="improve")
     seen, _ = env.reset(seed=0)
     assert not seen["devices"].reshape(2, N_DEVICE_FEATURES)[:, len(columns_of("consumers")) :].any()

@@ -13,12 +13,13 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.mdp.batched_env import BatchedPlacementEnv
-from envs.mdp.episodes import EpisodeBatch, MdpError, is_incremental
+from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.placement_env import PlacementEnv
+from envs.mdp.visits import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
-from graphs.orders import ORDERS, OrderError, get_order
+from graphs.orders import ORDERS, OrderError
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -43,7 +44,7 @@ def test_checkers_find_nothing(mdp: str) -> None:
 
 
 def unmaskable_problems() -> list[Problem]:
-    """Problems whose every device has room for every op: the checkers act at random, without masks."""
+    """Problems where every device has free memory for every op: the checkers act at random, without masks."""
     return [
         Problem(random_graph(np.random.default_rng(seed), 20, name=f"g{seed}"), get_cluster("2xk80"))
         for seed in range(2)
@@ -73,21 +74,21 @@ def test_batched_equals_single_step_by_step(mdp: str) -> None:
 
     for episode in range(n):
         begin(episode)
-    endings = 0
+    n_done = 0
     for _ in range(250):
         compare()
         actions = np.array([rng.choice(np.flatnonzero(row)) for row in batch.observation.mask])
-        rewards, over = batch.step(actions)
+        rewards, done = batch.step(actions)
         for episode, env in enumerate(singles):
             expected[episode], reward, terminated, truncated, info = env.step(actions[episode])
-            assert (reward, terminated, truncated) == (rewards[episode], over[episode], False)
+            assert (reward, terminated, truncated) == (rewards[episode], done[episode], False)
             if terminated:
                 mine, other = batch.result(episode), info["result"]
                 assert mine.device_of.tolist() == other.device_of.tolist()
                 assert mine.step_time_s == other.step_time_s
                 begin(episode)
-                endings += 1
-    assert endings > 20
+                n_done += 1
+    assert n_done > 20
 
 
 @pytest.mark.parametrize("order", ALL_ORDERS)
@@ -100,21 +101,21 @@ def test_return_is_the_step_time(order: str, mdp: str) -> None:
         first = simulate_problem(
             problem, np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)))
         )
-        total, over, last = 0.0, np.array([False]), np.zeros(0)
-        while not over[0]:
+        total, done, last = 0.0, np.array([False]), np.zeros(0)
+        while not done[0]:
             action = rng.choice(np.flatnonzero(batch.observation.mask[0]))
-            reward, over = batch.step(np.array([action]))
+            reward, done = batch.step(np.array([action]))
             total += float(reward[0])
             last = batch.device_of(0)
         step_time_s = simulate_problem(problem, last).total_s
         gain = -step_time_s if mdp == "construct" else first.total_s - step_time_s
         assert total == pytest.approx(gain / problem.scale_s, abs=1e-9)
-        ending = batch.result(0)
-        assert simulate_problem(problem, ending.device_of).total_s == ending.step_time_s
-        assert ending.step_time_s <= step_time_s
-        assert (ending.device_of >= 0).all()
-        for group in range(len(problem.graph.units)):
-            assert len(set(ending.device_of[problem.graph.units.row(group)])) == 1
+        result = batch.result(0)
+        assert simulate_problem(problem, result.device_of).total_s == result.step_time_s
+        assert result.step_time_s <= step_time_s
+        assert (result.device_of >= 0).all()
+        for unit in range(len(problem.graph.units)):
+            assert len(set(result.device_of[problem.graph.units.row(unit)])) == 1
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
@@ -133,25 +134,25 @@ def test_threads_change_nothing(mdp: str) -> None:
         alone, shared = (batch.observation for batch in batches)
         np.testing.assert_array_equal(alone.devices, shared.devices)
         actions = np.array([rng.choice(np.flatnonzero(row)) for row in alone.mask])
-        (rewards, over), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
+        (rewards, done), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
         np.testing.assert_array_equal(rewards, same_rewards)
-        np.testing.assert_array_equal(over, same_over)
-        for episode in np.flatnonzero(over):
+        np.testing.assert_array_equal(done, same_over)
+        for episode in np.flatnonzero(done):
             begin(int(episode))
 
 
-def test_a_device_without_room_is_masked_and_refused() -> None:
+def test_a_device_without_free_memory_is_masked_and_refused() -> None:
     env = PlacementEnv([chain_problem(memory_bytes=15.0)])
     env.reset(seed=0)
     assert env.action_masks().tolist() == [True, True]
     env.step(np.int64(1))
     assert env.action_masks().tolist() == [True, False]
     for device in (1, 2, -1, -2):
-        with pytest.raises(ValueError, match="no room"):
+        with pytest.raises(ValueError, match="no free memory"):
             env.step(np.int64(device))
 
 
-def test_no_room_left_ends_the_episode_as_infeasible() -> None:
+def test_no_free_memory_left_ends_the_episode_as_infeasible() -> None:
     ops = [
         {"name": name, "seconds": {"d": 1.0}, "resident_bytes": size}
         for name, size in (("a", 4), ("b", 4), ("c", 8))
@@ -161,15 +162,15 @@ def test_no_room_left_ends_the_episode_as_infeasible() -> None:
     env = PlacementEnv([Problem(build_graph("g", "", ops, []), cluster)])
     env.reset(seed=0)
     env.step(np.int64(0))
-    _, reward, over, _, info = env.step(np.int64(1))
-    assert over
+    _, reward, done, _, info = env.step(np.int64(1))
+    assert done
     assert info["result"].infeasible
     assert not info["result"].fits
     assert np.isnan(info["result"].step_time_s)
     assert reward < -1
 
 
-def test_graphs_that_fit_nowhere_are_refused() -> None:
+def test_infeasible_graphs_are_refused() -> None:
     problem = chain_problem()
     tiny = tuple(replace(device, memory_bytes=9.0) for device in problem.cluster.devices)
     with pytest.raises(InfeasibleError, match=r"op 'a'.*largest device"):
@@ -180,11 +181,11 @@ def test_graphs_that_fit_nowhere_are_refused() -> None:
         EpisodeBatch([Problem(problem.graph, alone)], 1)
 
 
-def test_bad_walks_are_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(MdpError, match="no problems"):
         EpisodeBatch([], 1)
-    with pytest.raises(MdpError, match="unknown mdp 'walk'"):
-        EpisodeBatch([chain_problem()], 1, mdp="walk")
+    with pytest.raises(MdpError, match="unknown mdp 'solve'"):
+        EpisodeBatch([chain_problem()], 1, mdp="solve")
     with pytest.raises(OrderError, match="upside-down"):
         EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
     only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
@@ -196,10 +197,10 @@ def test_incremental_only_in_program_order() -> None:
     rng = np.random.default_rng(0)
     problem = some_problems()[2]
     chain = chain_problem()
-    assert is_incremental(chain, get_order("topo")(chain.graph, rng))
-    assert not is_incremental(chain, get_order("reversed-topo")(chain.graph, rng))
+    assert is_incremental(chain, ORDERS["topo"](chain.graph, rng))
+    assert not is_incremental(chain, ORDERS["reversed-topo"](chain.graph, rng))
     fifo = Problem(chain.graph, replace(chain.cluster, schedule="fifo"))
-    assert not is_incremental(fifo, get_order("topo")(chain.graph, rng))
+    assert not is_incremental(fifo, ORDERS["topo"](chain.graph, rng))
     assert problem.cluster.schedule == "program"
 
 
@@ -248,14 +249,14 @@ def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> No
     for _ in range(5):
         batch.step(batch.observation.mask.argmax(axis=1))
     batch.fork(0, 1)
-    over = np.zeros(2, dtype=bool)
-    while not over.any():
+    done = np.zeros(2, dtype=bool)
+    while not done.any():
         for seen in batch.observation:
             np.testing.assert_array_equal(seen[0], seen[1])
         np.testing.assert_array_equal(batch.device_of(0), batch.device_of(1))
         assert batch.time_s()[0] == batch.time_s()[1]
-        _, over = batch.step(np.array([1, 1]))
-    assert over.all()
+        _, done = batch.step(np.array([1, 1]))
+    assert done.all()
     first, second = batch.result(0), batch.result(1)
     assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
     assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster, Device
 from envs.placement.placement import Placement, PlacementError
 from envs.problem import Problem
-from envs.simulator.kernels import new_pair, new_timeline, run_many, run_moved, stand
+from envs.simulator.kernels import commit, new_pair, new_timeline, run_many, run_moved
 from envs.simulator.simulate import best_fitting, simulate, simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
 from graphs.levels import b_level
@@ -61,14 +61,14 @@ def test_partial_placements_equal_the_plain_reference(case: Case, seed: int) -> 
 @settings(max_examples=150, deadline=None)
 @given(problems(max_ops=100), st.integers(0, 2**32 - 1))
 def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
-    graph, cluster, standing = case
+    graph, cluster, current = case
     problem, rng = Problem(graph, cluster), np.random.default_rng(seed)
     pair = new_pair(graph.n_ops, graph.n_tensors, cluster.n_devices)
-    run_moved(problem.arrays, standing, pair, 0, np.inf, work_of(problem, standing))
-    stand(pair)
+    run_moved(problem.arrays, current, pair, 0, np.inf, work_of(problem, current))
+    commit(pair)
     for _ in range(12):
         moves = np.isin(graph.unit_of, rng.integers(len(graph.units), size=int(rng.integers(1, 4))))
-        device_of = np.where(moves, rng.integers(cluster.n_devices), standing)
+        device_of = np.where(moves, rng.integers(cluster.n_devices), current)
         first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
         timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
         total_s = np.zeros(1)
@@ -79,10 +79,10 @@ def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
         if moved_s == np.inf:
             continue
         for of_both, expected in zip(pair.timeline, timeline, strict=True):
-            np.testing.assert_array_equal(of_both[1 - pair.standing[0]], expected)
+            np.testing.assert_array_equal(of_both[1 - pair.current[0]], expected)
         if rng.random() < 0.5:
-            stand(pair)
-            standing = device_of
+            commit(pair)
+            current = device_of
 
 
 def work_of(problem: Problem, device_of: np.ndarray) -> np.ndarray:

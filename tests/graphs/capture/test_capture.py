@@ -1,15 +1,19 @@
 """Capturing modules: graphs counted by hand, what is folded and colocated, what cannot be captured."""
 
+import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphs.capture import tracing
 from graphs.capture.capture import CaptureError, capture
@@ -148,7 +152,7 @@ def test_backward_ops_keep_the_module_that_caused_them(mlp: OpGraph) -> None:
     assert mlp.modules[op(mlp, "adam/fc1.weight")] == "fc1"
 
 
-def test_the_decision_units_of_a_capture_are_its_first_users(mlp: OpGraph) -> None:
+def test_a_placement_unit_is_an_owner_op_with_its_sources_and_updates(mlp: OpGraph) -> None:
     unit = mlp.unit_of
     assert unit[op(mlp, "fc1.weight")] == unit[op(mlp, "fc1/addmm")] == unit[op(mlp, "adam/fc1.bias")]
     assert unit[op(mlp, "fc1/addmm")] != unit[op(mlp, "gradients/fc1/mm")]
@@ -307,6 +311,71 @@ def test_inputs_may_be_a_mapping_or_nested(mlp: OpGraph) -> None:
     assert nested.op_types.count("input") == 1
 
 
+def turned_phase(layer: nn.Module, x: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(layer(x))
+    return torch.fft.irfft(spectrum * torch.exp(1j * spectrum.angle()), n=4)
+
+
+def polar(layer: nn.Module, x: Tensor) -> Tensor:
+    return torch.polar(layer(x).abs(), layer(x)).abs()
+
+
+def conjugates(layer: nn.Module, x: Tensor) -> Tensor:
+    z = torch.view_as_complex(layer(x).reshape(-1, 2, 2))
+    return torch.view_as_real(z * z.conj())
+
+
+def imaginary(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    z = torch.complex(layer(x), layer(x))
+    return (z @ z.mH).real, z.conj().imag.exp()
+
+
+def complex_output(layer: nn.Module, x: Tensor) -> Tensor:
+    return (layer(x) * 1j).conj()
+
+
+def complex_scalar(layer: nn.Module, x: Tensor) -> Tensor:
+    return (layer(x) * 1j).sum()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "function", [turned_phase, polar, conjugates, imaginary, complex_output, complex_scalar]
+)
+def test_complex_models_are_captured(function: Callable[..., Any], training: bool) -> None:
+    graph = capture(Calls(function), torch.zeros(2, 4), training=training)
+    assert "layer/addmm" in graph.op_names
+    assert ("adam/layer.weight" in graph.op_names) == training
+    assert np.isfinite(graph.flops).all()
+
+
+def test_complex_tensors_take_eight_bytes_an_element_through_their_views() -> None:
+    graph = capture(Calls(turned_phase), torch.zeros(2, 4), training=False)
+    spectrum = 2 * 3 * 8  # three frequencies of each of two signals
+    made = {name: graph.tensor_bytes[graph.outputs.row(op(graph, name))].tolist() for name in graph.op_names}
+    assert made["_fft_r2c"] == made["exp"] == made["mul_1"] == [spectrum]
+    assert made["angle"] == [spectrum / 2]
+    assert graph.bytes_moved[op(graph, "mul_1")] == 3 * spectrum
+    assert readers(graph, "_fft_r2c") == ["angle", "mul_1"]
+
+
+def test_a_conjugate_is_a_view_until_it_is_computed() -> None:
+    graph = capture(Calls(imaginary), torch.zeros(2, 4))
+    assert "aten._conj" not in graph.op_types
+    assert readers(graph, "complex") == ["mm", "clone", "gradients/mm", "gradients/mm_1"]
+    assert readers(graph, "clone")[0] == "exp"  # the negated imaginary part
+    turned = capture(Calls(turned_phase), torch.zeros(2, 4))
+    assert "gradients/clone" in readers(turned, "_fft_r2c")
+
+
+def test_a_complex_parameter_is_updated_as_two_numbers() -> None:
+    module = Calls(lambda layer, x: layer.scale * layer(x))
+    module.layer.scale = nn.Parameter(torch.zeros(4, dtype=torch.complex64))
+    graph = capture(module, torch.zeros(2, 4))
+    assert graph.resident_bytes[op(graph, "layer.scale")] == 4 * 4 * 8
+    assert graph.flops[op(graph, "adam/layer.scale")] == 10 * 4 * 2
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -341,13 +410,126 @@ def test_an_unknown_optimizer_is_refused() -> None:
         capture(Mlp(), torch.zeros(3, 4), optimizer="lion")
 
 
+BRANCHES = {
+    "x.sum().item()": "aten._local_scalar_dense",
+    "x[x > 0]": "aten.nonzero",
+    "x.nonzero()": "aten.nonzero",
+    "bool(x.sum() > 0)": "aten._local_scalar_dense",
+}
+
+
+def load_model(file: Path, expression: str) -> nn.Module:
+    """A model in a file of its own that needs values in line 9."""
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.layer = nn.Linear(4, 4)",
+        "    def forward(self, x):",
+        "        return self.layer(x) + self.helper(x)",
+        "    def helper(self, x):",
+        f"        return {expression}",
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location("models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    module: nn.Module = models.Net()
+    return module
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("expression", BRANCHES)
+def test_an_op_that_needs_values_is_named_with_its_line(
+    expression: str, training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_model(tmp_path / "sub" / "models.py", expression)
+    reason = re.escape(f"models.py:9: needs the values that {BRANCHES[expression]}.default yields")
+    with pytest.raises(CaptureError, match=re.escape(f"captured: {tmp_path}/sub/") + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaptureError, match="^model 'Net' cannot be captured: sub/" + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+
+
+def test_an_error_in_an_installed_model_is_named_with_the_line_of_the_package_or_of_its_user(
+    tmp_path: Path,
+) -> None:
+    installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "x.sum().item()")
+    with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs the values"):
+        capture(installed, torch.zeros(2, 4))
+    user = load_model(tmp_path / "mine.py", "self.net(x)")
+    user.net = installed
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: needs the values"):
+        capture(user, torch.zeros(2, 4))
+
+
+def test_any_error_of_a_model_is_named_with_its_line(tmp_path: Path) -> None:
+    module = load_model(tmp_path / "mine.py", "x @ x")
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: RuntimeError: .* same reduction dim"):
+        capture(module, torch.zeros(2, 4))
+
+
+class FakeOnly(Mlp):
+    """Branches on values of any tensor that is not plainly fake; the joint trace wraps them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if isinstance(x, FakeTensor) or x.sum() > 0 else -x)
+
+
+def test_a_fallback_to_the_plain_trace_says_so_in_one_line(
+    mlp: OpGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notices: list[str] = []
+    graph = capture(FakeOnly(), torch.zeros(3, 4), notify=notices.append)
+    assert graph.flops.sum() == mlp.flops.sum()
+    assert "addmm" in graph.op_names
+    (notice,) = notices
+    assert re.fullmatch(
+        r"model 'FakeOnly': module names are lost, since torch's joint trace failed with .*"
+        r"test_capture\.py:\d+: needs the values that aten\._local_scalar_dense.*; placements stay valid",
+        notice,
+    )
+    assert capsys.readouterr() == ("", "")
+    capture(FakeOnly(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", f"{notice}\n")
+
+
+def test_the_joint_trace_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    capture(Mlp(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_that_checks_values_unless_compiled_keeps_its_module_names() -> None:
+    def checked(layer: nn.Module, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and x.isnan().any():
+            raise ValueError("x has NaNs")
+        return layer(x)
+
+    notices: list[str] = []
+    graph = capture(Calls(checked), torch.zeros(2, 4), notify=notices.append)
+    unchecked = capture(Calls(lambda layer, x: layer(x)), torch.zeros(2, 4), name=graph.name)
+    assert fingerprint(graph) == fingerprint(unchecked)
+    assert notices == []
+    assert not torch.compiler.is_compiling()
+
+
 def test_the_private_trace_is_tested_on_this_torch() -> None:
     assert torch.__version__.startswith(tracing.TESTED_TORCH)
 
 
 @pytest.mark.parametrize(
     ("module", "inputs"),
-    [(Mlp(), (torch.zeros(3, 4),)), (Convnet(), CONVNET_INPUTS), (TiedLm(), (torch.zeros(6).long(),))],
+    [
+        (Mlp(), (torch.zeros(3, 4),)),
+        (Convnet(), CONVNET_INPUTS),
+        (TiedLm(), (torch.zeros(6).long(),)),
+        (Calls(polar), (torch.zeros(2, 4),)),
+    ],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_the_plain_trace_agrees_with_the_joint_one(
@@ -370,6 +552,9 @@ def fingerprint(graph: OpGraph) -> str:
 
 
 def test_another_process_captures_the_same_graph() -> None:
-    code = "from tests.graphs.test_capture import *; print(fingerprint(capture(Convnet(), CONVNET_INPUTS)))"
+    code = (
+        "from tests.graphs.capture.test_capture import *\n"
+        "print(fingerprint(capture(Convnet(), CONVNET_INPUTS)))"
+    )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert other.stdout.strip() == fingerprint(capture(Convnet(), CONVNET_INPUTS))

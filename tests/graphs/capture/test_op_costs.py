@@ -90,3 +90,28 @@ def test_half_precision_moves_half() -> None:
     assert half.resident_bytes.sum() * 2 == full.resident_bytes.sum()
     assert cost(half, "aten.addmm")[1] * 2 == cost(full, "aten.addmm")[1]
     assert cost(half, "aten.addmm")[0] == cost(full, "aten.addmm")[0]
+
+
+def complex_tensor(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.complex64)
+
+
+def test_complex_products_count_the_real_operations_in_them() -> None:
+    matrices = (complex_tensor(3, 4), complex_tensor(4, 5))
+    product = capture(Once(lambda a, b: a @ b), matrices, training=False)
+    assert cost(product, "aten.mm") == (8 * 3 * 4 * 5, 8 * (12 + 20 + 15))
+    each = capture(Once(lambda a: a * a.mH), (complex_tensor(4, 4),), training=False)
+    assert cost(each, "aten.mul")[0] == 6 * 16
+    scaled = capture(Once(lambda a: a * 2 + 1), (complex_tensor(4, 4),), training=False)
+    assert cost(scaled, "aten.mul")[0] == cost(scaled, "aten.add")[0] == 2 * 16
+
+
+def test_fourier_transforms_count_five_n_log_n_and_half_for_real_signals() -> None:
+    full = 5 * (3 * 16) * 4  # three signals of 16 elements
+    z = capture(Once(torch.fft.fft), complex_tensor(3, 16), training=False)
+    assert cost(z, "aten._fft_c2c") == (full, 2 * 3 * 16 * 8)
+    real = capture(Once(lambda x: torch.fft.irfft(torch.fft.rfft(x))), (torch.zeros(3, 16),), training=False)
+    assert cost(real, "aten._fft_r2c") == (full / 2, 3 * 16 * 4 + 3 * 9 * 8)
+    assert cost(real, "aten._fft_c2r")[0] == full / 2
+    plane = capture(Once(torch.fft.fft2), (complex_tensor(4, 8),), training=False)
+    assert cost(plane, "aten._fft_c2c")[0] == 5 * 32 * 5

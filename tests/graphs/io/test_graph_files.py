@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
 from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
-from graphs.op_graph import GraphError
+from graphs.op_graph import GraphError, build_graph
 from tests.json_values import JSON_VALUES
 
 
@@ -116,6 +116,11 @@ BAD_RECORDS = {
     "unknown op key": (with_op(flop=1), "op 1: unknown key 'flop'"),
     "unknown tensor key": (with_tensor(size=1), "tensor 0: unknown key 'size'"),
     "missing name": ({"format": "placewalk.opgraph/1", "ops": [], "tensors": []}, "key 'name' is missing"),
+    "missing keys": (
+        {"name": "g"},
+        "keys 'format', 'ops', 'tensors' are missing; format must be 'placewalk.opgraph/1'$",
+    ),
+    "another format": ({"format": "placewalk.cluster/1", "devices": []}, "expected 'placewalk.opgraph/1'$"),
     "missing op name": (record(ops=[{"type": "mm"}]), "op 0: key 'name' is missing"),
     "missing producer": (record(tensors=[{"consumers": []}]), "tensor 0: key 'producer' is missing"),
     "name is no string": (record(name=3), "name: is a number; expected a string"),
@@ -158,6 +163,32 @@ def test_what_breaks_the_format_is_refused_in_one_line(value: object, message: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"name": ""},
+        {"type": "mm"},
+        {"name": "b", "flop": 1},
+        {"name": "b", "flops": "1"},
+        {"name": "b", "colocate": -1},
+        {"name": "b", "seconds": {"k80": None}},
+        ["b"],
+    ],
+)
+def test_graphs_built_in_python_keep_the_rules_of_files(op: Any) -> None:
+    with pytest.raises(FileFormatError) as of_file:
+        graph_from_json(record(name="g", ops=[{"name": "a"}, op], tensors=[]), "graph 'g'")
+    with pytest.raises(GraphError) as of_python:
+        build_graph("g", "", [{"name": "a"}, op], [])
+    assert str(of_file.value) == str(of_python.value)
+
+
+def test_graphs_built_in_python_may_hold_numbers_of_numpy() -> None:
+    op = {"name": "a", "flops": np.int64(3), "bytes_moved": np.float32(0.5), "colocate": np.int64(2)}
+    graph = build_graph("g", "", [op], [])
+    assert (graph.flops[0], graph.bytes_moved[0], graph.colocate[0]) == (3.0, 0.5, 2)
+
+
 GOOD = json.dumps(record()).encode()
 BAD_FILES = {
     "empty": ("g.json", b"", "is empty"),
@@ -170,7 +201,7 @@ BAD_FILES = {
     "deep": ("g.json", b"[" * 100_000, "is nested too deeply"),
     "long integer": ("g.json", b"1" * 10_000, "is no strict JSON"),
     "an array of graphs": ("g.json", b"[" + GOOD + b"]", "is an array; expected an object"),
-    "second line": ("g.jsonl", GOOD + b"\n{}\n", "g.jsonl:2: key 'format' is missing"),
+    "second line": ("g.jsonl", GOOD + b"\n{}\n", "g.jsonl:2: keys 'format', 'name', 'ops', 'tensors' are"),
     "no gzip": ("g.json.gz", GOOD, "is no complete gzip file"),
     "cut gzip": ("g.json.gz", gzip.compress(GOOD)[:-12], "is no complete gzip file"),
     "corrupt gzip": ("g.json.gz", gzip.compress(GOOD)[:14] + b"\xff" * 40, "is no complete gzip file"),

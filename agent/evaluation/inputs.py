@@ -1,0 +1,113 @@
+"""What the settings of an evaluation name, read: graphs, clusters, placements and the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
+from agent.evaluation.graph_sources import gather_graphs
+from agent.evaluation.spec import EvaluationSpec, placer_names
+from agent.placers.base import Budget
+from agent.policy.placers import LEARNED
+from envs.cluster.cluster import Cluster
+from envs.cluster.presets import get_cluster
+from envs.placement.files import read_named_placement
+from graphs.op_graph import IntArray, OpGraph
+from graphs.orders import ORDERS
+
+
+def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
+    """Read everything that the settings of an evaluation name.
+
+    Returns:
+        The specification, and the names of the graphs left out because the policy was trained on them.
+
+    Raises:
+        ValueError: anything that is wrong with the input, in one line.
+    """
+    graphs = gather_graphs(config.families, config.graphs, config.model)
+    clusters = tuple(get_cluster(name) for name in config.cluster)
+    placers = _placers(config)
+    given = read_given(config.placements, graphs, clusters)
+    policy_hash, seen = "", frozenset[str]()
+    if any(name in LEARNED for name in placers):
+        policy_hash, seen = inspect_policy(config.policy, graphs)
+    left_out = [] if config.include_seen else [graph.name for graph in graphs if graph.name in seen]
+    spec = EvaluationSpec(
+        graphs=tuple(graph for graph in graphs if graph.name not in left_out),
+        clusters=clusters,
+        placers=placers,
+        orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
+        seeds=config.seeds,
+        budget=make_budget(config.budget, config.seconds),
+        policy=config.policy if policy_hash else "",
+        policy_hash=policy_hash,
+        seen=seen,
+        given=given,
+        coarsen=config.coarsen,
+    )
+    spec.check_feasible()
+    return spec, left_out
+
+
+def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
+    """Make a budget; where neither limit is given, of `BUDGET` evaluations."""
+    return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
+
+
+def _placers(config: EvaluationConfig) -> tuple[str, ...]:
+    if config.placers is None:
+        return () if config.placements else placer_names()
+    return placer_names() if config.placers == (ALL,) else config.placers
+
+
+def read_given(
+    paths: Sequence[str], graphs: Sequence[OpGraph], clusters: Sequence[Cluster]
+) -> dict[tuple[str, str, str], IntArray]:
+    """Read placement files; each must be for a graph and a cluster at hand.
+
+    Returns:
+        Device of each op, by (graph, cluster, stem of the file).
+
+    Raises:
+        EvaluationError: a file is for another graph or cluster, or two for one have the same stem.
+        ValueError: what the reader raises.
+    """
+    graph_of = {graph.name: graph for graph in graphs}
+    cluster_of = {cluster.name: cluster for cluster in clusters}
+    given: dict[tuple[str, str, str], IntArray] = {}
+    for path in paths:
+        named = read_named_placement(path)
+        if named.graph not in graph_of:
+            raise EvaluationError(f"{path}: is for graph '{named.graph}', which is not among those given")
+        if named.cluster not in cluster_of:
+            raise EvaluationError(
+                f"{path}: is for cluster '{named.cluster}'; name that cluster with --cluster"
+            )
+        key = (named.graph, named.cluster, Path(path).stem)
+        if key in given:
+            raise EvaluationError(
+                f"{path}: another placement of graph '{named.graph}' has that file name; rename one"
+            )
+        given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster]).device_of
+    return given
+
+
+def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset[str]]:
+    """Check that a policy can be loaded.
+
+    Returns:
+        A hash of its files, and the names of the graphs that it was trained on.
+
+    Raises:
+        PolicyFileError: it cannot.
+        ValueError: a graph is too large for it.
+    """
+    from agent.policy.encoders.base import check_size
+    from agent.policy.serialization import read_policy
+
+    stored = read_policy(path)
+    stored.policy()
+    check_size(stored.card.shape.encoder, graphs)
+    return stored.digest, frozenset(graph.name for graph in graphs if stored.card.has_seen(graph))

@@ -1,0 +1,95 @@
+"""One run of a placer as every trial makes it: with its own randomness, timed after all is compiled."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+
+from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
+from agent.placers.coarse import place_coarsely
+from envs.cluster.cluster import Cluster
+from envs.coarse_problem import CoarseProblem, coarse_problem
+from envs.problem import Problem
+from graphs.op_graph import IntArray, OpGraph, build_graph
+
+N_LAYERS, N_GROUPS = 12, 8
+"""Layers of the graph that placers are warmed up on, and groups where graphs are placed in groups."""
+WARM_UP = Budget(evaluations=4_000)
+"""Enough for every placer to get to the last of its searches."""
+
+
+class TrialRunner:
+    """Runs placers, and remembers which of them have compiled what they need."""
+
+    def __init__(self) -> None:
+        self._warm: set[tuple[str, str, bool]] = set()
+
+    def place(
+        self,
+        placer: Placer,
+        problem: Problem,
+        budget: Budget,
+        *,
+        order: str,
+        seed: int,
+        coarse: CoarseProblem | None = None,
+    ) -> PlacementResult:
+        """Let a placer place a problem; the placement depends on nothing but the arguments.
+
+        Args:
+            order: that the placer's policy visits ops in; empty for other placers.
+            seed: of the placer's randomness, beside the names of graph, placer and order.
+            coarse: the problem in groups, to place these instead of its ops.
+
+        Returns:
+            The placement of the ops. `wall_s` leaves out what is done once in a process: kernels are compiled
+            or loaded, and torch is set up, before the clock starts.
+        """
+        self._warm_up(placer, problem.cluster, in_groups=coarse is not None)
+        name = f"{problem.graph.name}/{placer.name}/{order}"
+        rng = np.random.default_rng([seed, crc32(name.encode())])
+        if coarse is None:
+            return placer.place(problem, budget, rng)
+        return place_coarsely(placer, coarse, budget, rng)
+
+    def score(self, problem: Problem, device_of: IntArray) -> PlacementResult:
+        """Time a given placement: one evaluation.
+
+        Args:
+            device_of: device index of each op, int (n_ops,).
+        """
+        self._warm_up(PLACERS["single"], problem.cluster, in_groups=False)
+        search = SearchState(problem, Budget(evaluations=1))
+        search.score(device_of[None])
+        return search.result()
+
+    def _warm_up(self, placer: Placer, cluster: Cluster, *, in_groups: bool) -> None:
+        kind = (placer.name, cluster.schedule, in_groups)
+        if kind in self._warm:
+            return
+        self._warm.add(kind)
+        problem, rng = Problem(warm_up_graph(), cluster), np.random.default_rng(0)
+        if in_groups:
+            place_coarsely(placer, coarse_problem(problem, N_GROUPS), WARM_UP, rng)
+        else:
+            placer.place(problem, WARM_UP, rng)
+
+
+def warm_up_graph() -> OpGraph:
+    """Make the graph that placers are warmed up on: layers with weights, forwards and then backwards."""
+    ops: list[dict[str, object]] = []
+    tensors: list[tuple[int, float, list[int]]] = []
+    for layer in range(N_LAYERS):
+        ops.append({"name": f"weight{layer}", "type": "parameter", "resident_bytes": 1e3, "colocate": layer})
+        ops.append({"name": f"forward{layer}", "flops": 1e9, "colocate": layer})
+    for layer in reversed(range(N_LAYERS)):
+        ops.append({"name": f"backward{layer}", "flops": 2e9, "phase": "backward"})
+    for layer in range(N_LAYERS):
+        weight, forward, backward = 2 * layer, 2 * layer + 1, 3 * N_LAYERS - 1 - layer
+        following = [forward + 2] if layer + 1 < N_LAYERS else []
+        tensors.append((weight, 1e3, [forward, backward]))
+        tensors.append((forward, 1e6, [*following, backward]))
+        if layer:
+            tensors.append((backward, 1e6, [backward + 1]))
+    return build_graph("warm-up", "", ops, tensors)

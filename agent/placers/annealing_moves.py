@@ -1,0 +1,203 @@
+"""The random moves of annealing and local search, and the chain of placements that they change.
+
+In all kernels here `units` is a `Units`, `chain` an `AnnealingChain` and `rng` a `numpy.random.Generator`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.simulator.jit import kernel
+from envs.simulator.kernels import SimulationPair
+from graphs.op_graph import FloatArray, IntArray
+
+TO_NEIGHBOUR = 0.8
+"""Probability that a move goes to the device of a unit that the moved one exchanges tensors with."""
+ONE, WITH_NEIGHBOURS, SEGMENT = 0.1, 0.6, 0.95
+"""Cumulative probabilities of the moves; the rest are swaps. Tuned on a sixth of the benchmark graphs."""
+
+OVER_BYTES, TOTAL_S = range(2)
+"""Columns of `AnnealingChain.best_score`: bytes over the memory limits, step time."""
+
+
+class AnnealingChain(NamedTuple):
+    """The state of one Markov chain of placements; a scalar is an array of one."""
+
+    device_of: IntArray  # (n_ops,) the current placement, or the proposed one during a proposal
+    energy: FloatArray  # (1,) of the current placement
+    best: IntArray  # (n_ops,) the best placement so far
+    best_score: FloatArray  # (2,) columns `OVER_BYTES`, `TOTAL_S`
+    moved: IntArray  # (n_units,) units that the proposal moves
+    back: IntArray  # (n_units,) their devices before
+    pair: SimulationPair
+    work_s: FloatArray  # (n_devices,) seconds of work of each device
+    peak: FloatArray  # (n_devices,) scratch
+
+
+@kernel
+def draw(n, rng):
+    """Draws one of 0 to n - 1; the generator's `integers` would allocate, which takes as long as
+    simulating."""
+    return int(rng.random() * n)
+
+
+@kernel
+def device_of_unit(units, chain, unit):
+    """Finds the device that a unit is on.
+
+    Args:
+        units: `Units`. chain: `AnnealingChain`.
+        unit: index, int.
+
+    Returns:
+        Device index.
+    """
+    return chain.device_of[units.member_item[units.member_ptr[unit]]]
+
+
+@kernel
+def put(units, chain, unit, device):
+    """Puts all of a unit's ops on a device.
+
+    Args:
+        units: `Units`.
+        chain: `AnnealingChain`; `device_of` and `work_s` are written.
+        unit, device: indices, int.
+    """
+    source = device_of_unit(units, chain, unit)
+    chain.work_s[source] -= units.seconds[unit, source]
+    chain.work_s[device] += units.seconds[unit, device]
+    for k in range(units.member_ptr[unit], units.member_ptr[unit + 1]):
+        chain.device_of[units.member_item[k]] = device
+
+
+@kernel
+def move(units, chain, n_moved, unit, device):
+    """Adds a unit to the proposed move.
+
+    Args:
+        units: `Units`.
+        chain: `AnnealingChain`; the proposal is written.
+        n_moved: units moved so far, int.
+        unit, device: indices, int.
+
+    Returns:
+        Number of units moved so far; the same as before if the unit is on the device already.
+    """
+    source = device_of_unit(units, chain, unit)
+    if source == device:
+        return n_moved
+    chain.moved[n_moved] = unit
+    chain.back[n_moved] = source
+    put(units, chain, unit, device)
+    return n_moved + 1
+
+
+@kernel
+def draw_target(units, chain, unit, n_devices, rng):
+    """Draws another device for a unit: often that of a neighbour, else any.
+
+    Args:
+        units: `Units`. chain: `AnnealingChain`.
+        unit, n_devices: int.
+        rng: generator.
+
+    Returns:
+        Device index.
+    """
+    first, last = units.near_ptr[unit], units.near_ptr[unit + 1]
+    if first < last and rng.random() < TO_NEIGHBOUR:
+        target = device_of_unit(units, chain, units.near_item[first + draw(last - first, rng)])
+        if target != device_of_unit(units, chain, unit):
+            return target
+    return (device_of_unit(units, chain, unit) + 1 + draw(n_devices - 1, rng)) % n_devices
+
+
+@kernel
+def move_with_neighbours(units, chain, unit, target):
+    """Moves a unit together with its neighbours on the same device.
+
+    Args:
+        units: `Units`.
+        chain: `AnnealingChain`; the proposal is written.
+        unit, target: indices of the unit and the device, int.
+
+    Returns:
+        Number of units moved.
+    """
+    source = device_of_unit(units, chain, unit)
+    n_moved = move(units, chain, np.int64(0), unit, target)
+    for k in range(units.near_ptr[unit], units.near_ptr[unit + 1]):
+        if device_of_unit(units, chain, units.near_item[k]) == source:
+            n_moved = move(units, chain, n_moved, units.near_item[k], target)
+    return n_moved
+
+
+@kernel
+def move_segment(units, chain, unit, target, rng):
+    """Moves a segment of a sequence around a unit; its length is log-uniform up to half of the units.
+
+    Args:
+        units: `Units`.
+        chain: `AnnealingChain`; the proposal is written.
+        unit, target: indices of the unit and the device, int.
+        rng: generator.
+
+    Returns:
+        Number of units moved.
+    """
+    n_units = len(units.footprint_bytes)
+    which = draw(len(units.sequences), rng)
+    length = int(np.exp(rng.random() * np.log(max(n_units / 2.0, 2.0))))
+    first = units.positions[which, unit] - draw(length + 1, rng)
+    n_moved = 0
+    for at in range(max(first, 0), min(first + length + 1, n_units)):
+        n_moved = move(units, chain, n_moved, units.sequences[which, at], target)
+    return n_moved
+
+
+@kernel
+def propose(units, chain, n_devices, rng):
+    """Proposes a random move.
+
+    Args:
+        units: `Units`.
+        chain: `AnnealingChain`; `device_of`, `work_s`, `moved` and `back` are written.
+        n_devices: int.
+        rng: generator.
+
+    Returns:
+        Number of units moved; 0 for a swap of two units on one device.
+    """
+    unit = draw(len(units.footprint_bytes), rng)
+    kind = rng.random()
+    if kind < SEGMENT:
+        target = draw_target(units, chain, unit, n_devices, rng)
+        if kind < ONE:
+            return move(units, chain, np.int64(0), unit, target)
+        if kind < WITH_NEIGHBOURS:
+            return move_with_neighbours(units, chain, unit, target)
+        return move_segment(units, chain, unit, target, rng)
+    source = device_of_unit(units, chain, unit)
+    other = draw(len(units.footprint_bytes), rng)
+    n_moved = move(units, chain, np.int64(0), unit, device_of_unit(units, chain, other))
+    return move(units, chain, n_moved, other, source) if n_moved else 0
+
+
+@kernel
+def first_moved(units, chain, n_moved):
+    """Finds the first op in program order of the units that the proposal moves.
+
+    Args:
+        units: `Units`. chain: `AnnealingChain`.
+        n_moved: number of units moved, int.
+
+    Returns:
+        Op index; the number of ops if no unit is moved.
+    """
+    first = len(chain.device_of)
+    for i in range(n_moved):
+        first = min(first, units.member_item[units.member_ptr[chain.moved[i]]])
+    return first

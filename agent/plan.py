@@ -1,0 +1,178 @@
+"""The front door in Python: `place` finds a placement as `evaluate.py` does and returns it as a `Plan`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.evaluation.bounds import lower_bound_s
+from agent.evaluation.inputs import make_budget
+from agent.evaluation.spec import placer_names
+from agent.evaluation.trial_runner import TrialRunner
+from agent.placers.base import PLACERS, Placer, PlacerError
+from agent.policy.placers import LEARNED, learned_placer
+from envs.cluster.cluster import Cluster
+from envs.cluster.presets import get_cluster
+from envs.placement.files import write_placement
+from envs.placement.placement import Placement
+from envs.problem import Problem
+from envs.simulator.simulate import StepTime
+from graphs.op_graph import OpGraph
+from graphs.orders import ORDERS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A placement of a graph on a cluster, and what it is worth.
+
+    Attributes:
+        placer: name of what found it.
+        placement: device index of each op.
+        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
+        single_s: step time of the fastest single device, its memory unlimited; seconds.
+        lower_bound_s: no placement has a shorter step; seconds.
+        evaluations: placements that the placer simulated.
+        wall_s: seconds it took, without compiling.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    placer: str
+    placement: Placement
+    step_time: StepTime
+    single_s: float
+    lower_bound_s: float
+    evaluations: int
+    wall_s: float
+
+    @property
+    def device_of(self) -> Mapping[str, str]:
+        """Device name of each op name, in program order."""
+        devices = [device.name for device in self.cluster.devices]
+        placed = self.placement.device_of.tolist()
+        return {op: devices[index] for op, index in zip(self.graph.op_names, placed, strict=True)}
+
+    @property
+    def ratio_to_single(self) -> float | None:
+        """Step time over that of the fastest single device; None where the placement is out of memory."""
+        return self.step_time.total_s / self.single_s if self.step_time.fits else None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a placement file, which `evaluate.py --placements` reads."""
+        write_placement(path, self.graph, self.cluster, self.placement)
+
+    def __str__(self) -> str:
+        counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
+        ops = ", ".join(
+            f"{device.name} {count:,}" for device, count in zip(self.cluster.devices, counts, strict=True)
+        )
+        ratio = self.ratio_to_single
+        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's"
+        return (
+            f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
+            f"{self.step_time.total_s * 1e3:.4g} ms (simulated), {worth}; at least "
+            f"{self.lower_bound_s * 1e3:.4g} ms is needed\n"
+            f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s"
+        )
+
+
+def place(
+    model: nn.Module | OpGraph,
+    inputs: Any = None,
+    *,
+    cluster: str | Cluster = "4xv100",
+    placer: str = "policy-refine",
+    budget: int | None = None,
+    seconds: float | None = None,
+    policy: str | os.PathLike[str] = "pretrained",
+    order: str = "topo",
+    seed: int = 0,
+    optimizer: str | None = "adam",
+) -> Plan:
+    """Place a model's training step on a cluster, as `evaluate.py` does with the same settings.
+
+    Args:
+        model: a module, which may be on the meta device, or a graph that was captured or read.
+        inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword.
+        cluster: a preset, a cluster file or a cluster.
+        placer: name of a placer.
+        budget: evaluations; by default 10,000, or any number where `seconds` are given.
+        seconds: wall time.
+        policy: folder of a trained run, or `pretrained`; matters to learned placers only.
+        order: in which the policy visits ops.
+        seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
+        optimizer: of the module's training step, as `graphs.capture.capture` takes it.
+
+    Returns:
+        The best placement found; `plan.step_time.fits` says whether it is feasible.
+
+    Raises:
+        ValueError: an unknown name, a budget that allows nothing, a model that cannot be captured, a policy
+            that cannot be loaded, or (`InfeasibleError`) a graph that no placement on the cluster has the
+            memory for.
+
+    Example:
+        >>> from agent import place
+        >>> from graphs.dataset import load_family
+        >>> plan = place(load_family("gpt")[0], cluster="2xk80", placer="heft")
+        >>> plan.step_time.fits
+        True
+    """
+    chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = make_budget(budget, seconds)
+    ORDERS.check(order)
+    graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer)
+    problem = Problem(graph, chosen)
+    problem.check_feasible()
+    is_learned = placer in LEARNED
+    found = _runner().place(
+        _placer(placer, str(policy), order, graph),
+        problem,
+        limits,
+        order=order if is_learned else "",
+        seed=seed,
+    )
+    return Plan(
+        graph=graph,
+        cluster=chosen,
+        placer=placer,
+        placement=found.placement,
+        step_time=found.step_time,
+        single_s=problem.scale_s,
+        lower_bound_s=lower_bound_s(problem),
+        evaluations=found.evaluations,
+        wall_s=found.wall_s,
+    )
+
+
+@cache
+def _runner() -> TrialRunner:
+    return TrialRunner()
+
+
+def _capture(module: nn.Module, inputs: Any, optimizer: str | None) -> OpGraph:
+    from graphs.capture.capture import capture
+
+    if inputs is None:
+        raise ValueError("a module is placed with its example inputs; call place(module, inputs)")
+    return capture(module, inputs, optimizer=optimizer)
+
+
+def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
+    if name not in placer_names():
+        raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
+    if name not in LEARNED:
+        return PLACERS[name]
+    from agent.policy.encoders.base import check_size
+    from agent.policy.serialization import load_policy, read_card
+
+    check_size(read_card(policy).shape.encoder, [graph])
+    return learned_placer(name, load_policy(policy), order)

@@ -1,0 +1,80 @@
+"""The interface of an encoder, and the registry of all encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from agent.policy.graph_batch import GraphBatch
+from graphs.op_graph import OpGraph
+from graphs.registry import Registry
+
+
+class EncoderError(ValueError):
+    """An unknown encoder, or a graph that is too large for one; the message says what would be right."""
+
+
+class Encoder(nn.Module):
+    """Embeds every node (compute op) of a batch of graphs.
+
+    Args:
+        n_features: width of the op features.
+        hidden: width of the embeddings.
+        rounds: number of layers, or of hops that messages travel along the edges.
+
+    Attributes:
+        max_nodes: nodes of the largest graph that it can embed; None for no limit.
+    """
+
+    max_nodes: int | None = None
+
+    def __init__(self, n_features: int, hidden: int, rounds: int) -> None:
+        super().__init__()
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        """Embeds the nodes of a batch.
+
+        Permuting the nodes permutes their embeddings, except for an encoder that reads the program order.
+
+        Returns:
+            float32 (n_nodes of all graphs, hidden).
+        """
+        raise NotImplementedError
+
+
+MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("sage", "gat", "none", "placeto", "transformer"))
+ENCODERS = Registry[type[Encoder]]("encoder", EncoderError, MODULES)
+"""Every encoder by name; a new module is added to `MODULES`."""
+
+EncoderClass = TypeVar("EncoderClass", bound=type[Encoder])
+
+
+def encoder(name: str) -> Callable[[EncoderClass], EncoderClass]:
+    """Registers an encoder under a name.
+
+    Raises:
+        EncoderError: the name is taken.
+    """
+
+    def register(cls: EncoderClass) -> EncoderClass:
+        ENCODERS.register(name, cls, cls.__module__)
+        return cls
+
+    return register
+
+
+def check_size(name: str, graphs: Iterable[OpGraph]) -> None:
+    """Checks that an encoder can embed some graphs.
+
+    Raises:
+        EncoderError: a graph has more compute ops than the encoder can embed.
+    """
+    most = ENCODERS[name].max_nodes
+    for graph in graphs:
+        n_nodes = int(graph.is_compute.sum())
+        if most is not None and n_nodes > most:
+            raise EncoderError(
+                f"graph '{graph.name}' has {n_nodes} ops to place; encoder '{name}' takes {most}: use sage"
+            )

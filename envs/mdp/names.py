@@ -1,0 +1,4 @@
+"""Names of the Markov decision processes, for configurations that load nothing else."""
+
+CONSTRUCT, IMPROVE = MDPS = ("construct", "improve")
+"""Place every op once; move the ops of a complete placement."""

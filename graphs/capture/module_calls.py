@@ -1,0 +1,70 @@
+"""Which call of which module of a captured model ran each node of its trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+CALL = "placewalk.call"
+"""Key under which torch keeps the `Call` of a node."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module of the captured model.
+
+    Attributes:
+        path: path of the module; "" is the model itself.
+        number: number of earlier calls of the same path.
+    """
+
+    path: str
+    number: int
+
+
+@contextlib.contextmanager
+def record_calls(model: nn.Module) -> Iterator[None]:
+    """Makes torch record on every node the call that ran it or, in the backward pass, caused it.
+
+    A module that stands in several places of its caller is taken to be called at each place in turn.
+    """
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    running: list[tuple[Call, contextlib.AbstractContextManager[None]]] = []
+    calls_of: Counter[str] = Counter()
+
+    def enter(module: nn.Module, _: object) -> None:
+        if not running:
+            calls_of.clear()  # torch may run a step more than once
+        caller = running[-1][0].path if running else ""
+        here = [path for path in paths[module] if path.startswith(caller and f"{caller}.")]
+        path = min(here or paths[module], key=calls_of.__getitem__)
+        call = Call(path, calls_of[path])
+        calls_of[path] += 1
+        annotation = fx.traceback.annotate({CALL: call})
+        annotation.__enter__()
+        running.append((call, annotation))
+
+    def leave(*_: object) -> None:
+        running.pop()[1].__exit__(None, None, None)
+
+    hooks = [module.register_forward_pre_hook(enter) for module in paths]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in paths]
+    try:
+        yield
+    finally:
+        while running:  # after an error torch may skip the hooks
+            leave()
+        for hook in hooks:
+            hook.remove()
+
+
+def call_of(node: fx.Node) -> Call | None:
+    """Returns the call that ran a node or, in the backward pass, the call that caused it; None if unknown."""
+    call: Call | None = (node.meta.get("custom") or {}).get(CALL)
+    return call

@@ -1,0 +1,123 @@
+"""Parsing of op records, those of graph files and those given to `build_graph`, into one column per field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.io.json_fields import fields, integer, kind_of, name, number, text
+from graphs.io.json_files import FileFormatError
+
+AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
+OP_REQUIRED = frozenset({"name"})
+OP_OPTIONAL = frozenset({"type", "module", "phase", *AMOUNTS, "colocate", "seconds"})
+
+Record = Mapping[str, Any]
+
+
+class OpColumns(TypedDict):
+    """The fields of `OpGraph` that describe its ops."""
+
+    op_names: tuple[str, ...]
+    op_types: tuple[str, ...]
+    modules: tuple[str, ...]
+    phases: tuple[str, ...]
+    flops: NDArray[np.float64]
+    bytes_moved: NDArray[np.float64]
+    resident_bytes: NDArray[np.float64]
+    colocate: NDArray[np.int64]
+    seconds: dict[str, NDArray[np.float64]]
+
+
+def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
+    """Check the types of op records and sort their values by field.
+
+    Args:
+        ops: one object per op with the keys of the graph file format; only `name` is required.
+        where: begins the message of any error, before the index of the op.
+
+    Raises:
+        FileFormatError: a record is no object, has an unknown key or no name, or a value is of another type.
+    """
+    records = check_records(ops, where, OP_REQUIRED, OP_OPTIONAL)
+    return OpColumns(
+        op_names=_strings(records, "name", "", where),
+        op_types=_strings(records, "type", "", where),
+        modules=_strings(records, "module", "", where),
+        phases=_strings(records, "phase", "forward", where),
+        flops=parse_amounts(records, "flops", where),
+        bytes_moved=parse_amounts(records, "bytes_moved", where),
+        resident_bytes=parse_amounts(records, "resident_bytes", where),
+        colocate=_colocation(records, where),
+        seconds=_seconds(records, where),
+    )
+
+
+def check_records(
+    records: Sequence[object], where: str, required: frozenset[str], optional: frozenset[str]
+) -> Sequence[Record]:
+    """Check that each record is an object with all `required` keys and no key beyond `optional`.
+
+    Raises:
+        FileFormatError: one is not; the message has its index.
+    """
+    known = required | optional
+    for index, record in enumerate(records):
+        if type(record) is not dict or not required <= record.keys() <= known:
+            fields(record, f"{where} {index}", required, optional)
+    return records  # type: ignore[return-value]
+
+
+def parse_amounts(records: Sequence[Record], key: str, where: str) -> NDArray[np.float64]:
+    """The numbers that records hold under a key, 0 where there is none, (n_records,).
+
+    Raises:
+        FileFormatError: one is no finite number.
+    """
+    values = [record.get(key, 0) for record in records]
+    # Checked all at once where that can be: a check per number would be most of the reading time.
+    if set(map(type, values)) <= {float}:
+        return np.array(values, dtype=np.float64)
+    checked = [number(value, f"{where} {index}: {key}") for index, value in enumerate(values)]
+    return np.array(checked, dtype=np.float64)
+
+
+def _strings(records: Sequence[Record], key: str, default: str, where: str) -> tuple[str, ...]:
+    values = [record.get(key, default) for record in records]
+    check = name if key == "name" else text
+    # Joined first, for the same reason.
+    plain = set(map(type, values)) <= {str} and "".join(values).isprintable()
+    if not plain or (check is name and "" in values):
+        for index, value in enumerate(values):
+            check(value, f"{where} {index}: {key}")
+    return tuple(values)
+
+
+def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
+    values = [op.get("colocate") for op in ops]
+    for index, value in enumerate(values):
+        if value is not None and integer(value, f"{where} {index}: colocate") < 0:
+            raise FileFormatError(f"{where} {index}: colocate is {value}; expected a group id >= 0 or null")
+    return np.array([-1 if value is None else value for value in values], dtype=np.int64)
+
+
+def _seconds(ops: Sequence[Record], where: str) -> dict[str, NDArray[np.float64]]:
+    seconds: dict[str, NDArray[np.float64]] = {}
+    for index, op in enumerate(ops):
+        if "seconds" in op:
+            at = f"{where} {index}: seconds"
+            for kind, value in _measured(op["seconds"], at):
+                if kind not in seconds:
+                    seconds[kind] = np.full(len(ops), np.nan)
+                seconds[kind][index] = value
+    return seconds
+
+
+def _measured(record: object, where: str) -> Iterator[tuple[str, float]]:
+    if not isinstance(record, dict):
+        raise FileFormatError(f"{where}: is {kind_of(record)}; expected an object, device kind to seconds")
+    for kind, value in record.items():
+        yield name(kind, f"{where}: a device kind"), number(value, f"{where} on {kind}")

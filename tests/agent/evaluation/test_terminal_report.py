@@ -1,0 +1,89 @@
+"""The table on the terminal: at any width, every number of every column that is shown is whole."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from agent.evaluation.summary import summarise
+from agent.evaluation.terminal_report import EXPENDABLE, HEADINGS, print_tables, table_lines
+from agent.evaluation.text_table import text_table
+from tests.agent.trial_cases import trial
+
+FAMILY = "recommenders-with-embedding-bags-and-a-long-name"
+PLACER = "my-own-placement-of-the-recommender"
+LINES = summarise(
+    [
+        trial("a", "policy-refine", 0.0123456, family=FAMILY),
+        trial("b", "policy-refine", 12.3456, family=FAMILY, seed=1),
+        trial("a", PLACER, 1234.5678, family=FAMILY),
+        trial("a", "single", 0.25, family=FAMILY),
+        trial("b", "single", 0.25, family=FAMILY, feasible=False),
+    ]
+)
+FULL = table_lines(LINES, None)
+
+
+def cells_of(lines, headings):
+    """The numbers of each row under some headings, by name."""
+    rule = next(at for at, line in enumerate(lines) if set(line) == {"-"})
+    rows = lines[rule + 1 : lines.index("", rule)]
+    if len(rows[0].split()) < len(headings):
+        rows = [f"{name} {numbers}" for name, numbers in zip(rows[::2], rows[1::2], strict=True)]
+    return {row.split()[0]: row.split()[1:] for row in rows}
+
+
+def test_the_full_table_shows_milliseconds_beside_ratios():
+    cells = cells_of(FULL, HEADINGS)
+    assert cells["single"] == ["2", "250", "0.250", "-", "20.250", "2.500", "50%", "1", "0.5"]
+    assert cells["policy-refine"][1:3] == ["390.4", "0.390"]
+    assert cells[PLACER][1:3] == ["1,234,568", "1234.568"]
+    assert not any("Left out" in line for line in FULL)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_number_is_cut_at_any_width(width):
+    lines = table_lines(LINES, width)
+    assert all(len(line) <= max(width, len(FAMILY)) for line in lines)
+    note = " ".join(lines).partition("narrow: ")[2].partition(";")[0]
+    left_out = note.split(", ") if note else []
+    assert left_out == [name for name in EXPENDABLE if name in left_out]
+    kept = [name for name in HEADINGS if name not in left_out]
+    rule = next(at for at, line in enumerate(lines) if set(line) == {"-"})
+    head = " ".join(lines[:rule]).split()
+    assert head[-len(kept) :] == kept
+    everything = cells_of(FULL, HEADINGS)
+    shown = cells_of(lines, kept)
+    for name, cells in shown.items():
+        whole = dict(zip(HEADINGS[1:], everything[name], strict=True))
+        assert cells == [whole[heading] for heading in kept[1:]]
+    assert shown.keys() == everything.keys()
+
+
+def test_a_piped_table_is_in_full_and_without_colour(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_tables(LINES)
+    printed = capsys.readouterr().out
+    assert printed.splitlines() == FULL
+    assert "\x1b" not in printed
+
+
+def test_a_terminal_of_80_columns_gets_no_wider_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_tables(LINES)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == table_lines(LINES, 80)
+    assert max(map(len, printed)) <= 80
+
+
+def test_tables_say_that_step_times_are_simulated():
+    assert any("simulated, not measured" in line for line in FULL)
+
+
+def test_names_that_are_too_long_stand_above_their_numbers():
+    table = text_table(("name", "a", "b"), [("x" * 30, "1.000", "22")], width=20, expendable=("b",))
+    assert table.lines == ("name", "      a", "-" * 30, "x" * 30, "  1.000")
+    assert table.left_out == ("b",)

@@ -1,0 +1,136 @@
+"""`from agent import place`: what `evaluate.py` finds, from Python."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agent import Plan, place
+from agent.evaluation.bounds import lower_bound_s
+from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.worker import Worker
+from envs.cluster.presets import get_cluster
+from envs.placement.files import read_placement
+from envs.problem import InfeasibleError, Problem
+from envs.simulator.simulate import simulate
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import OpGraph
+from tests.agent.placement_cases import GB, make_cluster, training_graph
+
+ROOT = Path(__file__).parents[2]
+GRAPH = training_graph(3, 2)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return place(GRAPH, cluster="2xk80", placer="heft", budget=20)
+
+
+def test_a_plan_says_where_every_op_goes_and_what_that_is_worth(plan):
+    cluster = get_cluster("2xk80")
+    assert list(plan.device_of) == list(GRAPH.op_names)
+    assert set(plan.device_of.values()) <= {"gpu0", "gpu1"}
+    assert plan.step_time.total_s == simulate(GRAPH, cluster, plan.placement).total_s
+    assert plan.single_s == Problem(GRAPH, cluster).scale_s
+    assert plan.ratio_to_single == plan.step_time.total_s / plan.single_s
+    assert plan.lower_bound_s == lower_bound_s(Problem(GRAPH, cluster)) <= plan.step_time.total_s
+    assert 1 <= plan.evaluations <= 20
+    assert 0 < plan.wall_s < 10
+
+
+def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
+    plan.save(tmp_path / "mine.json")
+    read = read_placement(tmp_path / "mine.json", GRAPH, get_cluster("2xk80"))
+    assert (read.device_of == plan.placement.device_of).all()
+    assert json.loads((tmp_path / "mine.json").read_text())["device_of"] == plan.device_of
+
+
+def test_a_plan_prints_in_two_lines(plan):
+    first, second = str(plan).splitlines()
+    assert first.startswith("toy on 2xk80 by heft: a step takes ")
+    assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in first
+    assert second.startswith("ops: gpu0 ")
+
+
+@pytest.mark.parametrize("placer", ["annealing", "policy-sample"])
+def test_place_finds_what_an_evaluation_finds(placer, tmp_path):
+    write_graphs(tmp_path / "graph.json", [GRAPH])
+    config = EvaluationConfig(
+        graphs=(str(tmp_path / "graph.json"),), placers=(placer,), orders=("b-level",), budget=40, seeds=2
+    )
+    spec, _ = config.spec()
+    worker = Worker(spec)
+    for task in spec.tasks():
+        trial, device_of = worker.run(task)
+        found = place(GRAPH, placer=placer, order="b-level", budget=40, seed=task.seed)
+        assert (found.placement.device_of == device_of).all()
+        assert (found.step_time.total_s, found.evaluations) == (trial.step_time_s, trial.evaluations)
+        assert (found.ratio_to_single, found.lower_bound_s) == (trial.ratio_to_single, trial.lower_bound_s)
+
+
+def test_a_module_is_captured_with_its_optimizer():
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(4, 8),)
+    with_adam = place(module, inputs, placer="single")
+    without = place(module, inputs, placer="single", optimizer=None)
+    assert isinstance(with_adam.graph, OpGraph)
+    assert any(name.startswith("adam/") for name in with_adam.device_of)
+    assert not any(name.startswith("adam/") for name in without.device_of)
+
+
+def test_a_cluster_may_be_an_object_and_a_time_limit_is_enough():
+    cluster = make_cluster(3, name="mine")
+    found = place(GRAPH, cluster=cluster, placer="random", seconds=0.05)
+    assert found.cluster is cluster
+    assert found.wall_s < 5
+
+
+def test_where_nothing_fits_the_plan_says_so():
+    small = make_cluster(2, memory_bytes=4 * GB, name="small")
+    found = place(GRAPH, cluster=small, placer="single")
+    assert not found.step_time.fits
+    assert found.ratio_to_single is None
+    assert "out of memory" in str(found)
+    with pytest.raises(InfeasibleError, match="largest device"):
+        place(GRAPH, cluster=make_cluster(2, memory_bytes=0.1 * GB, name="tiny"), placer="single")
+
+
+@pytest.mark.parametrize(
+    ("changes", "clause"),
+    [
+        ({"placer": "hefty"}, "unknown placer 'hefty'; use "),
+        ({"cluster": "9xv9"}, "unknown cluster '9xv9'"),
+        ({"order": "zigzag"}, "unknown order 'zigzag'"),
+        ({"budget": 0}, "at least 1"),
+        ({"policy": "absent", "placer": "policy"}, "absent"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(changes, clause):
+    with pytest.raises(ValueError, match=clause) as refused:
+        place(GRAPH, **changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_module_without_inputs_is_refused():
+    with pytest.raises(ValueError, match="example inputs"):
+        place(nn.Linear(2, 2))
+
+
+def test_agent_has_a_front_door_that_opens_lazily():
+    code = "import sys, agent; print('torch' in sys.modules, 'numba' in sys.modules); agent.place; agent.plan"
+    code += "; from agent import place; print(callable(place))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["False False", "True"]
+    import agent
+
+    with pytest.raises(AttributeError, match="no attribute 'plce'; it has Plan, place"):
+        agent.plce  # noqa: B018
+
+
+def test_the_same_seed_gives_the_same_plan():
+    first, second = (place(GRAPH, placer="annealing", budget=100, seed=3) for _ in range(2))
+    assert np.array_equal(first.placement.device_of, second.placement.device_of)

@@ -1,0 +1,80 @@
+"""What one simulation of a part of the step leaves behind, and how transfers find their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envs.cluster.cluster import Cluster
+from envs.problem import Problem
+from tests.envs.simulator.reference_simulator import simulate_plainly
+
+Link = int | tuple[int, int] | None
+"""What transfers queue for: a sender, a pair of devices, or nothing."""
+
+
+@dataclass
+class Timeline:
+    """When what happens in a simulated part of the step; seconds from the start of the step.
+
+    Attributes:
+        total_s: finish of the last op, 0 where nothing ran.
+        start_s, finish_s: by op; 0 for source ops.
+        sent_s: end of the transfer by (tensor, receiving device). One transfer for all (`sends_once`) has the
+            same end on every device but the sender.
+        arrival_s: by (tensor, device), where an op that reads the tensor was simulated on the device.
+        device_free_s: when each device can start another op, (n_devices,).
+        link_free_s: when each link can start another transfer; links that never carried anything are missing.
+    """
+
+    total_s: float
+    start_s: dict[int, float]
+    finish_s: dict[int, float]
+    sent_s: dict[tuple[int, int], float]
+    arrival_s: dict[tuple[int, int], float]
+    device_free_s: list[float]
+    link_free_s: dict[Link, float]
+
+
+def sends_once(cluster: Cluster) -> bool:
+    """Whether one transfer brings a tensor to all other devices."""
+    return cluster.transfer_per == "tensor" and cluster.sharing == "egress"
+
+
+def link_of(cluster: Cluster, source: int, target: int) -> Link:
+    """The link from one device to another; None where transfers do not wait for each other."""
+    links: dict[str, Link] = {"egress": source, "pair": (source, target), "none": None}
+    return links[cluster.sharing]
+
+
+def transfer_s(cluster: Cluster, size_bytes: float, source: int, target: int) -> float:
+    """Seconds that a tensor of some bytes takes over a free link, 0 where it stays on its device."""
+    if source == target:
+        return 0.0
+    return size_bytes / float(cluster.bytes_per_s[source, target]) + float(cluster.latency_s[source, target])
+
+
+def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
+    """Simulate the ops that have a device.
+
+    A device is free when its last op ends, after an op that took time an op gap later; a link is free a
+    transfer gap after its last transfer.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    step = simulate_plainly(graph, cluster, device_of)
+    device_free_s = [0.0] * cluster.n_devices
+    for op, finish_s in step.finish.items():
+        device = device_of[op]
+        gap_s = cluster.op_gap_s if problem.op_seconds[op, device] > 0 else 0.0
+        device_free_s[device] = max(device_free_s[device], finish_s + gap_s)
+    link_free_s: dict[Link, float] = {}
+    for (tensor, target), end_s in step.sent.items():
+        link = link_of(cluster, device_of[graph.tensor_producer[tensor]], target)
+        if link is not None:
+            link_free_s[link] = max(link_free_s.get(link, 0.0), end_s + cluster.transfer_gap_s)
+    readers = {
+        (tensor, device_of[reader])
+        for tensor in range(graph.n_tensors)
+        for reader in graph.consumers.row(tensor)
+    }
+    arrival_s = {slot: at for slot, at in step.arrival.items() if slot in readers}
+    return Timeline(step.total_s, step.start, step.finish, step.sent, arrival_s, device_free_s, link_free_s)

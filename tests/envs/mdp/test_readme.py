@@ -1,0 +1,43 @@
+"""The package's README: its example runs, and its table names the features as they are declared."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from envs.mdp.features import DEVICE_FEATURES
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "envs" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_lists_every_feature() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", README, flags=re.MULTILINE)
+    declared = [(feature.name, feature.group, feature.unit) for feature in DEVICE_FEATURES]
+    assert [(name, group, unit) for name, group, unit, _ in rows] == declared
+
+
+def test_the_example_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    short, n = re.subn(
+        r"n_steps=\d+, (.*)total_timesteps=[\d_]+", r"n_steps=64, \1total_timesteps=64", example
+    )
+    assert n == 1
+    names: dict[str, object] = {}
+    exec(short, names)
+    model = names["model"]
+    assert model.num_timesteps == 64
+
+
+def test_importing_the_package_registers_the_environment_and_stays_light() -> None:
+    code = (
+        "import sys, envs, gymnasium\n"
+        "assert 'placewalk/Placement-v0' in gymnasium.registry\n"
+        "print(*{'torch', 'numba', 'stable_baselines3', 'sb3_contrib'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []

@@ -1,0 +1,86 @@
+"""Small models of Hugging Face's transformers keep their module names when captured."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graphs.capture.capture import capture
+from graphs.op_graph import OpGraph
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+TOKENS = torch.zeros(2, 16, dtype=torch.long)
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=100, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+BLOCKS = {
+    gpt2: ("transformer.h.0.", "transformer.h.1."),
+    llama: ("model.layers.0.", "model.layers.1."),
+    t5: ("encoder.block.0.", "decoder.block.0."),
+}
+"""Beginnings of the paths of two blocks of each model."""
+
+INPUTS: dict[str, dict[str, Any]] = {
+    "labels": {"labels": TOKENS},
+    "no cache": {"labels": TOKENS, "use_cache": False},  # then packed sequences are looked for
+    "attention mask": {"labels": TOKENS, "attention_mask": torch.ones_like(TOKENS)},
+}
+
+
+def capture_silently(module: nn.Module, inputs: dict[str, Any] | Tensor, training: bool) -> OpGraph:
+    notices: list[str] = []
+    graph = capture(module, inputs, training=training, notify=notices.append)
+    assert notices == []
+    return graph
+
+
+CASES = [*itertools.product((gpt2, llama), INPUTS), (t5, "attention mask")]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("build", "inputs"), CASES)
+def test_every_product_keeps_its_module(build: Callable[[], nn.Module], inputs: str, training: bool) -> None:
+    with torch.device("meta"):
+        module = build()
+    graph = capture_silently(module, {"input_ids": TOKENS, **INPUTS[inputs]}, training)
+    linear = {path for path, part in module.named_modules() if type(part).__name__ in ("Linear", "Conv1D")}
+    ops = list(zip(graph.op_types, graph.modules, graph.phases, strict=True))
+    assert linear <= {path for kind, path, _ in ops if kind in ("aten.mm", "aten.addmm")}
+    for block in BLOCKS[build]:
+        phases = {phase for _, path, phase in ops if path.startswith(block)}
+        assert phases == ({"forward", "backward", "optimizer"} if training else {"forward"})
+
+
+def test_given_positions_are_traced_with_module_names() -> None:
+    positions = torch.arange(16)[None]
+    graph = capture_silently(llama(), {"input_ids": TOKENS, "position_ids": positions}, training=True)
+    assert "model.layers.1.mlp.down_proj/mm" in graph.op_names

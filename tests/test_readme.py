@@ -1,0 +1,83 @@
+"""Every snippet of the README runs as pasted, in a fresh copy of the checkout, with the shipped policy.
+
+Two things differ, as they would take too long: trainings get a fraction of their minutes, and what `make` and
+`tensorboard` would do is not done, only their existence checked.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FRONT, BACK = README.split("## Develop")
+MINUTES = "0.05"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Fenced code blocks of a language; the empty one is the shell."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git knows of the checkout."""
+    folder = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def run(clone: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=clone, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_front_page_is_read_in_two_minutes() -> None:
+    assert len(FRONT.split()) <= 700
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_snippets_run_as_pasted(clone: Path) -> None:
+    model, quickstart = blocks(FRONT, "python")
+    (clone / "my_models.py").write_text(model)
+    (clone / "quickstart.py").write_text(quickstart)
+    commands = [line.split("  #")[0] for block in blocks(FRONT, "") for line in block.splitlines()]
+    assert len(commands) > 5
+    for command in commands:
+        words = command.split()
+        if words[0] == "make":
+            subprocess.run(["make", "-n", words[1]], cwd=clone, check=True, capture_output=True)
+        elif words[0] == "tensorboard":
+            assert (Path(sys.executable).parent / "tensorboard").exists()
+        else:
+            assert words[0] == "python"
+            if "--minutes" in words:
+                words[words.index("--minutes") + 1] = MINUTES
+            run(clone, *words[1:])
+    assert "ms" in run(clone, "quickstart.py")
+    assert (clone / "placement.json").exists()
+    assert (clone / "runs" / "mine" / "report.html").exists()
+    assert (clone / "runs" / "first" / "nmt" / "results.csv").exists()

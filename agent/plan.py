@@ -12,10 +12,11 @@ import numpy as np
 
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.inputs import make_budget
+from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
-from agent.placers.base import PLACERS, Placer, PlacerError
-from agent.policy.placers import LEARNED, learned_placer
+from agent.placers.base import Placer, PlacerError
+from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.placement.files import write_placement
@@ -169,10 +170,4 @@ def _capture(module: nn.Module, inputs: Any, optimizer: str | None) -> OpGraph:
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
     if name not in placer_names():
         raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
-    if name not in LEARNED:
-        return PLACERS[name]
-    from agent.policy.encoders.base import check_size
-    from agent.policy.serialization import load_policy, read_card
-
-    check_size(read_card(policy).shape.encoder, [graph])
-    return learned_placer(name, load_policy(policy), order)
+    return make_placer(name, open_policy(policy, [graph]) if name in LEARNED else None, order)

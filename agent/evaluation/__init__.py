@@ -1,1 +1,1 @@
-"""Evaluation: placers compared over graphs, clusters, orders and seeds."""
+"""Compares placers over graphs, clusters, orders and seeds."""

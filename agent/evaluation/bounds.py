@@ -1,4 +1,4 @@
-"""What no placement can beat: a lower bound on the step time."""
+"""Lower bound on the step time of every placement."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROUNDS = 100
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """Seconds that every placement's step takes at least; transfers and memory cost nothing here.
+    """Lower bound on the step time of every placement, in seconds; ignores transfers and memory.
 
     The greatest of
     - the critical path, each op on its fastest device;
-    - the serial time of a decision unit on its best device, within the levels around it;
-    - the work of the ops that start after some time and end before some other, spread over all devices
+    - the serial time of a placement unit on its best device, and the least time before and after it;
+    - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window.
 
-    A device rests `op_gap_s` after each op but its last.
+    A device is idle for `op_gap_s` after each op but its last.
     """
     graph, seconds = problem.graph, problem.op_seconds
     fastest = seconds.min(axis=1)
@@ -39,14 +39,14 @@ def lower_bound_s(problem: Problem) -> float:
 
 
 def device_weights(occupied: FloatArray) -> FloatArray:
-    """Weights that make the dual bound on the makespan of unrelated devices large.
+    """Device weights that maximize, nearly, the dual bound on the makespan of unrelated devices.
 
     Args:
-        occupied: seconds each op keeps each device, (n_ops, n_devices).
+        occupied: seconds that each op takes on each device, (n_ops, n_devices).
 
     Returns:
-        Not negative, sum 1, (n_devices,): the best of some steps of exponentiated-gradient ascent from
-        weights in proportion to speed, which are optimal where devices differ by a factor.
+        (n_devices,), not negative, with sum 1: the best of `ROUNDS` steps of exponentiated-gradient ascent.
+        The first weights are proportional to speed, which is optimal where devices differ by a factor.
     """
     load = np.maximum(occupied.sum(axis=0), np.finfo(float).tiny)
     weights = (1.0 / load) / (1.0 / load).sum()
@@ -77,7 +77,7 @@ def _unit_bound(problem: Problem, occupied: FloatArray, head: FloatArray, tail: 
 
 
 def _windowed_work(weighted: FloatArray, head: FloatArray, tail: FloatArray) -> float:
-    """Greatest of: start of a window, work that must lie in it, least time after it; over many windows."""
+    """Greatest sum, over many windows, of its start, the work within it and the least time after it."""
     work = weighted.min(axis=1)
     longest_tail_first = np.argsort(-tail, kind="stable")
     work, head, tail = work[longest_tail_first], head[longest_tail_first], tail[longest_tail_first]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 BUDGET = 10_000
-"""Evaluations of a trial where neither these nor its seconds are given."""
+"""Evaluations of a trial where neither evaluations nor seconds are given."""
 GRAPHS, CLUSTERS = "graphs (at least one source)", "clusters"
 PLACERS, POLICY, RUN = "placers and what each may spend", "policy", "run"
 """Headings of the command line's help."""

@@ -1,4 +1,4 @@
-"""Where the graphs of a command line come from: families, files, or a model of the user's own."""
+"""Loads the graphs that a command line names: families, files, or a model of the user's own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from graphs.op_graph import OpGraph
 
 
 class SourceError(ValueError):
-    """Graphs that cannot be had as the command line says; the message says which, and what would be right."""
+    """Graphs that cannot be loaded; the message says which, and what would be right."""
 
 
 def gather_graphs(families: Sequence[str], files: Sequence[str], model: str | None) -> tuple[OpGraph, ...]:
     """Load every graph that a command line names: families first, then files, then the model.
 
     Raises:
-        SourceError: no source at all, two graphs of one name, or a model that cannot be had.
+        SourceError: no source at all, two graphs of one name, or a model that cannot be loaded.
         ValueError: what the readers of families and files raise.
     """
     if not families and not files and model is None:
@@ -38,9 +38,7 @@ def _check_names(graphs: Iterable[OpGraph]) -> None:
     seen: set[str] = set()
     for graph in graphs:
         if graph.name in seen:
-            raise SourceError(
-                f"two graphs are named '{graph.name}'; results are told apart by name, rename one"
-            )
+            raise SourceError(f"two graphs are named '{graph.name}'; results go by name, rename one")
         seen.add(graph.name)
 
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file with its tables, bars and caveats, and nothing to load."""
+"""The report of an evaluation: one self-contained HTML file with its tables, bars and caveats."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ svg { vertical-align: middle }
 """
 CAVEATS = (
     f"{SIMULATED} Compare placers by them, and do not read them as a promise.",
-    "Step times and ratios are geometric means over graphs and seeds, of placements that fit in memory; "
-    "“feasible” is the share that fits. Lower is better.",
+    "Step times and ratios are geometric means over graphs and seeds, of feasible placements; "
+    "“feasible” is their share. Lower is better.",
     "“To single” is relative to the fastest single device, its memory taken as unlimited.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound that ignores transfers and memory; none is below 1.",
@@ -71,7 +71,7 @@ Case = tuple[str, str, bool]
 
 
 def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
-    """The lines of each family, cluster and whether seen, the shortest step first, what never fits last."""
+    """Lines by family, cluster and whether seen: the shortest step first, those never feasible last."""
 
     def case(line: Line) -> Case:
         return line.family, line.cluster, line.seen
@@ -84,7 +84,7 @@ def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
 
 
 def title(case: Case) -> str:
-    """What the table of a case is headed with."""
+    """Heading of the table of a case."""
     family, cluster, seen = case
     return f"{family or 'no family'} on {cluster}" + (" (seen by the policy in training)" if seen else "")
 
@@ -143,7 +143,7 @@ def _graph_table(trials: Sequence[Trial]) -> str:
 
 
 def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:
-    found = ["nothing fits", "", "", "", ""]
+    found = ["out of memory", "", "", "", ""]
     if winner is not None:
         to_bound = winner.step_time_s / winner.lower_bound_s if winner.lower_bound_s else None
         found = [

@@ -1,4 +1,4 @@
-"""What the settings of an evaluation name, read: graphs, clusters, placements and the policy."""
+"""Reads what the settings of an evaluation name: graphs, clusters, placements and the policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.graph_sources import gather_graphs
+from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, placer_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
@@ -30,9 +31,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     clusters = tuple(get_cluster(name) for name in config.cluster)
     placers = _placers(config)
     given = read_given(config.placements, graphs, clusters)
-    policy_hash, seen = "", frozenset[str]()
-    if any(name in LEARNED for name in placers):
-        policy_hash, seen = inspect_policy(config.policy, graphs)
+    policy = open_policy(config.policy, graphs) if any(name in LEARNED for name in placers) else None
+    seen = policy.seen(graphs) if policy else frozenset[str]()
     left_out = [] if config.include_seen else [graph.name for graph in graphs if graph.name in seen]
     spec = EvaluationSpec(
         graphs=tuple(graph for graph in graphs if graph.name not in left_out),
@@ -41,8 +41,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
         seeds=config.seeds,
         budget=make_budget(config.budget, config.seconds),
-        policy=config.policy if policy_hash else "",
-        policy_hash=policy_hash,
+        policy=policy,
         seen=seen,
         given=given,
         coarsen=config.coarsen,
@@ -52,7 +51,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
 
 
 def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
-    """Make a budget; where neither limit is given, of `BUDGET` evaluations."""
+    """Make a budget; `BUDGET` evaluations where neither limit is given."""
     return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
 
 
@@ -92,22 +91,3 @@ def read_given(
             )
         given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster]).device_of
     return given
-
-
-def inspect_policy(path: str, graphs: Sequence[OpGraph]) -> tuple[str, frozenset[str]]:
-    """Check that a policy can be loaded.
-
-    Returns:
-        A hash of its files, and the names of the graphs that it was trained on.
-
-    Raises:
-        PolicyFileError: it cannot.
-        ValueError: a graph is too large for it.
-    """
-    from agent.policy.encoders.base import check_size
-    from agent.policy.serialization import read_policy
-
-    stored = read_policy(path)
-    stored.policy()
-    check_size(stored.card.shape.encoder, graphs)
-    return stored.digest, frozenset(graph.name for graph in graphs if stored.card.has_seen(graph))

@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 class ResultsError(ValueError):
-    """A journal that was changed by other hands; the message says where."""
+    """A journal that this program did not write; the message says where."""
 
 
 Key = tuple[str, str, str, str, int]
@@ -41,8 +41,8 @@ class Trial:
     """One run of a placer on one graph and cluster.
 
     Attributes:
-        order: what a policy walked in; empty for other placers.
-        step_time_s: of the placement found, also where it does not fit in memory (`feasible` is false).
+        order: in which the policy visited ops; empty for other placers.
+        step_time_s: of the placement found, feasible or not.
         evaluations, wall_s: what the placer used.
         lower_bound_s: no placement has a shorter step.
         single_s: step time of the fastest single device, its memory unlimited.
@@ -65,12 +65,12 @@ class Trial:
 
     @property
     def key(self) -> Key:
-        """What tells a trial from the others of an evaluation."""
+        """Identity of a trial within an evaluation."""
         return (self.graph, self.cluster, self.placer, self.order, self.seed)
 
     @property
     def ratio_to_single(self) -> float | None:
-        """Step time over that of the fastest single device; None where the placement does not fit."""
+        """Step time over that of the fastest single device; None where it is out of memory."""
         return self.step_time_s / self.single_s if self.feasible and self.single_s else None
 
     @property
@@ -114,7 +114,7 @@ class Journal:
 
 
 def best_times(trials: Iterable[Trial]) -> dict[tuple[str, str], float]:
-    """Shortest step time of each (graph, cluster) among the placements that fit."""
+    """Shortest step time of each (graph, cluster) among the feasible placements."""
     best: dict[tuple[str, str], float] = {}
     for trial in trials:
         if trial.feasible:
@@ -124,7 +124,7 @@ def best_times(trials: Iterable[Trial]) -> dict[tuple[str, str], float]:
 
 
 def ratio_to_best(trial: Trial, best: Mapping[tuple[str, str], float]) -> float | None:
-    """Step time over the best of its graph and cluster; None where the placement does not fit."""
+    """Step time over the best of its graph and cluster; None where it is out of memory."""
     fastest = best.get((trial.graph, trial.cluster))
     if not trial.feasible or fastest is None:
         return None
@@ -132,7 +132,7 @@ def ratio_to_best(trial: Trial, best: Mapping[tuple[str, str], float]) -> float 
 
 
 def write_results(path: Path, trials: Sequence[Trial]) -> None:
-    """Write `results.csv` atomically; ratios are empty for placements that do not fit."""
+    """Write `results.csv` atomically; ratios are empty for placements that are out of memory."""
     best = best_times(trials)
     rows = []
     for trial in trials:

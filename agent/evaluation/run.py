@@ -1,4 +1,4 @@
-"""Make every trial of a comparison, resumably, and keep what they find."""
+"""Makes every trial of an evaluation, goes on with one that was interrupted, and keeps the placements."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def open_folder(folder: Path, spec: EvaluationSpec) -> None:
 
 
 def placement_path(folder: Path, trial: Trial) -> Path:
-    """Where the placement of a trial goes; the file's stem says placer and order."""
+    """Path of the placement of a trial; the file's stem is its placer and order."""
     stem = f"{trial.placer}.{trial.order}" if trial.order else trial.placer
     return (
         folder
@@ -100,7 +100,7 @@ def placement_path(folder: Path, trial: Trial) -> Path:
 
 
 def _file_name(name: str) -> str:
-    """A name that every file system takes; one that had to be changed gets a digest, so that none collide."""
+    """A name that every file system takes; a digest keeps changed names apart."""
     safe = re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".")[:100]
     return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

@@ -1,4 +1,4 @@
-"""What an evaluation compares: placers over graphs x clusters x orders x seeds."""
+"""Specification of an evaluation: placers over graphs x clusters x orders x seeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from agent.evaluation.config import EvaluationError
+from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import Key
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
@@ -44,15 +45,14 @@ class EvaluationSpec:
         placers: names from `PLACERS` and `LEARNED`.
         orders: names of traversal orders; only learned placers take one.
         seeds: seeds 0 to seeds - 1 for placers that draw at random, 0 for the others.
-        policy: folder of the learned placers' policy, or `pretrained`; empty where there is none.
-        policy_hash: tells that policy from others.
+        policy: of the learned placers; None where there are none.
         seen: names of those graphs that the policy was trained on.
-        given: placements to score beside: (graph, cluster, name) -> device of each op.
-        coarsen: groups that graphs of more decision units are placed by; None = always op by op. Step times
+        given: placements to score as well: (graph, cluster, name) -> device of each op.
+        coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
             are those of the graphs themselves in any case.
 
     Raises:
-        EvaluationError: on construction, if a name is unknown or taken twice, or nothing is to be done.
+        EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -61,8 +61,7 @@ class EvaluationSpec:
     orders: tuple[str, ...] = ("topo",)
     seeds: int = 1
     budget: Budget = field(default_factory=Budget)
-    policy: str = ""
-    policy_hash: str = ""
+    policy: EvaluatedPolicy | None = None
     seen: frozenset[str] = frozenset()
     given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
     coarsen: int | None = None
@@ -91,7 +90,7 @@ class EvaluationSpec:
                 yield name, order, self.seeds if random else 1
 
     def key(self, task: Task) -> Key:
-        """What the trial of a task is told by."""
+        """Identity of the trial of a task."""
         graph, cluster = self.graphs[task.graph].name, self.clusters[task.cluster].name
         return (graph, cluster, task.placer, task.order, task.seed)
 
@@ -105,7 +104,7 @@ class EvaluationSpec:
             "orders": list(self.orders),
             "seeds": self.seeds,
             "budget": asdict(self.budget),
-            "policy": self.policy_hash,
+            "policy": self.policy.digest if self.policy else "",
             "coarsen": self.coarsen,
             "placements": sorted(
                 [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]
@@ -114,14 +113,14 @@ class EvaluationSpec:
         }
 
     def check_feasible(self) -> None:
-        """Raise `InfeasibleError` if a cluster has room for none of the graphs."""
+        """Raise `InfeasibleError` if none of the graphs is feasible on one of the clusters."""
         for cluster in self.clusters:
-            lacks = [_lack_of_room(Problem(graph, cluster)) for graph in self.graphs]
-            if lacks[0] is not None and None not in lacks:
-                raise lacks[0]
+            errors = [_infeasible(Problem(graph, cluster)) for graph in self.graphs]
+            if errors[0] is not None and None not in errors:
+                raise errors[0]
 
 
-def _lack_of_room(problem: Problem) -> InfeasibleError | None:
+def _infeasible(problem: Problem) -> InfeasibleError | None:
     try:
         problem.check_feasible()
     except InfeasibleError as error:

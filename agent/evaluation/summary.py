@@ -1,4 +1,4 @@
-"""Results per family: geometric means over graphs, their spread over seeds, and what they cost."""
+"""Results per family: geometric means over graphs, their spread over seeds, evaluations and seconds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ class Line:
     Attributes:
         seen: whether these are graphs that the evaluation's policy was trained on.
         graphs, seeds: how many.
-        step_time_s: geometric mean in seconds over the trials whose placement fits in memory; None if none
-            does.
+        step_time_s: geometric mean in seconds over the trials whose placement is feasible; None if none is.
         ratio_to_single, ratio_to_best: geometric means over the same trials.
         seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
-            one seed. Seeds are compared on the graphs on which all of them fit.
+            one seed. Seeds are compared on the graphs on which all are feasible.
         ratio_to_bound: geometric mean of step time over lower bound, at least 1.
-        feasible_share: share of the trials whose placement fits in memory.
+        feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s: mean per trial.
     """
 
@@ -96,10 +95,10 @@ def _ratio_to_bound(trial: Trial) -> float | None:
 
 
 def _seed_spread(group: Sequence[Trial]) -> float | None:
-    misfits = {trial.graph for trial in group if not trial.feasible}
+    infeasible = {trial.graph for trial in group if not trial.feasible}
     by_seed: dict[int, list[float | None]] = defaultdict(list)
     for trial in group:
-        if trial.graph not in misfits:
+        if trial.graph not in infeasible:
             by_seed[trial.seed].append(trial.ratio_to_single)
     means = [mean for values in by_seed.values() if (mean := geometric_mean(values)) is not None]
     return stdev(means) if len(means) > 1 else None

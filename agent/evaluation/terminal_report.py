@@ -22,14 +22,14 @@ LEGEND = (
     f"{SIMULATED}\n"
     "ms: step time in milliseconds; /single, /best, /bound: step time over that of the fastest single "
     "device, of the best placement found here, and over the lower bound. All are geometric means over graphs "
-    "and seeds of the placements that fit in memory; ±: standard deviation of /single over seeds; feasible: "
-    "share of the placements that fit; evals: simulated placements, and s: seconds, means per trial."
+    "and seeds of feasible placements; ±: standard deviation of /single over seeds; feasible: "
+    "their share; evals: simulated placements, and s: seconds, means per trial."
 )
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error and what moves it: a function of (trials made, trials in all)."""
+    """Show a bar on standard error; gives the function of (trials made, trials in all) that moves it."""
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("trials", total=None)

@@ -1,4 +1,4 @@
-"""One run of a placer as every trial makes it: with its own randomness, timed after all is compiled."""
+"""Runs one placer on one problem, as every trial does: with its own seed, timed after all is compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envs.problem import Problem
 from graphs.op_graph import IntArray, OpGraph, build_graph
 
 N_LAYERS, N_GROUPS = 12, 8
-"""Layers of the graph that placers are warmed up on, and groups where graphs are placed in groups."""
+"""Layers of the warm-up graph, and its groups where graphs are placed in groups."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
 
@@ -77,7 +77,7 @@ class TrialRunner:
 
 
 def warm_up_graph() -> OpGraph:
-    """Make the graph that placers are warmed up on: layers with weights, forwards and then backwards."""
+    """Make the graph that placers are warmed up on: layers with weights, forward and backward."""
     ops: list[dict[str, object]] = []
     tensors: list[tuple[int, float, list[int]]] = []
     for layer in range(N_LAYERS):

@@ -1,4 +1,4 @@
-"""How the trials of an evaluation are made: in this process or in several."""
+"""Makes the trials of an evaluation, in this process or in several."""
 
 from __future__ import annotations
 
@@ -6,39 +6,28 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from agent.evaluation.bounds import lower_bound_s
+from agent.evaluation.policies import make_placer
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
-from agent.placers.base import PLACERS, PlacementResult
-from agent.policy.placers import LEARNED, learned_placer
+from agent.placers.base import PlacementResult
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from graphs.op_graph import IntArray
-
-if TYPE_CHECKING:
-    from agent.policy.policy import Policy
 
 Outcome = tuple[Task, tuple[Trial, IntArray]]
 RunAll = Callable[[Iterable[Task]], Iterator[Outcome]]
 
 
 class Worker:
-    """Makes the trials of an evaluation; keeps the policy and the present problem between them."""
+    """Makes the trials of an evaluation; keeps the present problem between them."""
 
     def __init__(self, spec: EvaluationSpec) -> None:
         self.spec = spec
         self._at = (-1, -1)
         self._runner = TrialRunner()
-
-    @cached_property
-    def _policy(self) -> Policy:
-        from agent.policy.serialization import load_policy
-
-        return load_policy(self.spec.policy)
 
     def run(self, task: Task) -> tuple[Trial, IntArray]:
         """Make one trial; returns it and the device of each op."""
@@ -59,9 +48,13 @@ class Worker:
         if given is not None:
             return self._runner.score(self._problem, given)
         name, order = task.placer, task.order
-        placer = learned_placer(name, self._policy, order) if name in LEARNED else PLACERS[name]
         return self._runner.place(
-            placer, self._problem, self.spec.budget, order=order, seed=task.seed, coarse=self._coarse
+            make_placer(name, self.spec.policy, order),
+            self._problem,
+            self.spec.budget,
+            order=order,
+            seed=task.seed,
+            coarse=self._coarse,
         )
 
     def _trial(self, task: Task, found: PlacementResult) -> Trial:

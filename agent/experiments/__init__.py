@@ -1,1 +1,1 @@
-"""Experiments of many trainings: what they ask, their settings and their tables."""
+"""Experiments of many trainings: their questions, settings and tables."""

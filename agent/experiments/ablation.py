@@ -3,8 +3,8 @@
 `python -m agent.experiments.ablation` trains, evaluates and prints the table.
 
 Every variant is trained for the same time on the same graphs. It is evaluated by one greedy episode and by
-the best of 17 episodes on each graph it has not seen, of families it was trained on and of others. What is
-done is not repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
+the best of 17 episodes on each graph it was not trained on, of families it was trained on and of others. What
+is done is not repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
 `runs/ablation-VARIANT-SEED`.
 """
 
@@ -66,7 +66,7 @@ def run_name(variant: str, seed: int) -> str:
 
 
 def evaluate_one(variant: str, seed: int, clusters: Sequence[str]) -> None:
-    """Evaluate a policy, in the order it was trained in, on every graph that it has not seen."""
+    """Evaluate a policy, in the order it was trained in, on every graph that it was not trained on."""
     folder = run_folder(run_name(variant, seed))
     flags = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
     flags += ["--placers", *PLACERS, "--seeds", "1", "--out", str(folder / EVALUATION), "--jobs", "2"]

@@ -78,7 +78,7 @@ class Row:
 
 
 def difference(problem: Problem, placer: str, n_groups: int) -> Difference:
-    """Place a problem in groups, and op by op, and time both."""
+    """Place a problem in groups and op by op, and time both."""
     coarse = coarse_problem(problem, n_groups)
     budget, seed = Budget(PLACED_BY[placer]), [crc32(problem.graph.name.encode())]
     groups = PLACERS[placer].place(coarse, budget, np.random.default_rng(seed)).placement.device_of

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 LEFT, WIDTH, TOP, ROW, MARGIN = 130, 560, 64, 20, 30
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
-"""Told apart by colour-blind readers too (Paul Tol's scheme "bright")."""
+"""Colours that colour-blind readers can distinguish (Paul Tol's scheme "bright")."""
 TICKS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 
 

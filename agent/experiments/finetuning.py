@@ -1,4 +1,4 @@
-"""What pretraining is worth for one graph: training goes on from it, and starts from scratch.
+"""What pretraining is worth for one graph: training from the shipped policy against training from scratch.
 
 `python -m agent.experiments.finetuning` trains and prints the table.
 
@@ -35,7 +35,7 @@ CONFIG = Path(__file__).parent / "finetuning.json"
 STARTS: dict[str, tuple[str, ...]] = {"pretrained": ("--init", "pretrained"), "scratch": ()}
 """Flags of a training from each start."""
 TIMES_S = (10, 20, 40, 60, 120, 180)
-"""When to look at a training."""
+"""Seconds after which a training is looked at."""
 COLUMNS = ("graph", "placed_by", "seconds", "ratio_to_single")
 """Columns of the rows as CSV."""
 Row = tuple[str, str, int | None, float | None]
@@ -57,7 +57,7 @@ def train_one(graph: OpGraph, start: str, minutes: float) -> None:
 
 
 def best_by(folder: Path, seconds: float) -> float | None:
-    """The least greedy step time, over that of one device, that a training had found after some seconds."""
+    """Best greedy step time, over that of one device, that a training had found after some seconds."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = [row[SCORE] for row in rows if SCORE in row and row[WALL_S] <= seconds]
     return min(found, default=None)
@@ -78,7 +78,7 @@ def references(graph: OpGraph, cluster: str) -> dict[str, float]:
 
 
 def to_rows(graphs: Sequence[OpGraph], minutes: float) -> Iterator[Row]:
-    """What each start has reached after some seconds, and what other placers reach without a time."""
+    """What each start had reached after some seconds, and what other placers reach."""
     for graph in graphs:
         for start in STARTS:
             folder = run_folder(run_name(graph.name, start))

@@ -15,7 +15,7 @@ from agent.evaluation.run import evaluate, open_folder, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean, summarise
 from agent.placers.base import PLACERS, Budget
-from agent.placers.units import complete
+from agent.placers.completion import complete_placement
 from envs.placement.files import read_placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate
@@ -259,7 +259,7 @@ def test_unplaced_units_go_where_memory_is_left():
     device_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
     last = problem.graph.unit_of == problem.graph.unit_of.max()
     device_of[last] = -1
-    completed = complete(problem, device_of)
+    completed = complete_placement(problem, device_of)
     assert (completed[last] == 1).all()
     assert (completed[~last] == 0).all()
 

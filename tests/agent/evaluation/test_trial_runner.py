@@ -22,6 +22,7 @@ LOADED = """
 import sys
 import numpy as np
 from numba.core.caching import FunctionCache
+from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.trial_runner import TrialRunner
 from agent.evaluation.worker import Worker
@@ -55,7 +56,7 @@ spec = EvaluationSpec(
     placers=tuple(placers),
     orders=("topo", "b-level"),
     budget=Budget(200),
-    policy="pretrained",
+    policy=open_policy("pretrained", [graph]),
     given={("g", "tight", "mine"): np.zeros(graph.n_ops, dtype=np.int64)},
     coarsen=int(coarsen) or None,
 )

@@ -1,0 +1,72 @@
+"""The policy of an evaluation, read once, and the placers made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from agent.placers.base import PLACERS, Placer, PlacerError
+from agent.policy.placers import LEARNED, learned_placer
+from graphs.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    from agent.policy.policy import Policy
+    from agent.policy.serialization import StoredPolicy
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedPolicy:
+    """A policy that was read; another process gets the same bytes and makes its own network of them."""
+
+    stored: StoredPolicy
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the policy's files."""
+        return self.stored.digest
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy itself."""
+        return self.stored.policy()
+
+    def seen(self, graphs: Iterable[OpGraph]) -> frozenset[str]:
+        """Names of those graphs that the policy was trained on."""
+        return frozenset(graph.name for graph in graphs if self.stored.card.has_seen(graph))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"stored": self.stored}
+
+
+def make_placer(name: str, policy: EvaluatedPolicy | None, order: str) -> Placer:
+    """Look a placer up, or make a learned one of a policy and the order in which it visits ops.
+
+    Raises:
+        PlacerError: an unknown name, or a learned placer without a policy.
+    """
+    if name not in LEARNED:
+        return PLACERS[name]
+    if policy is None:
+        raise PlacerError(f"placer '{name}' needs a policy; open one")
+    return learned_placer(name, policy.policy, order)
+
+
+def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:
+    """Read a policy and check that it can place some graphs.
+
+    Args:
+        path: a run's folder, or `pretrained`.
+
+    Raises:
+        PolicyFileError: it cannot be loaded.
+        ValueError: a graph is too large for it.
+    """
+    from agent.policy.encoders.base import check_size
+    from agent.policy.serialization import read_policy
+
+    opened = EvaluatedPolicy(read_policy(path))
+    check_size(opened.stored.card.shape.encoder, graphs)
+    _ = opened.policy
+    return opened

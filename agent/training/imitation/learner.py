@@ -40,6 +40,9 @@ class ImitationLearner:
     ) -> tuple[dict[str, float], int]:
         """Makes one pass over all trajectories, in a sequence that depends on the `number` of the pass alone.
 
+        Args:
+            threads: how many share the scoring.
+
         Returns:
             Metrics (loss, value loss, and accuracy: the mean soft target of the policy's first choices), and
             the number of decisions.

@@ -17,7 +17,7 @@ from agent.training.imitation.demonstrations import Demonstration, regrets
 from envs.problem import Problem
 
 N_THREADS = os.cpu_count() or 1
-SLACK = 2.0
+SLACK = 1.5
 """How many times its estimated share of the time left a search may take; estimates are rough."""
 
 

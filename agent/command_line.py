@@ -1,4 +1,4 @@
-"""What all commands have in common."""
+"""The argument parser of all commands."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line."""
+    """Parses a command line, and says in one line what is wrong with it."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
+        """Exits with code 2."""
         self.exit(2, f"{self.prog}: {message}; see --help\n")

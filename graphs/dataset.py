@@ -63,7 +63,7 @@ def load_graphs(families: Iterable[str], folder: Path = FOLDER) -> list[OpGraph]
 
 
 def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
-    """Per family its `versions`, file `sha256` and `graphs`: name, seed, ops, tensors, `graph_hash` of each.
+    """Reads the manifest: per family `versions`, file `sha256` and `graphs` (name, seed, ops, tensors, hash).
 
     Raises:
         DatasetError, FileFormatError: the folder holds no manifest of this format.
@@ -98,14 +98,14 @@ def capture_draw(family: str, seed: int) -> OpGraph:
 
 
 def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:
-    """Capture a family, yielding each graph when done; when all are, write its file and its manifest entry.
+    """Captures a family and yields each graph; after the last, writes its file and its manifest entry.
 
     Args:
-        draws: seeds 0 to draws - 1 are captured; by default as many as the family has.
+        draws: seeds 0 to draws - 1 are captured; by default all of the family.
 
     Raises:
         FamilyError: there is no such family.
-        DatasetError: less than one draw is asked for.
+        DatasetError: `draws` is less than 1.
     """
     count = FAMILIES[family] if draws is None else draws
     if count < 1:
@@ -138,7 +138,7 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
 
 
 def kept_bytes(graph: OpGraph) -> float:
-    """Bytes of forward results that the backward pass reads: the activations a training step has to keep."""
+    """Sums the bytes of forward results that the backward pass reads: the activations that a step keeps."""
     phases = np.array(graph.phases)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
     read_back = np.unique(tensor[phases[graph.consumers.items] == "backward"])

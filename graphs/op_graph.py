@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 
 PHASES = ("forward", "backward", "optimizer")
 SOURCE_TYPES = ("parameter", "input")
-"""Types of ops that are there from time 0 and never occupy a device."""
+"""Types of ops that are available from time 0 and never occupy a device."""
 
 
 class GraphError(ValueError):
@@ -41,7 +41,7 @@ class Csr:
 
     @staticmethod
     def from_pairs(rows: IntArray, items: IntArray, n_rows: int) -> Csr:
-        """Group `items` by `rows`; within a row the given sequence is kept.
+        """Groups `items` by `rows`; items of one row keep their sequence.
 
         Args:
             rows: row of each item, int (n,).
@@ -63,7 +63,7 @@ class OpGraph:
         flops: floating-point operations, (n_ops,).
         bytes_moved: memory traffic in bytes, (n_ops,).
         resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
-        colocate: colocation group id or -1, int (n_ops,).
+        colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
         seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
         tensor_producer: op that makes each tensor, int (n_tensors,).
         tensor_bytes: size of each tensor in bytes, (n_tensors,).
@@ -93,7 +93,7 @@ class OpGraph:
 
     @property
     def n_ops(self) -> int:
-        """Number of ops, free ones (parameters, inputs) included."""
+        """Number of ops, sources (parameters and inputs) included."""
         return len(self.op_names)
 
     @property
@@ -142,42 +142,41 @@ class OpGraph:
         Weights are counted by their parameter, and gradients by the parameter that their optimizer update is
         colocated with; on that op's device they take no further memory.
         """
-        home = np.full(self.n_tensors, -1, dtype=np.int64)
+        owner = np.full(self.n_tensors, -1, dtype=np.int64)
         is_parameter = np.array([kind == "parameter" for kind in self.op_types], dtype=bool)
         of_parameter = is_parameter[self.tensor_producer]
-        home[of_parameter] = self.tensor_producer[of_parameter]
+        owner[of_parameter] = self.tensor_producer[of_parameter]
         reader = self.consumers.items
         is_update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
         tensor = np.repeat(np.arange(self.n_tensors), np.diff(self.consumers.ptr))
         gradient = is_update[reader] & ~of_parameter[tensor]
-        home[tensor[gradient]] = reader[gradient]
-        return home
+        owner[tensor[gradient]] = reader[gradient]
+        return owner
 
     @cached_property
     def is_compute(self) -> NDArray[np.bool_]:
-        """Whether a walk visits the op, bool (n_ops,).
+        """Whether an order visits the op, bool (n_ops,).
 
-        Parameters and inputs never are; an update is not where a colocated compute op decides for it.
+        It never visits parameters and inputs, nor an update that a colocated compute op decides for.
         """
         update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
-        led = np.isin(self.colocate, np.unique(self.colocate[~self.is_source & ~update])) & (
-            self.colocate >= 0
-        )
-        compute: NDArray[np.bool_] = ~self.is_source & ~(update & led)
+        with_compute = np.unique(self.colocate[~self.is_source & ~update])
+        decided = np.isin(self.colocate, with_compute) & (self.colocate >= 0)
+        compute: NDArray[np.bool_] = ~self.is_source & ~(update & decided)
         return compute
 
     @cached_property
     def unit_of(self) -> IntArray:
-        """Decision unit of each op, int (n_ops,), numbered 0.. by first member in program order.
+        """Placement unit of each op, int (n_ops,), numbered from 0 by first op in program order.
 
-        Ops of one colocation group share a unit. A unit without a compute op (a stray parameter or input)
-        joins the unit of its first consumer or, where nothing consumes it, of the first compute op: so every
-        unit is decided by a compute op.
+        The ops of a unit go on one device: those with the same `colocate`. If none of them is a compute op (a
+        stray parameter or input), they join the unit of their first consumer or, where nothing consumes them,
+        of the first compute op. So a compute op decides for every unit.
         """
         label = np.where(self.colocate >= 0, self.n_ops + self.colocate, np.arange(self.n_ops))
         compute = np.flatnonzero(self.is_compute)
-        led = set(label[compute].tolist())
-        for own in sorted(set(label.tolist()) - led):
+        decided = set(label[compute].tolist())
+        for own in sorted(set(label.tolist()) - decided):
             members = [int(op) for op in np.flatnonzero(label == own)]
             readers = [int(self.successors.row(op)[0]) for op in members if len(self.successors.row(op))]
             leader = min(readers, default=int(compute[0]) if len(compute) else members[0])
@@ -189,12 +188,12 @@ class OpGraph:
 
     @cached_property
     def units(self) -> Csr:
-        """Ops of each decision unit, ascending; rows are numbered as in `unit_of`."""
-        n_groups = int(self.unit_of.max()) + 1 if self.n_ops else 0
-        return Csr.from_pairs(self.unit_of, np.arange(self.n_ops), n_groups)
+        """Ops of each placement unit, ascending; rows are numbered as in `unit_of`."""
+        n_units = int(self.unit_of.max()) + 1 if self.n_ops else 0
+        return Csr.from_pairs(self.unit_of, np.arange(self.n_ops), n_units)
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """Ops as nodes (program index), one edge per tensor and consumer with its `bytes`."""
+        """Makes a graph of ops by program index; each tensor is an edge with `bytes` to each consumer."""
         view = nx.MultiDiGraph(name=self.name, family=self.family)
         for op, op_name in enumerate(self.op_names):
             view.add_node(
@@ -221,7 +220,7 @@ def build_graph(
     ops: Sequence[Mapping[str, object]],
     tensors: Sequence[tuple[int, float, Sequence[int]]],
 ) -> OpGraph:
-    """Make an `OpGraph` from per-op records and (producer, bytes, consumers) triples.
+    """Makes an `OpGraph` from per-op records and (producer, bytes, consumers) triples.
 
     Args:
         ops: one mapping per op with the keys of the graph file format; only `name` is required.
@@ -274,7 +273,7 @@ def _check(graph: OpGraph) -> None:
         _check_amounts(where, f"seconds of '{kind}'", known, graph.op_names)
     if (graph.colocate < -1).any():
         op = int(np.argmax(graph.colocate < -1))
-        raise GraphError(f"{where}: op {op} has colocate {graph.colocate[op]}; use a group id >= 0 or null")
+        raise GraphError(f"{where}: op {op} has colocate {graph.colocate[op]}; use an id >= 0 or null")
     sizes = graph.tensor_bytes
     if len(sizes) != n_tensors or len(graph.consumers) != n_tensors:
         raise GraphError(

@@ -100,7 +100,7 @@ def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
     values = [op.get("colocate") for op in ops]
     for index, value in enumerate(values):
         if value is not None and integer(value, f"{where} {index}: colocate") < 0:
-            raise FileFormatError(f"{where} {index}: colocate is {value}; expected a group id >= 0 or null")
+            raise FileFormatError(f"{where} {index}: colocate is {value}; expected an id >= 0 or null")
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from threading import RLock
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -32,6 +33,8 @@ class Registry(Mapping[str, T]):
         self._error = error
         self._modules = tuple(modules)
         self._waiting = list(modules)
+        self._is_loaded = not modules
+        self._loading = RLock()
         self._entries = dict(entries)
         self._module_of = dict.fromkeys(entries, "")
 
@@ -82,11 +85,15 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def _load(self) -> None:
-        if not self._waiting:
+        if self._is_loaded:
             return
-        while self._waiting:
-            import_module(self._waiting.pop(0))
-        self._entries = dict(sorted(self._entries.items(), key=lambda item: self._rank(item[0])))
+        with (
+            self._loading
+        ):  # other threads wait; a module that looks something up while it is imported does not
+            while self._waiting:
+                import_module(self._waiting.pop(0))
+            self._entries = dict(sorted(self._entries.items(), key=lambda item: self._rank(item[0])))
+            self._is_loaded = True
 
     def _rank(self, name: str) -> int:
         module = self._module_of[name]

@@ -22,7 +22,8 @@ MINUTES = "0.05"
 
 def blocks(text: str, language: str) -> list[str]:
     """Fenced code blocks of a language; the empty one is the shell."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.M | re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+    return [block for name, block in fenced if name == language]
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +82,65 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
     assert (clone / "placement.json").exists()
     assert (clone / "runs" / "mine" / "report.html").exists()
     assert (clone / "runs" / "first" / "nmt" / "results.csv").exists()
+
+
+def test_extensions_work_as_pasted(clone: Path) -> None:
+    order, *modules = blocks(BACK, "python")
+    orders = clone / "graphs" / "orders.py"
+    orders.write_text(orders.read_text() + "\n\n" + order)
+    files = [re.match(r"# (\S+\.py)\n", module)[1] for module in modules]  # type: ignore[index]
+    for file, module in zip(files, modules, strict=True):
+        (clone / file).write_text(module)
+    add(
+        clone / "agent/placers/base.py",
+        r"^    \"uniform\",$",
+        '    "coin_toss",',
+    )
+    add(clone / "graphs/families/registry.py", r"^        \"llama\": 12,$", '        "mlp": 2,')
+    add(clone / "agent/policy/encoders/base.py", r"\"transformer\"", '"linear"', separator=", ")
+    run(clone, "-m", "graphs.dataset", "--build", "--families", "mlp", "--out", "built")
+    run(
+        *(
+            clone,
+            "train_agent.py",
+            "--graphs",
+            "built/mlp.jsonl.gz",
+            "--name",
+            "extended",
+            "--encoder",
+            "linear",
+        ),
+        *("--minutes", MINUTES, "--order", "widest-first"),
+    )
+    printed = run(
+        *(
+            clone,
+            "evaluate.py",
+            "--graphs",
+            "built/mlp.jsonl.gz",
+            "--policy",
+            "runs/extended",
+            "--include-seen",
+        ),
+        *(
+            "--placers",
+            "coin-toss",
+            "policy",
+            "--orders",
+            "widest-first",
+            "--seeds",
+            "1",
+            "--out",
+            "runs/extended/out",
+        ),
+    )
+    assert "coin-toss" in printed
+    assert "widest-first" in printed
+
+
+def add(file: Path, pattern: str, line: str, separator: str = "\n") -> None:
+    """Put a line after one that is there."""
+    text = file.read_text()
+    found = re.search(pattern, text, flags=re.M)
+    assert found, f"{file} has no {pattern}"
+    file.write_text(text[: found.end()] + separator + line + text[found.end() :])

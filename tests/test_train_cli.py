@@ -8,11 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agent.commands import train as train_agent
+from agent.training.trainer import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 
@@ -54,9 +59,12 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert config["n_envs"] == 8
     assert {"versions", "git_commit"} <= config.keys()
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert [row["training/iteration"] for row in rows] == [1, 2, 3, 4]
     assert rows[-1]["timesteps"] == json.loads((run / "result.json").read_text())["timesteps"] == 512
     assert "tensorboard --logdir" in capsys.readouterr().out
+    events = EventAccumulator(str(run)).Reload()
+    assert {"step_time/score", "update/loss", "training/final_best_score"} <= set(events.Tags()["scalars"])
+    assert "metrics/text_summary" in events.Tags()["tensors"]
 
     assert train_agent.main(arguments) == 2
     assert "--resume" in capsys.readouterr().err
@@ -67,7 +75,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
 
     assert train_agent.main(["--resume", "--name", "one", "--timesteps", "640"]) == 0
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["training/iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def test_bad_input_is_one_line_and_nothing_written(
     assert written(place) == before
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "x"], ["--walk"], ["--mdp"]])
+@pytest.mark.parametrize("arguments", [["--seed", "x"], ["--unknown"], ["--mdp"]])
 def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         train_agent.main(arguments)
@@ -142,7 +150,7 @@ def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None
     more = str(128 * (reached + 2))
     assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows] == list(range(1, reached + 3))
+    assert [row["training/iteration"] for row in rows] == list(range(1, reached + 3))
 
 
 def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +160,40 @@ def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]
     assert "another process" in capsys.readouterr().err
     process.kill()
     process.communicate()
+
+
+def test_a_run_of_another_version_is_refused_in_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--name", "old", "--graphs", "graphs.jsonl", "--timesteps", "128", *QUICK]
+    assert train_agent.main(arguments) == 0
+    capsys.readouterr()
+    run = place / "runs" / "old"
+    for file in (run / "checkpoints").iterdir():
+        save_file({"x": torch.zeros(1)}, file, metadata={"format": "placewalk.checkpoint/1", "state": "{}"})
+    assert train_agent.main(["--resume", "--name", "old"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "of another version; train anew under another name" in error
+
+    config = json.loads((run / "config.json").read_text())
+    config["sight"] = config.pop("feature_set")
+    (run / "config.json").write_text(json.dumps(config))
+    assert train_agent.main(["--resume", "--name", "old"]) == 2
+    assert "key 'sight' is called 'feature_set' in this version" in capsys.readouterr().err
+
+
+def test_the_closing_lines_name_what_was_cut_short() -> None:
+    result = Result(10, 2, 120.0, 0.5, 5, finished=True)
+    assert train_agent.closing_lines(result, Path("runs/x")).splitlines() == [
+        "runs/x: 0.500 of one device's step time on graphs not held out, reached after 5 decisions; "
+        "trained for 2.0 minutes",
+        "curves: tensorboard --logdir runs/x",
+    ]
+    short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
+    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[1] == (
+        "cut short by --minutes: imitation: 1 of 3 passes; reinforcement: 10 of 20 decisions"
+    )
 
 
 def test_help_comes_in_groups_and_begins_with_what_matters(

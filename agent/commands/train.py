@@ -1,4 +1,4 @@
-"""Train a placement policy: `python train_agent.py --families cifar10 --cluster 4xv100 --name first`."""
+"""Trains a placement policy: `python train_agent.py --families cifar10 --cluster 4xv100 --name first`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from agent.training.config import MAIN, ConfigError, TrainConfig
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext
+    from agent.training.inputs import Inputs
+    from agent.training.trainer import Result
 
 EXTENDABLE = ("name", "timesteps", "minutes")
 """Settings that `--resume` may change."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    """Runs the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
     try:
         config, folder = resolve(options)
-        context = _open(config, folder, resume=options["resume"])
+        context, inputs = _open(config, folder, resume=options["resume"])
     except (ValueError, OSError) as error:
         print(f"train_agent.py: {error}", file=sys.stderr)
         return 2
-    return _train(config, context)
+    return _train(config, context, inputs)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
-    """The configuration and the folder of the run that a command line asks for.
+    """Resolves a command line into the configuration and the folder of a run.
 
     Raises:
         ValueError: settings that do not fit together, or a run that exists or does not.
@@ -67,27 +69,29 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     return TrainConfig.from_json(given, "command line", started), runs.run_folder(started.name)
 
 
-def _open(config: TrainConfig, folder: Path, *, resume: bool) -> LocalContext:
-    """All that is slow to import comes after the settings are known to be right."""
+def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalContext, Inputs]:
+    """Reads all that the settings name. Slow imports wait until the settings are known to be right."""
     from rich.console import Console
 
     from agent.contexts.local import LocalContext
-    from agent.training.trainer import check_inputs
+    from agent.training.inputs import read_inputs
 
     context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
-    if too_large := check_inputs(config, context.graphs):
-        print(f"left out, as they fit on no placement: {', '.join(too_large)}", file=sys.stderr)
-    return context
+    inputs = read_inputs(config, context.graphs)
+    if inputs.left_out:
+        print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+    return context, inputs
 
 
-def _train(config: TrainConfig, context: LocalContext) -> int:
+def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
+    from agent.training.checkpoints import CheckpointError
     from agent.training.trainer import train
 
     try:
         with context:
-            result = train(config, context)
+            result = train(config, context, inputs)
             context.finish(result)
-    except runs.RunError as error:
+    except (runs.RunError, CheckpointError) as error:
         print(f"train_agent.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -96,16 +100,23 @@ def _train(config: TrainConfig, context: LocalContext) -> int:
     if not result.finished:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
-    print(
-        f"{context.folder}: {result.best_score:.3f} of one device's step time on graphs not held out, "
-        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes\n"
-        f"curves: tensorboard --logdir {context.folder}"
-    )
+    print(closing_lines(result, context.folder))
     return 0
 
 
+def closing_lines(result: Result, folder: Path) -> str:
+    """Says how good the policy is, what the time did not suffice for, and where the curves are."""
+    lines = [
+        f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out, "
+        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes"
+    ]
+    if result.cut_short:
+        lines.append(f"cut short by --minutes: {'; '.join(result.cut_short)}")
+    return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])
+
+
 def how_to_resume(config: TrainConfig) -> str:
-    """The command that goes on with a run."""
+    """Names the command that goes on with a run."""
     return f"go on with: python train_agent.py --resume --name {config.name}"
 
 

@@ -1,1 +1,1 @@
-"""Where a training runs."""
+"""Places that a training runs in."""

@@ -1,4 +1,4 @@
-"""One process on this machine, writing `runs/NAME/`."""
+"""A training in one process on this machine, which writes `runs/NAME/`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import ConfigError, TrainConfig
+from agent.training.metrics import ITERATION
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.split import Split, split_graphs
 from agent.training.trainer import Result
@@ -28,7 +29,7 @@ class LocalContext:
 
     Args:
         folder: of the run; made on entry unless `resume`.
-        resume: go on with what is there.
+        resume: whether to go on with what is there.
 
     Raises:
         ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on
@@ -61,28 +62,31 @@ class LocalContext:
         self._cleanup.close()
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Pass the numbers of one update on to file, TensorBoard and screen."""
+        """Passes the numbers of one update on to file, TensorBoard and screen."""
         if not self._reporters:
-            self._open_reporters(timesteps, int(metrics["iteration"]))
+            self._open_reporters(timesteps, int(metrics[ITERATION]))
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
 
     def announce(self, activity: str, share: float) -> None:
-        """Show it on the screen."""
+        """Shows it on the screen."""
         self._bar.announce(activity, share)
 
     def should_stop(self) -> bool:
-        """Whether a signal came."""
+        """Says whether a signal came."""
         return self._stop
 
     def finish(self, result: Result) -> None:
-        """Where training was not stopped, write `result.json` and note the closing numbers."""
+        """Writes `result.json` and keeps the closing numbers, unless training was stopped."""
         if result.finished:
             write_json_atomic(self.folder / "result.json", asdict(result))
-            self._final = {key: float(value) for key, value in asdict(result).items() if key != "finished"}
+            numbers = {
+                key: value for key, value in asdict(result).items() if key not in ("finished", "cut_short")
+            }
+            self._final = {key: float(value) for key, value in numbers.items()}
 
     def _open_reporters(self, timesteps: int, iteration: int) -> None:
-        """Rows and scalars that a run left behind, killed after its last checkpoint, are replaced."""
+        """Opens all; rows and scalars later than the last checkpoint, left by a killed run, are replaced."""
         self._reporters = [
             MetricsFile(self.folder / "metrics.jsonl", iteration),
             TensorBoard(self.folder, self.config.to_json(), timesteps),
@@ -90,7 +94,7 @@ class LocalContext:
         ]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stop after the update under way; at once when asked again."""
+        """Stops after the update under way; at once when asked again."""
         if self._stop:
             raise KeyboardInterrupt
         self._stop = True
@@ -98,7 +102,7 @@ class LocalContext:
 
 
 def load_split(config: TrainConfig) -> Split:
-    """The graphs that a configuration names, split by use.
+    """Reads the graphs that a configuration names, and splits them by use.
 
     Raises:
         ConfigError: none are named, or the split leaves none to train on.

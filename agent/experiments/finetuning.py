@@ -22,6 +22,7 @@ from agent.experiments.launcher import exit_code, markdown_table, train_run
 from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.serialization import load_policy
+from agent.training.metrics import SCORE, WALL_S
 from agent.training.run_folder import RUNS, run_folder
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -58,7 +59,7 @@ def train_one(graph: OpGraph, start: str, minutes: float) -> None:
 def best_by(folder: Path, seconds: float) -> float | None:
     """Best greedy step time, over that of one device, that a training had found after some seconds."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [row["score"] for row in rows if "score" in row and row["wall_s"] <= seconds]
+    found = [row[SCORE] for row in rows if SCORE in row and row[WALL_S] <= seconds]
     return min(found, default=None)
 
 

@@ -1,4 +1,4 @@
-"""What a placer is, the budget it gets, and the scorer that counts its trials and keeps the best."""
+"""The interface of a placer: its budget, the state of its search, and the registry of all placers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphs.op_graph import FloatArray, IntArray
 from graphs.registry import Registry
 
 BATCH = 64
-"""Placements scored between two looks at the clock."""
+"""Placements scored between two readings of the clock."""
 
 
 class PlacerError(ValueError):
@@ -25,7 +25,7 @@ class PlacerError(ValueError):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one run of a placer may spend; whichever limit is reached first ends it.
+    """Limits of one run of a placer; the first one reached ends it.
 
     Attributes:
         evaluations: simulated complete placements, at least 1; None = no limit.
@@ -49,12 +49,12 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """What a placer found.
+    """Outcome of one run of a placer.
 
     Attributes:
-        placement: the best placement it scored; one that fits beats any that does not.
-        step_time: that placement, simulated with memory.
-        evaluations: simulated placements it used.
+        placement: the best placement it scored; a feasible one beats any that is out of memory.
+        step_time: simulated time and memory of that placement.
+        evaluations: placements it simulated.
         wall_s: seconds it took, scoring included.
     """
 
@@ -65,15 +65,15 @@ class PlacementResult:
 
     @property
     def feasible(self) -> bool:
-        """Whether the placement fits in every device's memory."""
+        """Whether every device has the memory."""
         return self.step_time.fits
 
 
 class SearchState:
-    """One run of a placer on one problem: scores placements, counts them, keeps the best, watches the budget.
+    """State of one run of a placer on one problem: the best placement so far, and what is left of the budget.
 
-    "Best" compares bytes over the memory limits first and seconds second, so a placement that fits wins over
-    any that does not, and among those that do not the least overflow wins.
+    Placements compare by bytes over the memory limits first and by seconds second: a feasible one beats any
+    that is out of memory, and among the latter the least overflow wins.
     """
 
     def __init__(self, problem: Problem, budget: Budget) -> None:
@@ -109,47 +109,47 @@ class SearchState:
         return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
 
     @property
-    def fits(self) -> bool:
-        """Whether the best placement so far fits in memory."""
+    def is_feasible(self) -> bool:
+        """Whether the best placement so far is feasible."""
         return self.best_score[0] == 0.0
 
     def score(self, devices_of: IntArray) -> FloatArray:
-        """Simulate placements until the budget ends; returns (step seconds, overflow bytes) of those scored.
+        """Simulates placements until the budget ends, and keeps the best.
 
         Args:
             devices_of: device of each op, one placement a row, int (n, n_ops).
 
         Returns:
-            (n scored, 2), with n scored <= n.
+            Step time in seconds and overflow in bytes, (n scored, 2), with n scored <= n.
         """
         scores = [np.zeros((0, 2))]
         done = 0
         while done < len(devices_of) and (left := self.left):
             batch = devices_of[done : done + min(left, BATCH)]
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
-            over = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+            over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
-            for row in np.lexsort((total_s, over))[:1]:
-                self.keep(batch[row], float(total_s[row]), float(over[row]))
-            scores.append(np.stack([total_s, over], axis=1))
+            for row in np.lexsort((total_s, over_bytes))[:1]:
+                self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
+            scores.append(np.stack([total_s, over_bytes], axis=1))
             done += len(batch)
         return np.concatenate(scores)
 
     def spend(self, evaluations: int) -> None:
-        """Count simulations of complete placements that were made otherwise than by `score`."""
+        """Counts simulations of complete placements that `score` did not make."""
         self.evaluations += evaluations
 
     def score_units(self, unit_devices: IntArray) -> FloatArray:
-        """`score` for placements given per decision unit, int (n, n_units)."""
+        """Does what `score` does for devices given per placement unit, int (n, n_units)."""
         return self.score(unit_devices[:, self.problem.graph.unit_of])
 
     def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
-        """Take a placement that was scored elsewhere, if it beats the best."""
+        """Keeps a placement that was scored elsewhere, if it beats the best."""
         if self.best is None or (over_bytes, total_s) < self.best_score:
             self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
 
     def result(self) -> PlacementResult:
-        """The outcome of the run."""
+        """Makes the outcome of the run."""
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
         wall_s = self.elapsed_s
@@ -158,14 +158,14 @@ class SearchState:
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]
-"""Fills a `SearchState`: scores placements until it is content or the budget ends."""
+"""Scores placements in a `SearchState` until it has no more to try or the budget ends."""
 
 S = TypeVar("S", bound=Strategy)
 
 
 @dataclass(frozen=True)
 class Placer:
-    """A named way to place; `place` may be called any number of times.
+    """A named strategy; `place` may be called any number of times.
 
     Attributes:
         strategy: what it does.
@@ -177,7 +177,7 @@ class Placer:
     uses_rng: bool
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
-        """The best placement found within a budget; colocation is kept, memory wherever possible."""
+        """Finds the best placement within a budget; keeps colocation and, if possible, memory limits."""
         search = SearchState(problem, budget)
         self.strategy(search, rng)
         return search.result()

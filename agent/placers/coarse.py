@@ -1,4 +1,4 @@
-"""Placing a graph too large to be placed op by op: by groups, timed op by op."""
+"""Placement of a graph that is too large to place op by op: by groups, timed op by op."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from envs.simulator.simulate import simulate_problem
 def place_coarsely(
     placer: Placer, coarse: CoarseProblem, budget: Budget, rng: np.random.Generator
 ) -> PlacementResult:
-    """What a placer finds for the coarse graph, as a placement of the graph itself.
+    """Places the groups of a coarse graph and expands the result to the ops of the graph itself.
 
-    The step time, and whether the placement fits, are those of the graph itself; evaluations are of the
-    coarse one.
+    Step time and memory are those of the graph itself; evaluations are of the coarse one.
     """
     found = placer.place(coarse, budget, rng)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Pipeline stages: one stretch of the program per device."""
+"""Pipeline stages: one segment of the program per device."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from graphs.op_graph import FloatArray, IntArray
 
 @placer("contiguous")
 def contiguous(search: SearchState, rng: np.random.Generator) -> None:
-    """Cut the units into 1 to n_devices stretches of equal time and keep the best cut.
+    """Cuts the units into 1 to n_devices segments of equal time and keeps the best cut.
 
-    A stretch is proportional to its device's speed. The units are cut in program order and in layer order
-    (backward beside forward); where no such cut fits, cuts proportional to memory are tried.
+    A segment is proportional to its device's speed. The units are cut in program order and in layer order
+    (backward beside forward); where no such cut is feasible, cuts proportional to memory are tried.
     """
     problem = search.problem
     seconds = unit_seconds(problem)
     speed = 1.0 / np.maximum(seconds.sum(axis=0), np.finfo(float).tiny)
     orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
     _try_cuts(search, orders, seconds.mean(axis=1), speed)
-    if not search.fits:
+    if not search.is_feasible:
         _try_cuts(search, orders, problem.footprint_bytes, problem.cluster.memory_bytes)
 
 
@@ -36,16 +36,16 @@ def _try_cuts(
 
 
 def cut(order: IntArray, weight: FloatArray, devices: IntArray, share: FloatArray) -> IntArray:
-    """Device of each unit when consecutive stretches of `order` weigh in proportion to `share`.
+    """Cuts an order into consecutive segments whose weights are in proportion to `share`.
 
     Args:
         order: units in the order to cut, int (n_units,).
         weight: (n_units,), not negative.
-        devices: the device of each stretch, int (n_stages,).
+        devices: the device of each segment, int (n_stages,).
         share: positive, (n_stages,).
 
     Returns:
-        int (n_units,).
+        Device of each unit, int (n_units,).
     """
     ordered = weight[order]
     middle = np.cumsum(ordered) - ordered / 2

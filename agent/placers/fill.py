@@ -1,4 +1,4 @@
-"""Placement by memory alone: fill one device, go on to the next."""
+"""Placement by memory alone: fills one device after the other."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from graphs.op_graph import FloatArray, IntArray
 
 @placer("memory-fill")
 def memory_fill(search: SearchState, rng: np.random.Generator) -> None:
-    """Fill the devices one after the other, layer by layer, with no cost model.
+    """Fills the devices one after the other, layer by layer, with no cost model.
 
-    Source: what `accelerate.infer_auto_device_map` does for inference, here with training memory: weights,
+    Source: as `accelerate.infer_auto_device_map` does for inference, here with training memory: weights,
     gradients, optimizer state and saved activations.
     """
-    order, held = units_by_layer(search.problem.graph), search.problem.footprint_bytes
-    first_fit(search, lambda limit_bytes: fill(order, held, limit_bytes))
+    order, footprint_bytes = units_by_layer(search.problem.graph), search.problem.footprint_bytes
+    first_feasible(search, lambda limit_bytes: fill(order, footprint_bytes, limit_bytes))
 
 
 @placer("m-topo")
 def m_topo(search: SearchState, rng: np.random.Generator) -> None:
-    """Fill the devices one after the other to an equal share of the memory plus its largest unit.
+    """Fills the devices one after the other to an equal share of the memory plus its largest unit.
 
     Source: m-TOPO of Baechi (Jeon et al., SoCC 2020).
     """
-    order, held = units_by_layer(search.problem.graph), search.problem.footprint_bytes
-    even_bytes = held.sum() / search.problem.n_devices + held.max()
-    first_fit(search, lambda limit_bytes: fill(order, held, np.minimum(limit_bytes, even_bytes)))
+    order, footprint_bytes = units_by_layer(search.problem.graph), search.problem.footprint_bytes
+    even_bytes = footprint_bytes.sum() / search.problem.n_devices + footprint_bytes.max()
+    first_feasible(
+        search, lambda limit_bytes: fill(order, footprint_bytes, np.minimum(limit_bytes, even_bytes))
+    )
 
 
-def fill(order: IntArray, held: FloatArray, limit_bytes: FloatArray) -> IntArray:
-    """Device of each unit when every device takes units in `order` up to its limit; the last takes the rest.
+def fill(order: IntArray, footprint_bytes: FloatArray, limit_bytes: FloatArray) -> IntArray:
+    """Fills each device with units in `order` up to its limit; the last device takes the rest.
 
     Args:
         order: units, int (n_units,).
-        held: bytes of each unit, (n_units,).
-        limit_bytes: (n_devices,).
+        footprint_bytes: memory of each unit, (n_units,).
+        limit_bytes: of each device, (n_devices,).
 
     Returns:
-        int (n_units,).
+        Device of each unit, int (n_units,).
     """
     device_of = np.empty(len(order), dtype=np.int64)
     device, used = 0, 0.0
     for unit in order:
-        while device < len(limit_bytes) - 1 and used + held[unit] > limit_bytes[device]:
+        while device < len(limit_bytes) - 1 and used + footprint_bytes[unit] > limit_bytes[device]:
             device, used = device + 1, 0.0
         device_of[unit] = device
-        used += held[unit]
+        used += footprint_bytes[unit]
     return device_of
 
 
-def first_fit(search: SearchState, plan: Callable[[FloatArray], IntArray]) -> None:
+def first_feasible(search: SearchState, plan: Callable[[FloatArray], IntArray]) -> None:
     """Scores plans for less and less memory until the best placement of the search is feasible.
 
     Args:
@@ -66,6 +68,6 @@ def first_fit(search: SearchState, plan: Callable[[FloatArray], IntArray]) -> No
     def attempt(limits: MemoryLimits) -> IntArray | None:
         unit_device = plan(limits.limit_bytes.copy())
         search.score_units(unit_device[None])
-        return None if search.fits or not search.left else unit_device[search.problem.graph.unit_of]
+        return None if search.is_feasible or not search.left else unit_device[search.problem.graph.unit_of]
 
     retry_until_feasible(search.problem, attempt)

@@ -1,11 +1,11 @@
-"""List schedulers: build a schedule op by op, each where it finishes or starts first."""
+"""List schedulers: they build a schedule op by op, each where it finishes or starts first."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.fill import first_fit
+from agent.placers.fill import first_feasible
 from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
 from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
@@ -15,10 +15,10 @@ from graphs.op_graph import FloatArray, IntArray
 
 @placer("heft")
 def heft(search: SearchState, rng: np.random.Generator) -> None:
-    """Ops by upward rank, each where it finishes first.
+    """Places ops by upward rank, each where it finishes first.
 
     Source: HEFT (Topcuoglu et al. 2002), without insertion into idle slots; links are occupied as the cluster
-    says. Where devices run ops in program order, that order is tried as the priority list too. A decision
+    says. Where devices run ops in program order, that order is tried as the priority list too. A placement
     unit goes where its first op does.
     """
     problem, units = search.problem, units_of(search.problem)
@@ -30,26 +30,26 @@ def heft(search: SearchState, rng: np.random.Generator) -> None:
         def plan(limit_bytes: FloatArray, order: IntArray = order) -> IntArray:
             return per_unit(problem.graph, schedule_in_order(problem.arrays, units, order, limit_bytes))
 
-        first_fit(search, plan)
+        first_feasible(search, plan)
 
 
 @placer("m-etf")
 def m_etf(search: SearchState, rng: np.random.Generator) -> None:
-    """Of all ready ops and devices with room, always the pair that can start first.
+    """Places, of all ready ops and devices with free memory, always the pair that can start first.
 
-    Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). When inputs can be on a
-    device is settled when the op becomes ready.
+    Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). The time
+    when inputs can be on a device is computed once, when the op becomes ready.
     """
     problem, units = search.problem, units_of(search.problem)
 
     def plan(limit_bytes: FloatArray) -> IntArray:
         return per_unit(problem.graph, schedule_earliest_start(problem.arrays, units, limit_bytes))
 
-    first_fit(search, plan)
+    first_feasible(search, plan)
 
 
 def upward_rank_order(problem: Problem) -> IntArray:
-    """Running ops by descending upward rank: mean seconds to the end of the step; ties in program order.
+    """Sorts running ops by falling upward rank, mean seconds to the end of the step; ties in program order.
 
     Returns:
         Program indices of all ops but parameters and inputs, int (n_running,).

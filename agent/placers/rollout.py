@@ -1,4 +1,4 @@
-"""The rollout algorithm: what a policy's foresight alone is worth, with nothing learned."""
+"""The rollout algorithm: truncated rollouts of a simple rule decide alone, with nothing learned."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
-from agent.placers.fill import first_fit
+from agent.placers.fill import first_feasible
 from agent.placers.units import per_unit
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import HORIZONS, column
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import FloatArray, IntArray
 
-TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
-FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
-"""Positions of what is foreseen at the furthest horizon: step time and mean finish."""
+STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
+MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
+"""Columns of the observation: step time and mean finish at the furthest horizon."""
 
 
 @placer("rollout")
 def rollout(search: SearchState, rng: np.random.Generator) -> None:
-    """Ops in program order, each where the step is shortest after the next ops, placed by a simple rule.
+    """Places ops in program order, each where the step is shortest after a simple rule placed the next.
 
-    Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, cut off as `envs.mdp.rollout_features`
-    says; ties go to the earlier mean finish.
+    Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
+    `envs.mdp.rollout_features`; ties go to the earlier mean finish.
     """
     problem = search.problem
 
@@ -32,20 +32,20 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
             problem.graph, complete_placement(problem, _roll_out(problem.with_memory(limit_bytes)))
         )
 
-    first_fit(search, plan)
+    first_feasible(search, plan)
 
 
 def _roll_out(problem: Problem) -> IntArray:
-    """Device of each op, int (n_ops,); -1 from the first op on that no device has room for."""
+    """Device of each op, int (n_ops,); -1 from the first op on that no device has memory for."""
     try:
         batch = EpisodeBatch([problem], 1)
     except InfeasibleError:
         return np.full(problem.graph.n_ops, -1)
     batch.begin(0, 0, 0, np.random.default_rng(0))
-    over = False
-    while not over:
+    done = False
+    while not done:
         usable = np.flatnonzero(batch.observation.mask[0])
-        seen = batch.observation.devices[0, usable]
-        best = usable[np.lexsort((seen[:, FINISH], seen[:, TIME]))[:1]]
-        over = bool(batch.step(best)[1][0])
+        features = batch.observation.devices[0, usable]
+        best = usable[np.lexsort((features[:, MEAN_FINISH], features[:, STEP_TIME]))[:1]]
+        done = bool(batch.step(best)[1][0])
     return batch.result(0).device_of

@@ -1,4 +1,4 @@
-"""Embeddings of problems, kept as long as the parameters of the network stay what they are."""
+"""A cache of the embeddings of problems, valid until the parameters of the network change."""
 
 from __future__ import annotations
 

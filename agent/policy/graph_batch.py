@@ -1,4 +1,4 @@
-"""Several graphs as one disjoint union, and the means over neighbours that encoders are made of."""
+"""Disjoint unions of graphs, and the means over neighbours that encoders aggregate with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GraphTensors:
         nodes: features of the compute ops, float32 (n_nodes, n_node_features).
         graph: features of the whole, float32 (n_graph_features,).
         edges: (producer, consumer) columns sorted by producer, int64 (2, n_edges).
-        node_of: node of each op, int64 (n_ops,); -1 for ops that no walk decides.
+        node_of: node of each op, int64 (n_ops,); -1 for ops that no episode decides.
     """
 
     nodes: Tensor
@@ -41,7 +41,7 @@ class GraphTensors:
 
     @staticmethod
     def of(problem: Problem, device: torch.device) -> GraphTensors:
-        """Features and edges of a problem, on a torch device."""
+        """Computes the features and edges of a problem, on a torch device."""
         node_of, edges = contract(problem.graph)
         arrays = (
             node_features(problem)[problem.graph.is_compute],
@@ -94,7 +94,7 @@ class GraphBatch:
 
     @staticmethod
     def of(parts: Sequence[GraphTensors]) -> GraphBatch:
-        """Put graphs side by side."""
+        """Makes the union of some graphs."""
         device = parts[0].nodes.device
         sizes = torch.tensor([len(part.nodes) for part in parts], device=device)
         start = sizes.cumsum(0) - sizes
@@ -114,15 +114,15 @@ class GraphBatch:
         )
 
     def mean_of_producers(self, state: Tensor) -> Tensor:
-        """Mean over the nodes that each node reads from, zero without any; (n_nodes, width) both."""
+        """Averages the states that each node reads, zero without any; (n_nodes, width) both."""
         return _mean(self.to_consumers, state)
 
     def mean_of_consumers(self, state: Tensor) -> Tensor:
-        """Mean over the nodes that read from each node, zero without any; (n_nodes, width) both."""
+        """Averages the states of each node's readers, zero without any; (n_nodes, width) both."""
         return _mean(self.to_producers, state)
 
     def mean_of_graph(self, state: Tensor) -> Tensor:
-        """Mean state of each graph's nodes, (n_graphs, width)."""
+        """Averages the states of each graph's nodes, (n_graphs, width)."""
         total = state.new_zeros(len(self.sizes), state.shape[1]).index_add(0, self.member, state)
         return total / self.sizes
 

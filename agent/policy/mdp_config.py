@@ -1,4 +1,4 @@
-"""How a policy walks: from nothing, or over a placement that it improves."""
+"""The decision process of a policy: it constructs a placement, or improves one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from envs.problem import Problem
 from graphs.op_graph import IntArray
 
 SINGLE, BEST = "single", "best"
-"""Starts with everything on the device that is fastest alone, and with the best that heuristics find."""
+"""Starts of `improve`: everything on the device that is fastest alone, and the best that heuristics find."""
 
 
 @dataclass(frozen=True)
 class MdpConfig:
-    """What `EpisodeBatch` needs to know besides problems and orders.
+    """Settings of a decision process, as `EpisodeBatch` and the environments take them.
 
     Attributes:
-        mdp: `construct` or `improve`; what follows is for the latter.
-        passes: how often every decision unit is visited.
+        mdp: `construct` or `improve`; the other fields are for the latter.
+        passes: how often every placement unit is visited.
         start: placer whose placement is improved, or `best`.
     """
 
@@ -44,17 +44,17 @@ class MdpConfig:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `EpisodeBatch` and the environments."""
+        """Keyword arguments of `EpisodeBatch` and the environments."""
         return {"mdp": self.mdp, "passes": self.passes, "start": start_of(self.start)}
 
     def evaluations(self, problem: Problem) -> int:
-        """Complete placements that one walk simulates: every other device of a unit, at each visit."""
+        """Counts the placements that an episode simulates: every other device of a unit, at each visit."""
         if not self.improves:
             return 0
         return self.passes * len(problem.graph.units) * (problem.n_devices - 1)
 
     def within(self, problem: Problem, evaluations: int | None) -> MdpConfig | None:
-        """These walks with as many passes as a budget allows; None if it allows none."""
+        """Makes a copy with as many passes as a budget allows; None if it allows none."""
         one = replace(self, passes=1).evaluations(problem)
         if evaluations is None or one == 0:
             return self
@@ -64,7 +64,14 @@ class MdpConfig:
 
 @cache
 def start_of(placer: str) -> Start:
-    """The start that a placer without randomness gives, or the best of them; a problem's is found once."""
+    """Makes a start from a placer without randomness, or from the best of them; a problem's is found once.
+
+    Args:
+        placer: name of the placer, or `best`.
+
+    Raises:
+        PlacerError: an unknown name.
+    """
     if placer == SINGLE:
         return on_fastest_device
     names = [name for name, each in PLACERS.items() if not each.uses_rng] if placer == BEST else [placer]

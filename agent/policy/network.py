@@ -1,4 +1,4 @@
-"""The layers of a policy: encode a graph once, then score the devices of one op at a time."""
+"""The layers of a policy: they encode a graph once, then score the devices of one op at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from envs.mdp.features import columns_of
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """All that is needed to build a network that given weights fit.
+    """The numbers and names that a network is built from.
 
     Attributes:
-        encoder: name of the encoder.
+        encoder: its name in `ENCODERS`.
         hidden: width of embeddings and of the head.
-        rounds: of the encoder.
+        rounds: rounds of the encoder.
         node_features, graph_features, device_features: widths of the inputs.
-        sight: key of `FEATURE_SETS`.
+        feature_set: key of `FEATURE_SETS`.
     """
 
     encoder: str
@@ -36,8 +36,8 @@ class NetworkShape:
 class PlacementNetwork(nn.Module):
     """Actor and critic over one shared encoder; the same weights score every device.
 
-    The first layer of each head is a sum of one part for [op embedding, graph embedding] and one for what the
-    lookahead says; so the first is computed once per node (`contexts`), not once per decision and device.
+    The first layer of each head is a sum of two parts: one of the op and graph embeddings, which is computed
+    once per node (`contexts`), and one of the device features, per decision and device.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -60,19 +60,20 @@ class PlacementNetwork(nn.Module):
             last.bias.zero_()
 
     def contexts(self, batch: GraphBatch) -> Tensor:
-        """What the heads need of each node whatever the placement so far, (n_nodes of all, 2 * hidden)."""
+        """Computes the part of the heads that no placement changes, float32 (n_nodes of all, 2 * hidden)."""
         embedding = self.encoder(batch)
         summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
         context: Tensor = self.of_op(embedding) + self.of_graph(summary)[batch.member]
         return context
 
     def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the devices of each decision.
+        """Scores the devices of each decision.
 
         Args:
             context: rows of `contexts` for the ops at hand, (n, 2 * hidden).
-            devices: lookahead features, (n, n_devices, n_device_features).
-            usable: which devices exist and have room, bool (n, n_devices); at least one a row.
+            devices: device features, (n, n_devices, n_device_features).
+            usable: which devices exist and have memory left for the op, bool (n, n_devices); at least one
+                a row.
 
         Returns:
             Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
@@ -83,14 +84,15 @@ class PlacementNetwork(nn.Module):
         return self._score(for_actor, devices), values
 
     def logits(self, context: Tensor, devices: Tensor, usable: Tensor) -> Tensor:
-        """The logits of `forward` alone."""
+        """Computes the logits of `forward` alone."""
         devices = self._visible(devices)
         return self._score(self._first_layers(context, devices, usable)[0], devices)
 
     def _visible(self, devices: Tensor) -> Tensor:
-        feature_set = columns_of(self.shape.feature_set)
-        first = len(feature_set)
-        return devices[..., :first] if feature_set == tuple(range(first)) else devices[..., feature_set]
+        """The features of the feature set; a view where they are the first ones."""
+        columns = columns_of(self.shape.feature_set)
+        n = len(columns)
+        return devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
 
     def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""
@@ -104,7 +106,7 @@ class PlacementNetwork(nn.Module):
 
 def _pool(devices: Tensor, usable: Tensor) -> Tensor:
     """Mean, least and greatest of each feature over the usable devices, (n, 3 * n_features)."""
-    there = usable[:, :, None].to(devices.dtype)
-    beyond = torch.zeros_like(there).masked_fill(~usable[:, :, None], torch.inf)
-    mean = (devices * there).sum(1) / there.sum(1)
+    weight = usable[:, :, None].to(devices.dtype)
+    beyond = torch.zeros_like(weight).masked_fill(~usable[:, :, None], torch.inf)
+    mean = (devices * weight).sum(1) / weight.sum(1)
     return torch.cat([mean, (devices + beyond).amin(1), (devices - beyond).amax(1)], dim=1)

@@ -1,4 +1,4 @@
-"""What kind of work an op does, from its type alone."""
+"""Categories of ops: the kind of work that an op does, from its type alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KEYWORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reduction", ("sum", "mean", "norm", "softmax", "max", "min", "var", "std", "pool", "loss", "topk")),
     ("reduction", ("sort", "any", "all", "prod")),
 )
-"""Parts of op types, tried from the first category on; the first that occurs decides."""
+"""Parts of op types by category; the first that occurs in a type decides."""
 
 
 def category(op_type: str) -> str:
-    """The category, one of `CATEGORIES`, of an op type such as `aten.mm`."""
+    """Finds the category, one of `CATEGORIES`, of an op type such as `aten.mm`."""
     lowered = op_type.lower()
     for name, parts in KEYWORDS:
         if any(part in lowered for part in parts):
@@ -30,6 +30,6 @@ def category(op_type: str) -> str:
 
 
 def one_hot(op_types: tuple[str, ...]) -> FloatArray:
-    """Categories of many ops as indicators, (n_ops, n_categories)."""
+    """Encodes the categories of many ops as indicators, (n_ops, n_categories)."""
     table = {kind: CATEGORIES.index(category(kind)) for kind in set(op_types)}
     return np.eye(len(CATEGORIES))[[table[kind] for kind in op_types]]

@@ -210,7 +210,7 @@ def _check_version(record: object, file: Path) -> None:
     version = str(record.get("format")) if isinstance(record, dict) else ""
     if version != FORMAT and version.startswith(f"{FAMILY}/"):
         raise PolicyFileError(
-            f"{file}: format is {json_fields.shown(version)}, this version reads '{FORMAT}'; "
+            f"{file}: format is {json_fields.quoted(version)}, this version reads '{FORMAT}'; "
             "train the policy anew"
         )
 

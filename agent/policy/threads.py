@@ -1,4 +1,4 @@
-"""How many threads torch uses for what."""
+"""The number of threads that torch uses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads within the block.
+    """Lets torch use `count` threads within the block.
 
     Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
-    operations waits for the other processes. Updates share their work out more coarsely
-    (`agent.training.performance.parallel`).
+    operations waits for the other processes. Updates divide their work into
+    larger parts.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

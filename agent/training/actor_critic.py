@@ -1,4 +1,4 @@
-"""The policy as stable-baselines3's maskable PPO wants it."""
+"""The adapter that lets stable-baselines3's maskable PPO train a policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.training.performance.parallel import scores_in_threads
 Masks = NDArray[np.bool_] | Tensor | None
 
 
-class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
+class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     """Adapts a `Policy` to SB3: rollouts score from cached embeddings, updates encode with gradients.
 
     Args:
@@ -47,7 +47,7 @@ class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     def forward(
         self, obs: Mapping[str, Tensor], deterministic: bool = False, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step."""
+        """Computes actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step."""
         logits, values = self.placer.scores(obs)
         log_probs = _log_probs(logits, action_masks)
         actions = log_probs.argmax(1) if deterministic else torch.multinomial(log_probs.exp(), 1).squeeze(1)
@@ -56,21 +56,21 @@ class WalkActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     def evaluate_actions(
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Values (n, 1), log-probabilities (n,) and entropies (n,) of a minibatch, with gradients."""
+        """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients."""
         logits, values = scores_in_threads(self.placer, obs, self.threads)
         log_probs = _log_probs(logits, action_masks)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
 
     def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
-        """The distribution over devices, for `predict`."""
+        """Returns the distribution over devices, for `predict`."""
         distribution = self.action_dist.proba_distribution(self.placer.scores(obs)[0])
         if action_masks is not None:
             distribution.apply_masking(action_masks)
         return distribution
 
     def predict_values(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """State values, (n, 1)."""
+        """Computes state values, float32 (n, 1)."""
         return self.placer.scores(obs)[1][:, None]
 
 

@@ -1,4 +1,4 @@
-"""What is noted during a rollout."""
+"""Callbacks of stable-baselines3: what is recorded during a rollout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from envs.mdp.episodes import EpisodeResult
 
 
 class EpisodeLog(BaseCallback):
-    """Collects the endings of episodes."""
+    """Collects the results of episodes that end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._endings: list[EpisodeResult] = []
+        self._results: list[EpisodeResult] = []
 
     def _on_step(self) -> bool:
         infos = self.locals["infos"]
-        self._endings.extend(infos[at]["result"] for at in np.flatnonzero(self.locals["dones"]))
+        self._results.extend(infos[at]["result"] for at in np.flatnonzero(self.locals["dones"]))
         return True
 
     def take(self) -> list[EpisodeResult]:
-        """The endings since the last call."""
-        taken, self._endings = self._endings, []
+        """Returns the results since the last call, and forgets them."""
+        taken, self._results = self._results, []
         return taken

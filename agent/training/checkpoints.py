@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphs.io.json_files import write_bytes_atomic
 
-FORMAT = "placewalk.checkpoint/1"
+FORMAT = "placewalk.checkpoint/2"
 
 
 class CheckpointError(ValueError):
@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin with the prefix, by the rest of their names."""
+    """Selects tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
@@ -41,7 +41,7 @@ class CheckpointFolder:
         self.folder = folder
 
     def save(self, iteration: int, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint at once and drop those that it makes too old."""
+        """Writes a checkpoint at once and drop those that it makes too old."""
         self.folder.mkdir(parents=True, exist_ok=True)
         metadata = {"format": FORMAT, "state": json.dumps(checkpoint.state)}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
@@ -50,10 +50,10 @@ class CheckpointFolder:
             stale.unlink()
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None where there is none.
+        """Reads the newest checkpoint, or returns None where there is none.
 
         Raises:
-            CheckpointError: it is corrupt or foreign.
+            CheckpointError: it is corrupt, foreign or of another version.
         """
         files = self._files()
         return _read(files[-1]) if files else None
@@ -72,5 +72,8 @@ def _read(path: Path) -> Checkpoint:
             f"{path}: cannot be read: {error}; delete it to go on from the one before"
         ) from None
     if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: is no {FORMAT} file; delete it to go on from the one before")
+        raise CheckpointError(
+            f"{path}: format is {metadata.get('format')!r}, not {FORMAT!r}, so it is of another version; "
+            "train anew under another name"
+        )
     return Checkpoint(tensors, json.loads(metadata["state"]))

@@ -1,4 +1,4 @@
-"""Where a training runs: what `agent.training.trainer.train` is given besides its configuration.
+"""The place a training runs in: what `agent.training.trainer.train` is given besides its configuration.
 
 To add one, implement `Context`; `train` knows nothing of processes, searches or clusters.
 """
@@ -14,7 +14,7 @@ from agent.training.split import Split
 
 
 class Context(Protocol):
-    """What a training asks of the place it runs in.
+    """Interface to the place that a training runs in.
 
     Attributes:
         seed: of everything random.
@@ -40,10 +40,10 @@ class Context(Protocol):
     def checkpoints(self) -> CheckpointFolder: ...
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one update; a repeated `iteration` replaces the earlier one."""
+        """Takes the numbers of one update; a repeated iteration replaces the earlier one."""
 
     def announce(self, activity: str, share: float) -> None:
-        """Hear what goes on before the first update, and which share of it is done."""
+        """Shows what goes on before the first update, and which share of it is done."""
 
     def should_stop(self) -> bool:
-        """Whether to stop after this update, leaving a checkpoint."""
+        """Says whether to stop after this update, leaving a checkpoint."""

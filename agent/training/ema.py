@@ -1,6 +1,6 @@
-"""The average of a network's weights over its training: less noisy than where any one update left them.
+"""The exponential moving average (EMA) of a network's weights, less noisy than the weights of any one update.
 
-Source: Polyak and Juditsky (1992), as an exponential moving average.
+Source: averaging as in Polyak and Juditsky (1992), here with exponential weights.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from agent.policy.network import PlacementNetwork
 
 
 def averaged(network: PlacementNetwork, decay: float) -> AveragedModel:
-    """A copy of a network that follows it; its `update_parameters` takes in how the network is by then.
+    """Copies a network; the copy's `update_parameters` lets it follow the network.
 
     Args:
         decay: share of the average that an update keeps, at least 0 and below 1. It is less at first, so that
-            the first weights are soon forgotten.
+            the initial weights are soon forgotten.
     """
 
     def follow(average: Tensor, current: Tensor, n_averaged: Tensor | int) -> Tensor:

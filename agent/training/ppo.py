@@ -1,4 +1,4 @@
-"""Maskable PPO set up for walks, and its whole state as tensors and JSON."""
+"""Maskable PPO set up for placement episodes, and its whole state as tensors and JSON."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import Logger
 
 from agent.policy.policy import Policy
-from agent.training.actor_critic import WalkActorCritic
+from agent.training.actor_critic import PlacementActorCritic
 from agent.training.checkpoints import Checkpoint, under
 from agent.training.config import TrainConfig
 from agent.training.rollout_buffer import PerGraphRolloutBuffer
 from envs.mdp.batched_env import BatchedPlacementEnv
 
 LOSSES = {
-    "loss/policy": "train/policy_gradient_loss",
-    "loss/value": "train/value_loss",
-    "loss/total": "train/loss",
-    "explained_variance": "train/explained_variance",
-    "approx_kl": "train/approx_kl",
-    "clip_fraction": "train/clip_fraction",
+    "update/policy_loss": "train/policy_gradient_loss",
+    "update/value_loss": "train/value_loss",
+    "update/loss": "train/loss",
+    "update/explained_variance": "train/explained_variance",
+    "update/approx_kl": "train/approx_kl",
+    "update/clip_fraction": "train/clip_fraction",
 }
 """Our name of each number that SB3 records during an update."""
 
@@ -36,13 +36,13 @@ def make_ppo(
     seed: int,
     device: str,
 ) -> MaskablePPO:
-    """PPO over undiscounted returns: the return is minus the step time, whatever the length of the walk.
+    """Makes PPO over undiscounted returns: a return is minus the step time, however long the episode.
 
     Args:
         learning_rate: called before each update.
     """
     ppo = MaskablePPO(
-        WalkActorCritic,
+        PlacementActorCritic,
         env,
         learning_rate=lambda _: learning_rate(),
         n_steps=config.n_steps,
@@ -66,17 +66,17 @@ def make_ppo(
 
 
 def update_metrics(ppo: MaskablePPO) -> dict[str, float]:
-    """What the last update recorded, under our names."""
+    """Reads what the last update recorded, under our names."""
     recorded = ppo.logger.name_to_value
     metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items() if theirs in recorded}
     if "train/entropy_loss" in recorded:
-        metrics["entropy"] = -float(recorded["train/entropy_loss"])
+        metrics["training/entropy"] = -float(recorded["train/entropy_loss"])
     ppo.logger.dump()
     return metrics
 
 
 def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
-    """Everything between two updates but the episodes under way: weights, optimizer, random generators."""
+    """Captures weights, optimizer and random generators between two updates, but no episodes under way."""
     tensors = {f"policy/{name}": tensor for name, tensor in ppo.policy.state_dict().items()}
     for index, slots in ppo.policy.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
@@ -99,7 +99,7 @@ def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
 
 
 def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
-    """Put a fresh PPO where another was captured; it goes on as that one would have."""
+    """Puts a fresh PPO into the state of another that was captured; it goes on as that one would have."""
     tensors, state = checkpoint.tensors, checkpoint.state
     ppo.policy.load_state_dict(under("policy/", tensors))
     slots: dict[int, dict[str, torch.Tensor]] = {}
@@ -122,9 +122,9 @@ def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) 
 
 
 def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
-    """Begin every episode anew: after a checkpoint, so that going on and resuming are the same.
+    """Begins every episode anew, after a checkpoint, so that going on and resuming are the same.
 
-    A checkpoint holds no half-walked episodes; they would be most of it.
+    A checkpoint holds no unfinished episodes; they would be most of it.
     """
     ppo._last_obs = env.reset()
     ppo._last_episode_starts = np.ones(env.num_envs, dtype=bool)

@@ -1,4 +1,4 @@
-"""Which problems a configuration trains a policy on, and which it judges it by."""
+"""The problems that a configuration trains a policy on, and those that validate it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from graphs.op_graph import OpGraph
 
 
 def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
-    """What a configuration trains on: its clusters as they are, or variations of them."""
+    """Makes the problems to train on: on the clusters as they are, or on randomizations of them."""
     if not config.randomizations:
         return problems_of(graphs, config.cluster)
     clusters = [get_cluster(cluster) for cluster in config.cluster]
     problems = []
     for index, graph in enumerate(graphs):
-        for variant in range(config.randomizations):
-            rng = np.random.default_rng([seed, index, variant])
+        for draw in range(config.randomizations):
+            rng = np.random.default_rng([seed, index, draw])
             problems.append(randomize_domain(graph, clusters[int(rng.integers(len(clusters)))], rng))
     return [problem for problem in problems if problem.is_feasible]
 
 
 def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
-    """What its policy is judged by: all graphs on all clusters, or each on one where they vary."""
+    """Makes the problems to validate on: all graphs on all clusters, or each on one if randomized."""
     if not config.randomizations:
         return problems_of(graphs, config.cluster)
     named = itertools.cycle(config.cluster)
@@ -37,13 +37,13 @@ def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[
 
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
-    """Every graph on every cluster that has room for it."""
+    """Makes a problem of every graph on every cluster where a placement is feasible."""
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
     return [problem for problem in problems if problem.is_feasible]
 
 
 def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
-    """Which graphs `problems_of` leaves out, as `graph on cluster`.
+    """Lists the pairs that `problems_of` leaves out, as `graph on cluster`.
 
     Raises:
         InfeasibleError: all that could be trained on.

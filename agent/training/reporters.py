@@ -1,4 +1,4 @@
-"""Where the numbers of a training go: `metrics.jsonl`, TensorBoard, a progress bar."""
+"""Reporters of a training's metrics: `metrics.jsonl`, TensorBoard, a progress bar."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agent.training.metrics import (
+    ITERATION,
+    PROGRESS,
+    SCORE,
+    SPEED,
+    TRAINING,
+    USES,
+    as_markdown,
+    step_time_name,
+)
 from graphs.io.json_files import write_bytes_atomic
 
 Metrics = Mapping[str, float]
@@ -20,10 +30,10 @@ class Reporter(Protocol):
     """Takes the metrics of each update, and the closing ones."""
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Take the numbers of one update."""
+        """Takes the numbers of one update."""
 
     def close(self, final: Metrics) -> None:
-        """Take the closing numbers, and let go of files and screen."""
+        """Takes the closing numbers, and releases files and screen."""
 
 
 class MetricsFile:
@@ -40,18 +50,18 @@ class MetricsFile:
         self._file = path.open("a")
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Append one row and flush it."""
+        """Appends one row and flushes it."""
         row = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.write(json.dumps({"timesteps": timesteps, **row}) + "\n")
         self._file.flush()
 
     def close(self, final: Metrics) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 class TensorBoard:
-    """Scalars by decision, and the hyperparameters with the closing numbers.
+    """Writes scalars by decision, what they mean as text, and the hyperparameters with the closing numbers.
 
     Args:
         first_timestep: later scalars, left by a run that was killed, are dropped from the curves.
@@ -65,18 +75,19 @@ class TensorBoard:
             for key, value in settings.items()
         }
         self._writer = SummaryWriter(str(folder), purge_step=first_timestep or None)
+        self._writer.add_text("metrics", as_markdown())
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Write each metric as a scalar."""
+        """Writes each metric as a scalar."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, timesteps)
         self._writer.flush()
 
     def close(self, final: Metrics) -> None:
-        """Write the hyperparameters beside the closing numbers, if there are any."""
+        """Writes the hyperparameters beside the closing numbers, if there are any."""
         from torch.utils.tensorboard.summary import hparams
 
-        named = {f"final/{name}": value for name, value in final.items()}
+        named = {f"{TRAINING}/final_{name}": value for name, value in final.items()}
         for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
             self._writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
         for name, value in named.items():
@@ -105,37 +116,38 @@ class ProgressBar:
             self._progress.start()
 
     def announce(self, activity: str, share: float) -> None:
-        """Show what goes on before the first update."""
+        """Shows what goes on before the first update."""
         if share == 0.0:
             self._console.print(activity, highlight=False, soft_wrap=True)
         self._progress.update(self._task, description=activity, completed=share)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Move the bar; print a line after each evaluation."""
-        shown: dict[str, Any] = {"speed": f"{metrics['decisions_per_s']:,.0f}"}
-        if "ratio/train" in metrics:
-            shown["train"] = f"{metrics['ratio/train']:.3f}"
-        if "ratio/validation" in metrics:
-            shown["validation"] = f"{metrics['ratio/validation']:.3f}"
+        """Moves the bar; prints a line after each evaluation."""
+        shown: dict[str, Any] = {"speed": f"{metrics[SPEED]:,.0f}"}
+        for use in ("train", "validation"):
+            if (name := step_time_name(use, "single")) in metrics:
+                shown[use] = f"{metrics[name]:.3f}"
+        if SCORE in metrics:
             self._console.print(_line(timesteps, metrics), highlight=False, soft_wrap=True)
-        self._progress.update(self._task, description="training", completed=metrics["progress"], **shown)
+        self._progress.update(self._task, description="training", completed=metrics[PROGRESS], **shown)
 
     def close(self, final: Metrics) -> None:
-        """Remove the bar."""
-        self._progress.stop()
+        """Removes the bar, if it was shown."""
+        if self._console.is_terminal:
+            self._progress.stop()
 
 
 def _line(timesteps: int, metrics: Metrics) -> str:
     parts = [f"{timesteps:>11,} decisions"]
-    for use in ("train", "validation", "heldout"):
-        if f"ratio/{use}" in metrics:
-            parts.append(f"{use} {metrics[f'ratio/{use}']:.3f}")
-    return "  ".join([*parts, f"{metrics['decisions_per_s']:,.0f} decisions/s"])
+    for use in USES:
+        if (name := step_time_name(use, "single")) in metrics:
+            parts.append(f"{use.replace('_', ' ')} {metrics[name]:.3f}")
+    return "  ".join([*parts, f"{metrics[SPEED]:,.0f} decisions/s"])
 
 
 def _iteration(row: str) -> float:
-    """Iteration of a row of `metrics.jsonl`; infinite for a row cut short by a crash."""
+    """Reads the iteration of a row of `metrics.jsonl`; infinite for a row that a crash cut off."""
     try:
-        return float(json.loads(row)["iteration"])
+        return float(json.loads(row)[ITERATION])
     except (ValueError, KeyError, TypeError):
         return math.inf

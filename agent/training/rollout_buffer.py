@@ -1,4 +1,4 @@
-"""The rollout buffer: advantages in each graph's own units."""
+"""A rollout buffer with advantages in each graph's own units."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         self._advantage = advantage
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: NDArray[np.bool_]) -> None:
-        """As the base class; then less the others' mean on the same op, and deviation 1 within each graph."""
+        """Subtracts the others' mean on the same op from each advantage, and scales within each graph."""
         super().compute_returns_and_advantage(last_values, dones)
         advantages: NDArray[np.float32] = self.advantages
         problem = self.observations["problem"].reshape(advantages.shape).astype(np.int64)
@@ -46,7 +46,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
 
 
 def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Subtract from each value the mean of the other values of its group, if there are any.
+    """Subtracts from each value the mean of the other values of its group, if there are any.
 
     Args:
         group: non-negative group of each value; any shape, that of `values`.
@@ -59,7 +59,7 @@ def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArra
 
 
 def normalise_within(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Subtract each group's mean and divide by its deviation.
+    """Subtracts each group's mean and divides by its standard deviation.
 
     Args:
         group: non-negative group of each value; any shape, that of `values`.

@@ -1,4 +1,4 @@
-"""The folder of a run: claimed once, never overwritten, gone on with by one process at a time."""
+"""The folder of a run: made once, never overwritten, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunError(ValueError):
 
 
 def run_folder(name: str) -> Path:
-    """Where a run is written.
+    """Returns the folder of a run.
 
     Raises:
         RunError: a name that is empty or no plain file name.
@@ -38,7 +38,7 @@ def run_folder(name: str) -> Path:
 
 
 def check_is_new(name: str) -> Path:
-    """The folder of a run yet to be made.
+    """Returns the folder of a run yet to be made.
 
     Raises:
         RunError: it exists.
@@ -50,7 +50,7 @@ def check_is_new(name: str) -> Path:
 
 
 def create(folder: Path, config: TrainConfig) -> None:
-    """Make the folder and write `config.json`.
+    """Makes the folder and writes `config.json`.
 
     Raises:
         RunError: it was made in the meantime.
@@ -64,7 +64,7 @@ def create(folder: Path, config: TrainConfig) -> None:
 
 
 def read_config(name: str) -> TrainConfig:
-    """The configuration that a run was started with.
+    """Reads the configuration that a run was started with.
 
     Raises:
         RunError: there is no such run, or it has ended.
@@ -77,7 +77,7 @@ def read_config(name: str) -> TrainConfig:
 
 
 def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
-    """Read a configuration file; a run's `config.json` is one too.
+    """Reads a configuration file; a run's `config.json` is one too.
 
     Raises:
         ConfigError: an unknown key or a bad value.
@@ -90,7 +90,7 @@ def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig
 
 
 def lock(folder: Path) -> IO[str]:
-    """Hold a run for this process, until the file returned is closed or the process dies.
+    """Locks a run for this process, until the file returned is closed or the process dies.
 
     Raises:
         RunError: another process holds it.
@@ -107,7 +107,7 @@ def lock(folder: Path) -> IO[str]:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions of Python, this project and the packages that results depend on, and the git commit if any."""
+    """Collects versions of Python, this project and the packages it depends on, and the git commit if any."""
     versions = {"python": platform.python_version()}
     for package in ("placewalk", *PACKAGES):
         try:

@@ -1,4 +1,4 @@
-"""Which graphs are trained on, which choose the best policy, and which are kept for the test."""
+"""The split of graphs: those trained on, those that choose the best policy, those kept for the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Split:
 
 
 def split_graphs(graphs: Sequence[OpGraph], *, holdout: float, validation: float) -> Split:
-    """Split each family by position: of `k = round(1 / holdout)` graphs the last is held out.
+    """Splits each family by position: of `k = round(1 / holdout)` graphs the last is held out.
 
     Of the graphs left, every `round((1 - holdout) / validation)`-th, from the second on, is for validation:
     with shares of 1/4 and 1/8, 24 graphs give 15, 3 and 6. A share of 0 takes none. The first graph of a

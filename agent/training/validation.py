@@ -1,4 +1,4 @@
-"""How good a policy is while it trains: greedy walks over graphs kept for that."""
+"""How good a policy is while it trains: greedy placements of graphs kept for that."""
 
 from __future__ import annotations
 
@@ -10,56 +10,68 @@ import numpy as np
 from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
-from agent.training.reference import list_schedule_s
+from agent.training.metrics import step_time_name
+from agent.training.references import list_schedule_s
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 
 INFEASIBLE_RATIO = 2.0
-"""What a placement that does not fit counts as: much worse than any sensible one, but not so much that one
-graph decides over all others."""
+"""Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much
+that one graph decides over all others."""
 
 
 class RelativeMetrics:
-    """Relates step times of some problems to one device's and to the best list schedule's, by family."""
+    """Relates step times of some problems to those of references, by family.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    Args:
+        annealing_s: step time that annealing finds for each problem; without it there is no such ratio.
+    """
+
+    def __init__(self, problems: Sequence[Problem], annealing_s: Sequence[float] | None = None) -> None:
         self.problems = problems
-        self._list_ratio = [list_schedule_s(problem) / problem.scale_s for problem in problems]
+        references = {"list": [list_schedule_s(problem) for problem in problems]}
+        if annealing_s is not None:
+            references["annealing"] = list(annealing_s)
+        self._over_single = {
+            name: [total_s / problem.scale_s for total_s, problem in zip(found, problems, strict=True)]
+            for name, found in references.items()
+        }
 
-    def metrics(self, use: str, ratios: Iterable[tuple[int, float]]) -> dict[str, float]:
-        """Geometric means of step-time ratios, `ratio/USE` and `ratio_to_list/USE`, per family and overall.
+    def of(self, use: str, ratios: Iterable[tuple[int, float]]) -> dict[str, float]:
+        """Geometric means of step-time ratios, per family and overall, by `metrics.step_time_name`.
 
         Args:
+            use: what the problems are for, a key of `metrics.USES`.
             ratios: (index of the problem, step time over that of the fastest single device) pairs.
         """
         logs: defaultdict[str, list[float]] = defaultdict(list)
         for index, ratio in ratios:
             family = self.problems[index].graph.family
-            to_list = ratio / self._list_ratio[index]
-            for name, value in (("ratio", ratio), ("ratio_to_list", to_list)):
-                logs[f"{name}/{use}"].append(np.log(value))
-                logs[f"{name}/{use}/{family}"].append(np.log(value))
+            over = {name: ratio / found[index] for name, found in self._over_single.items()}
+            for reference, value in {"single": ratio, **over}.items():
+                logs[step_time_name(use, reference)].append(np.log(value))
+                logs[step_time_name(use, reference, family)].append(np.log(value))
         return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
 def ratios_over_orders(policy: Policy, problems: Sequence[Problem], orders: Sequence[str]) -> list[float]:
-    """`greedy_ratios` with a share of the orders for each problem, so that all together cost as much as one.
+    """Computes `greedy_ratios` with a share of the orders for each problem, which costs as much as one order.
 
-    The first problems walk in the first orders, the next in the next, and so on: in one order each, or in as
-    many as it takes to walk in all. A problem in several gets the mean.
+    The first problems are placed in the first orders, the next in the next, and so on: in one order each, or
+    in as many as it takes for every order to be used. A problem in several gets the mean.
     """
     n_each = -(-len(orders) // max(len(problems), 1))
     sums = np.zeros(len(problems))
     for at, order in enumerate(orders):
-        walking = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
-        sums[walking] += greedy_ratios(policy, [problems[index] for index in walking], order)
+        placed = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
+        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order)
     return [float(total) for total in sums / n_each]
 
 
 def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
-    As the placer does, it walks again with less memory where a placement does not fit.
+    As the placer does, it places again with less memory where a placement is out of memory.
     """
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}

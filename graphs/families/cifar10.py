@@ -26,7 +26,7 @@ class Config:
     Attributes:
         normal, reduction: per node of the cell its two (input, operation) edges; inputs 0 and 1 are the
             outputs of the two cells before, 2 is the first node.
-        stages: normal cells at each resolution; a reduction cell stands between stages.
+        stages: normal cells at each resolution; a reduction cell is between two stages.
         twice: whether a separable convolution is applied twice, as in ENAS.
     """
 

@@ -1,6 +1,6 @@
 """Models too large for the shipped set, by name: `evaluate.py --model graphs.families.large:gpt2_xl`.
 
-Each function returns (module, inputs) on the meta device. They are no families: nothing is drawn.
+Each function returns (module, inputs) on the meta device. They are not families: nothing is drawn at random.
 
 Sources: Radford et al. 2019 (GPT-2); Touvron et al. 2023 (LLaMA, arXiv 2302.13971); Wu et al. 2016 (eight
 layers of LSTM, arXiv 1609.08144).

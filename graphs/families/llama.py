@@ -1,6 +1,6 @@
 """Causal language models in the manner of LLaMA, of one to three billion parameters.
 
-With Adam each keeps 19 to 47 GB of weights, gradients and moments, and activations beside: none fits on a
+With Adam each keeps 19 to 47 GB of weights, gradients and moments, and its activations: none fits on one
 device of 16 GB, all fit on four.
 
 Sources: Touvron et al. 2023 (LLaMA, arXiv 2302.13971); Zhang and Sennrich 2019 (RMS normalisation, arXiv

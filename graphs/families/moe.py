@@ -24,7 +24,7 @@ class Config:
     Attributes:
         layers: blocks; every `every`-th one has experts, the others a plain feed-forward layer.
         top: experts that each word is sent to.
-        capacity: room of the experts together, relative to the words sent.
+        capacity: words that the experts take together, relative to the words sent.
         shared: whether one more expert sees every word (DeepSeekMoE, arXiv 2401.06066).
     """
 
@@ -59,10 +59,10 @@ class Experts(nn.Module):
         gates = torch.softmax(self.router(words), -1)
         best, chosen = gates.topk(self.top, -1)
         routed = torch.zeros_like(gates).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
-        room = min(len(words), math.ceil(self.capacity * self.top * len(words) / len(self.experts)))
+        slots = min(len(words), math.ceil(self.capacity * self.top * len(words) / len(self.experts)))
         taken, mixed = [], []
         for expert, wanted in zip(self.experts, routed.unbind(-1), strict=True):
-            weight, index = wanted.topk(room)
+            weight, index = wanted.topk(slots)
             taken.append(index)
             mixed.append(expert(words.index_select(0, index)) * weight.unsqueeze(-1))
         start = torch.zeros_like(words) if self.shared is None else self.shared(words)

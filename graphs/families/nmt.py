@@ -56,7 +56,7 @@ class LstmCell(nn.Module):
 
 
 def run_layer(cell: nn.Module, steps: Sequence[Tensor], state: State) -> list[Tensor]:
-    """Hidden states of a cell run over a sequence, each (batch, hidden)."""
+    """Runs a cell over a sequence; returns its hidden states, each (batch, hidden)."""
     outputs = []
     for x in steps:
         state = cell(x, state)

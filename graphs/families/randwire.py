@@ -1,7 +1,8 @@
-"""Randomly wired networks: stages whose nodes are joined by a random graph, as none would be by design.
+"""Randomly wired networks: stages whose nodes are connected by a random graph.
 
-Convolutional, position-wise with attention, or recurrent: made to train on, so that a policy knows all sorts
-of wiring. Source: Xie et al. 2019 (arXiv 1904.01569), section 3; the kinds other than convolutional are ours.
+They are convolutional, position-wise with attention, or recurrent, and serve as training graphs with many
+kinds of wiring. Source: Xie et al. 2019 (arXiv 1904.01569), section 3; the kinds other than convolutional are
+ours.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ BRANCHES: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
     "bottleneck": _bottleneck,
     "grouped": partial(_bottleneck, groups=32),
 }
-"""What a residual branch consists of, from input channels, width and stride."""
+"""Layers of a residual branch, by kind, from input channels, width and stride."""
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""What the transformer families share: attention, feed-forward layers and the ways to combine them."""
+"""Parts of the transformer families: attention, feed-forward layers and the ways to combine them."""
 
 from __future__ import annotations
 

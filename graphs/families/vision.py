@@ -1,4 +1,4 @@
-"""What the image families share: convolution with batch normalisation, and a classifier with its loss."""
+"""Parts of the image families: convolution with batch normalisation, and a classifier with its loss."""
 
 from __future__ import annotations
 

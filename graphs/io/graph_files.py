@@ -31,7 +31,7 @@ Record = Mapping[str, Any]
 
 
 def read_graphs(path: str | os.PathLike[str]) -> list[OpGraph]:
-    """Read every graph of a file, at least one.
+    """Reads every graph of a file, at least one.
 
     Raises:
         FileFormatError: the path is no readable graph file, or the file breaks the format.
@@ -46,7 +46,7 @@ def read_graphs(path: str | os.PathLike[str]) -> list[OpGraph]:
 
 
 def write_graphs(path: str | os.PathLike[str], graphs: Iterable[OpGraph]) -> None:
-    """Write graphs atomically: exactly one to `.json`, any number to `.jsonl`.
+    """Writes graphs atomically: exactly one to `.json`, any number to `.jsonl`.
 
     Raises:
         FileFormatError: the path ends otherwise, or a `.json` is given another number of graphs than one.
@@ -61,7 +61,7 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[OpGraph]) -> Non
 
 
 def graph_from_json(value: object, where: str) -> OpGraph:
-    """Make a graph from its parsed JSON; `where` begins the message of any error.
+    """Makes a graph from its parsed JSON; `where` begins the message of any error.
 
     Raises:
         FileFormatError: the value breaks the format.
@@ -86,11 +86,11 @@ def graph_from_json(value: object, where: str) -> OpGraph:
 
 
 def graph_to_json(graph: OpGraph) -> dict[str, Any]:
-    """The graph as JSON values: whole numbers are integers, and `seconds` names measured kinds only."""
+    """Converts a graph to JSON values: whole numbers become integers; `seconds` names measured kinds only."""
     amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
     sizes = _json_column(graph.tensor_bytes)
-    groups = graph.colocate.tolist()
+    colocate = graph.colocate.tolist()
     ops = []
     for op, op_name in enumerate(graph.op_names):
         record: dict[str, Any] = {
@@ -99,7 +99,7 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "module": graph.modules[op],
             "phase": graph.phases[op],
             **{key: values[op] for key, values in amounts.items()},
-            "colocate": None if groups[op] < 0 else groups[op],
+            "colocate": None if colocate[op] < 0 else colocate[op],
         }
         seconds = {kind: values[op] for kind, values in measured.items() if values[op] is not None}
         ops.append(record | {"seconds": seconds} if seconds else record)

@@ -1,6 +1,6 @@
-"""Checks of parsed JSON values: what is expected where, and what stands there instead.
+"""Checks of parsed JSON values: an error says where, what is there and what is expected.
 
-Unknown keys are errors, booleans are no numbers, and strings can be printed.
+Unknown keys are errors, booleans are not numbers, and strings are printable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fields(
     if not isinstance(value, Mapping):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object")
     if format is not None and value.get("format", format) != format:
-        raise FileFormatError(f"{where}: format is {shown(value['format'])}; expected '{format}'")
+        raise FileFormatError(f"{where}: format is {quoted(value['format'])}; expected '{format}'")
     unknown = value.keys() - required - optional
     if unknown:
         known = ", ".join(sorted(required | optional))
@@ -53,15 +53,15 @@ def fields(
 
 
 def text(value: object, where: str) -> str:
-    """Check that a value is a printable string: it may end up in a table or on a terminal.
+    """Check that a value is a printable string: it may be printed in a table or on a terminal.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: it is another value.
     """
     if not isinstance(value, str):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a string")
     if not value.isprintable():
-        raise FileFormatError(f"{where}: {shown(value)} holds characters that cannot be printed")
+        raise FileFormatError(f"{where}: {quoted(value)} holds characters that cannot be printed")
     return value
 
 
@@ -69,7 +69,7 @@ def name(value: object, where: str) -> str:
     """Check that a value is a printable string of at least one character.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: it is another value.
     """
     if not text(value, where):
         raise FileFormatError(f"{where}: is empty; expected a name")
@@ -80,7 +80,7 @@ def number(value: object, where: str) -> float:
     """Check that a value is a finite number, integer or not; numpy's are numbers too.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: it is another value.
     """
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected a number")
@@ -95,17 +95,17 @@ def number(value: object, where: str) -> float:
 
 
 def integer(value: object, where: str) -> int:
-    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is none.
+    """Check that a value is an integer, Python's or numpy's, of at most `MAX_INTEGER` in size; 1.0 is not.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: it is another value.
     """
     if type(value) is not int:
         if not isinstance(value, np.integer):
-            raise FileFormatError(f"{where}: is {shown(value)}; expected an integer")
+            raise FileFormatError(f"{where}: is {quoted(value)}; expected an integer")
         value = int(value)
     if abs(value) > MAX_INTEGER:
-        raise FileFormatError(f"{where}: is {shown(value)}; expected an integer of at most 2**53")
+        raise FileFormatError(f"{where}: is {quoted(value)}; expected an integer of at most 2**53")
     return value
 
 
@@ -113,7 +113,7 @@ def array(value: object, where: str) -> list[Any]:
     """Check that a value is an array.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: it is another value.
     """
     if not isinstance(value, list):
         raise FileFormatError(f"{where}: is {kind_of(value)}; expected an array")
@@ -121,19 +121,19 @@ def array(value: object, where: str) -> list[Any]:
 
 
 def json_number(value: float) -> int | float | None:
-    """A number as files hold it: whole numbers are integers, NaN (not known) is null."""
+    """Converts a number to JSON: whole numbers become integers, NaN (not known) becomes null."""
     if value != value:
         return None
     return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else value
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls a parsed value, e.g. 'an object'."""
+    """Names the JSON type of a parsed value, e.g. 'an object'."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
-def shown(value: object) -> str:
-    """A parsed value on one short line, as an error message quotes it."""
+def quoted(value: object) -> str:
+    """Quotes a parsed value on one short line, for an error message."""
     line = repr(value) if isinstance(value, (str, bool, int, float)) else kind_of(value)
     return line if len(line) <= 80 else f"{line[:77]}..."

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class FileFormatError(ValueError):
-    """A file that cannot be read or breaks its format; the message says where, and what would be right."""
+    """A file that cannot be read or breaks its format; the message says where and what would be right."""
 
 
 def read_json(path: str | os.PathLike[str]) -> object:

@@ -1,7 +1,7 @@
-"""The simulator as plain Python would have it: lists, dictionaries and a heap of events.
+"""The simulator as one would write it in plain Python: lists, dictionaries and a heap of events.
 
 It computes what `envs.simulator.kernels` does, for clusters that send one copy per destination and graphs
-without source ops, in n log n. (The reference of the tests is quadratic: it is there to be believed.)
+without source ops, in n log n. (The reference of the tests is quadratic, for the sake of clarity.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FINISH, ARRIVAL = 0, 1
 
 
 class PlainSimulator:
-    """Simulates one problem again and again; all its arrays are lists, which plain Python reads fastest."""
+    """Simulates one problem many times; all its arrays are lists, which plain Python reads fastest."""
 
     def __init__(self, problem: Problem) -> None:
         graph, cluster = problem.graph, problem.cluster
@@ -36,7 +36,7 @@ class PlainSimulator:
         self.op_gap_s, self.transfer_gap_s = cluster.op_gap_s, cluster.transfer_gap_s
 
     def run(self, device_of: list[int], memory: bool) -> tuple[float, list[float]]:
-        """Step time in seconds and, with `memory`, peak bytes per device."""
+        """Returns the step time in seconds and, with `memory`, peak bytes per device."""
         self.device_of = device_of
         self.start, self.finish = [0.0] * self.n_ops, [0.0] * self.n_ops
         self.sent: dict[tuple[int, int], float] = {}
@@ -101,7 +101,7 @@ class PlainSimulator:
                             )
 
     def _peaks(self) -> list[float]:
-        """Greatest number of bytes held at once on each device."""
+        """Finds the greatest number of bytes held at once on each device."""
         events: list[tuple[float, float, int]] = []
         for tensor, producer in enumerate(self.producer):
             source, size = self.device_of[producer], self.bytes[tensor]

@@ -64,9 +64,9 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
 def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
     """Every move of one op to another device, simulated to the end, from a random placement."""
     problem, rng = Problem(layered_graph(n_ops), v100s(4, "program")), np.random.default_rng(0)
-    standing = random_placements(problem, 1)[0]
+    current = random_placements(problem, 1)[0]
     moves = rng.permutation(4 * n_ops)[:500]
-    placements = np.tile(standing, (len(moves), 1))
+    placements = np.tile(current, (len(moves), 1))
     placements[np.arange(len(moves)), moves // 4] = moves % 4
     timeline = kernels.new_timeline(n_ops, problem.graph.n_tensors, 4)
     total_s = np.zeros(len(moves))
@@ -75,12 +75,12 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
         kernels.run_many(problem.arrays, placements, timeline, False, total_s, np.zeros((1, 0)))
 
     simulate_each()
-    assert (single_move_costs(problem, standing).ravel()[moves] == total_s).all()
+    assert (single_move_costs(problem, current).ravel()[moves] == total_s).all()
     record(
         Figure(
             "One-op moves of a random placement, program, 4 devices, one core",
             f"{n_ops:,} ops, resumed before the move",
-            3 * n_ops / stopwatch(lambda: single_move_costs(problem, standing), rounds=5),
+            3 * n_ops / stopwatch(lambda: single_move_costs(problem, current), rounds=5),
             "evaluations/s",
             len(moves) / seconds_of(simulate_each, rounds=5),
             "full simulations",

@@ -10,7 +10,7 @@ from graphs import OpGraph, build_graph
 
 
 def chain_problem(memory_bytes: float = 100.0) -> Problem:
-    """Two ops of 2 s and 1 s, 4 bytes between them, on devices one of which is twice as fast."""
+    """Builds two ops of 2 s and 1 s, 4 bytes between them, on devices one of which is twice as fast."""
     graph = build_graph(
         "chain",
         "",
@@ -28,7 +28,7 @@ def chain_problem(memory_bytes: float = 100.0) -> Problem:
 
 
 def branches() -> OpGraph:
-    """Two ops, of which the second has two after it, and one where both branches join."""
+    """Builds two branches, of one op and of three, and the op in which they join."""
     return build_graph(
         "branches",
         "",

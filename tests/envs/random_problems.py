@@ -12,8 +12,8 @@ from graphs import OpGraph, build_graph
 def random_graph(
     rng: np.random.Generator, n_ops: int, *, ties: bool = False, name: str = "random"
 ) -> OpGraph:
-    """A random graph of three phases; `ties` makes durations and sizes small integers so that events tie."""
-    ops, phases, free = [], [], []
+    """Draws a random graph of three phases; `ties` makes times and sizes small integers, so events tie."""
+    ops, phases, source = [], [], []
     for op in range(n_ops):
         is_source = bool(rng.random() < 0.15)
         phase = (
@@ -21,7 +21,7 @@ def random_graph(
         )
         seconds = float(rng.integers(0, 4)) if ties else float(rng.exponential(1.0) * (rng.random() < 0.9))
         kind = str(rng.choice(["parameter", "input"])) if is_source else "aten.mm"
-        free.append(is_source)
+        source.append(is_source)
         phases.append(phase)
         ops.append(
             {
@@ -35,7 +35,7 @@ def random_graph(
         )
     tensors = []
     for op in range(n_ops):
-        later = [reader for reader in range(op + 1, min(op + 12, n_ops)) if not free[reader]]
+        later = [reader for reader in range(op + 1, min(op + 12, n_ops)) if not source[reader]]
         for _ in range(int(rng.integers(0, 3))):
             readers = [reader for reader in later if rng.random() < 0.25]
             size = float(rng.integers(0, 4)) if ties else float(rng.exponential(1.0))
@@ -44,7 +44,7 @@ def random_graph(
 
 
 def random_cluster(rng: np.random.Generator, n_devices: int, *, ties: bool = False) -> Cluster:
-    """A heterogeneous cluster under random rules; `ties` makes its times small integers."""
+    """Draws a heterogeneous cluster under random rules; `ties` makes its times small integers."""
     shape = (n_devices, n_devices)
     uneven = bool(rng.random() < 0.5) and not ties
     return Cluster(
@@ -63,14 +63,14 @@ def random_cluster(rng: np.random.Generator, n_devices: int, *, ties: bool = Fal
 
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:
-    """A device per decision unit, int64 (n_ops,)."""
+    """Draws a device per decision unit, int64 (n_ops,)."""
     devices: np.ndarray = rng.integers(0, n_devices, len(graph.units))[graph.unit_of]
     return devices
 
 
 @st.composite
 def problems(draw: st.DrawFn, max_ops: int = 40, max_devices: int = 5) -> tuple[OpGraph, Cluster, np.ndarray]:
-    """A graph, a cluster and a complete placement."""
+    """Draws a graph, a cluster and a complete placement."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ties = draw(st.booleans())
     graph = random_graph(rng, draw(st.integers(1, max_ops)), ties=ties)

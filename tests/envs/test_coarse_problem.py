@@ -1,4 +1,4 @@
-"""Coarsened problems: what they cost, and what their placements cost op by op."""
+"""Coarsened problems: the times of their ops, and the cost of their placements op by op."""
 
 from __future__ import annotations
 

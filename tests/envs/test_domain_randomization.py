@@ -34,13 +34,13 @@ def test_a_slower_link_stays_slower():
 
 def test_scarce_memory_is_scarce():
     graph, given = random_graph(np.random.default_rng(0), 30), get_cluster("4xv100")
-    rooms = []
+    ratios = []
     for seed in range(100):
         problem = randomize_domain(graph, given, np.random.default_rng(seed))
         if problem.cluster.memory_bytes[0] < given.memory_bytes[0]:
-            rooms.append(problem.cluster.memory_bytes.sum() / problem.footprint_bytes.sum())
-    assert 10 <= len(rooms) <= 60
-    assert all(SCARCE_MEMORY[0] <= room * (1 + 1e-9) and room <= SCARCE_MEMORY[1] for room in rooms)
+            ratios.append(problem.cluster.memory_bytes.sum() / problem.footprint_bytes.sum())
+    assert 10 <= len(ratios) <= 60
+    assert all(SCARCE_MEMORY[0] <= ratio * (1 + 1e-9) and ratio <= SCARCE_MEMORY[1] for ratio in ratios)
 
 
 def test_a_resized_graph_has_the_same_ops_and_each_module_its_own_size():
@@ -56,7 +56,7 @@ def test_a_resized_graph_has_the_same_ops_and_each_module_its_own_size():
         assert factors == pytest.approx(factors[:1].repeat(len(factors)))
 
 
-def test_the_batch_size_leaves_weights_and_gradients_alone():
+def test_the_batch_size_does_not_change_weights_and_gradients():
     given = load_family("gpt")[0]
     sized = resize(given, np.random.default_rng(1))
     parameter = np.array([kind == "parameter" for kind in given.op_types])

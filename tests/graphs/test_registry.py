@@ -1,6 +1,7 @@
 """The registry that every kind of named thing is kept in."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,18 @@ def test_modules_are_imported_at_the_first_look_up(tmp_path: Path, monkeypatch: 
     assert list(LAZY) == ["red"]
 
 
+def test_threads_wait_until_all_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("slow_red", "slow_blue"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import sys, time\ntime.sleep(0.05)\nsys.modules[{__name__!r}].SLOW.register('{name}', 1)\n"
+        )
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: "slow_blue" in SLOW, range(4))) == [True] * 4
+
+
 LAZY = Registry[int]("colour", ColourError, ["colours_of_a_test"])
+SLOW = Registry[int]("colour", ColourError, ["slow_red", "slow_blue"])
 
 
 def test_entries_stand_in_the_order_of_the_modules_whichever_is_imported_first() -> None:

@@ -36,11 +36,11 @@ class AttentionRound(nn.Module):
 
 @encoder("gat")
 class Gat(Sage):
-    """Like `sage`, but what neighbours say is weighed by attention instead of averaged.
+    """Like `sage`, but messages are weighted by attention instead of averaged.
 
     Source: GATv2, Brody, Alon and Yahav 2022 (arXiv 2105.14491).
     """
 
     def make_round(self, hidden: int) -> nn.Module:
-        """A round with as many heads as `HEADS` if they divide the width, else one."""
+        """Makes a round of `HEADS` heads if they divide the width, else of one."""
         return AttentionRound(hidden, HEADS if hidden % HEADS == 0 else 1)

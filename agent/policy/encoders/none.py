@@ -1,4 +1,4 @@
-"""No message passing: every op is seen alone."""
+"""No message passing: every op is embedded alone."""
 
 from __future__ import annotations
 

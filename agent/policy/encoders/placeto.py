@@ -1,4 +1,4 @@
-"""Messages down and up the graph, then what all ancestors, descendants and unrelated ops have in common."""
+"""Messages down and up the graph, then means over all ancestors, descendants and unrelated ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.policy.graph_batch import GraphBatch
 
 @encoder("placeto")
 class Placeto(Encoder):
-    """Message passing from parents and, apart from it, from children; pooled by how ops are related.
+    """Passes messages from parents and, separately, from children; pools the ops by their relation.
 
     Source: Placeto, Addanki et al. 2019 (arXiv 1906.08879), with means for sums, so that an embedding does
     not grow with the graph.
@@ -37,8 +37,8 @@ class Placeto(Encoder):
             down = projected + self.down(batch.mean_of_producers(down))
             up = projected + self.up(batch.mean_of_consumers(up))
         own = self.merge(torch.cat([down, up], dim=1))
-        related = zip(self.of_related, means_of_related(batch, own), strict=True)
-        embedding: Tensor = self.out(torch.cat([own, *(said(mean) for said, mean in related)], dim=1))
+        pooled = zip(self.of_related, means_of_related(batch, own), strict=True)
+        embedding: Tensor = self.out(torch.cat([own, *(layers(mean) for layers, mean in pooled)], dim=1))
         return embedding
 
 
@@ -49,7 +49,11 @@ def _perceptron(hidden: int) -> nn.Module:
 
 
 def means_of_related(batch: GraphBatch, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean state of each op's ancestors, descendants and all other ops; zero where there are none."""
+    """Averages the states of each op's ancestors, descendants and all other ops; zero where there are none.
+
+    Returns:
+        Three tensors (n_nodes, width).
+    """
     columns: list[tuple[Tensor, ...]] = []
     for part, first in zip(batch.parts, batch.start.tolist(), strict=True):
         own = state[first : first + len(part.nodes)]

@@ -44,7 +44,7 @@ class Sage(Encoder):
         self.norm = nn.LayerNorm(hidden)
 
     def make_round(self, hidden: int) -> nn.Module:
-        """A layer that takes the state and the batch and returns the new state, (n_nodes, hidden)."""
+        """Makes a layer that maps the state and the batch to the new state, (n_nodes, hidden)."""
         return Round(hidden)
 
     def forward(self, batch: GraphBatch) -> Tensor:

@@ -16,12 +16,12 @@ WINDOW = 64
 
 
 class Windows:
-    """The nodes of a batch cut into windows along the program of each graph, with each one's neighbours.
+    """Windows along the program of each graph of a batch.
 
     Attributes:
-        node: node in each place, int64 (n_windows, WINDOW); 0 where there is none.
-        place: place of each node among all of `node`, int64 (n_nodes,).
-        seen: which places of a window and its two neighbours hold a node of the same graph,
+        node: node at each position, int64 (n_windows, WINDOW); 0 where there is none.
+        position: position of each node among all of `node`, int64 (n_nodes,).
+        visible: which positions of a window and its two neighbours have a node of the same graph,
             bool (n_windows, 3 * WINDOW).
     """
 
@@ -31,28 +31,28 @@ class Windows:
         per_graph = (sizes + WINDOW - 1) // WINDOW
         first_window = per_graph.cumsum(0) - per_graph
         step = torch.arange(len(batch.nodes), device=device) - batch.start[batch.member]
-        self.place = first_window[batch.member] * WINDOW + step
+        self.position = first_window[batch.member] * WINDOW + step
         n_windows = int(per_graph.sum())
         self.node = torch.zeros(n_windows * WINDOW, dtype=torch.int64, device=device)
-        self.node[self.place] = torch.arange(len(batch.nodes), device=device)
-        held = torch.zeros(n_windows * WINDOW, dtype=torch.bool, device=device)
-        held[self.place] = True
-        self.node, held = self.node.view(n_windows, WINDOW), held.view(n_windows, WINDOW)
+        self.node[self.position] = torch.arange(len(batch.nodes), device=device)
+        taken = torch.zeros(n_windows * WINDOW, dtype=torch.bool, device=device)
+        taken[self.position] = True
+        self.node, taken = self.node.view(n_windows, WINDOW), taken.view(n_windows, WINDOW)
         graph = torch.repeat_interleave(torch.arange(len(sizes), device=device), per_graph)
         same = graph[1:] == graph[:-1]
-        nothing = torch.zeros_like(held[:1])
-        before = torch.cat([nothing, held[:-1] & same[:, None]])
-        after = torch.cat([held[1:] & same[:, None], nothing])
-        self.seen = torch.cat([before, held, after], dim=1)
+        nothing = torch.zeros_like(taken[:1])
+        before = torch.cat([nothing, taken[:-1] & same[:, None]])
+        after = torch.cat([taken[1:] & same[:, None], nothing])
+        self.visible = torch.cat([before, taken, after], dim=1)
 
     def with_neighbours(self, rows: Tensor) -> Tensor:
-        """Each window's rows between its neighbours': (n, WINDOW, width) -> (n, 3 * WINDOW, width)."""
+        """Puts each window's rows between its neighbours': (n, WINDOW, width) -> (n, 3 * WINDOW, width)."""
         nothing = torch.zeros_like(rows[:1])
         return torch.cat([torch.cat([nothing, rows[:-1]]), rows, torch.cat([rows[1:], nothing])], dim=1)
 
 
 class AlongProgram(nn.Module):
-    """Attention of every op to those up to a window before and after it; distance counts by a bias."""
+    """Attention of every op to those in its window and the two next to it, with a bias for each distance."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -64,27 +64,27 @@ class AlongProgram(nn.Module):
         self.distance = nn.Parameter(torch.zeros(heads, 4 * WINDOW))
 
     def forward(self, state: Tensor, windows: Windows) -> Tensor:
-        said = self.norm(state)[windows.node]
-        key, value = self.key_value(windows.with_neighbours(said)).chunk(2, dim=2)
-        answer = F.scaled_dot_product_attention(
-            self._by_head(self.query(said)),
+        message = self.norm(state)[windows.node]
+        key, value = self.key_value(windows.with_neighbours(message)).chunk(2, dim=2)
+        attended = F.scaled_dot_product_attention(
+            self._by_head(self.query(message)),
             self._by_head(key),
             self._by_head(value),
             attn_mask=self._bias(windows),
         )
-        merged = answer.transpose(1, 2).reshape(-1, state.shape[1])
-        heard: Tensor = self.out(merged[windows.place])
-        return state + heard
+        merged = attended.transpose(1, 2).reshape(-1, state.shape[1])
+        update: Tensor = self.out(merged[windows.position])
+        return state + update
 
     def _by_head(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _bias(self, windows: Windows) -> Tensor:
-        """What is added to the attention logits, (n_windows, heads, WINDOW, 3 * WINDOW)."""
+        """Addend of the attention logits, (n_windows, heads, WINDOW, 3 * WINDOW)."""
         device = windows.node.device
         own, other = torch.arange(WINDOW, device=device), torch.arange(3 * WINDOW, device=device)
         by_distance = self.distance[:, other[None] - own[:, None] + WINDOW]
-        return by_distance[None].masked_fill(~windows.seen[:, None, None, :], -torch.inf)
+        return by_distance[None].masked_fill(~windows.visible[:, None, None, :], -torch.inf)
 
 
 @encoder("transformer")

@@ -1,117 +1,206 @@
-"""What a policy learns before reinforcement: to imitate what search found, then to correct itself."""
+"""The phases before reinforcement: search, imitation of what it found, on-policy imitation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from agent.policy.policy import Policy
-from agent.training.config import TrainConfig
-from agent.training.context import Context
-from agent.training.imitation.demonstrations import demonstrate, practise
-from agent.training.imitation.learner import ImitationLearner, Trajectory, demonstrated, descents
-from envs.problem import Problem
+from agent.training.clock import between
+from agent.training.imitation.demonstrations import own_placements
+from agent.training.imitation.learner import ImitationLearner
+from agent.training.imitation.search import SearchedPlacements, search_placements
+from agent.training.imitation.search_file import read_searched, write_searched
+from agent.training.imitation.trajectories import Trajectory, improvement_trajectories, replay_demonstrations
+from agent.training.phase import Phase
+from agent.training.state import TrainingState
 
-PRACTICE_PASSES = 2
-"""Times that a round of practice goes through its lessons; to make them takes longer than to learn them."""
+PASSES_PER_ROUND = 2
+"""Passes of on-policy imitation over the trajectories of a round; making them takes longer than learning."""
 
 
-class School:
-    """The stages before reinforcement, an iteration at a time; what one does depends on its number alone.
+class SearchForDemonstrations(Phase):
+    """Searches the placements to imitate, in one step; it changes no policy.
 
-    Attributes:
-        stage_ends: iterations after which imitation and practice are over.
+    What was found is kept in the run's folder, as checkpoints do not hold it. It is for constructions; a
+    policy that improves placements imitates greedy improvement instead.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        context: Context,
-        problems: Sequence[Problem],
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
-        self._config, self._context, self._problems = config, context, problems
-        self._policy, self._optimizer = policy, optimizer
-        imitation = config.imitation_epochs if config.demonstrations else 0
-        self.stage_ends = (imitation, imitation + config.dagger_rounds)
-        self._teacher: ImitationLearner | None = None
+    name = "search for demonstrations"
+    share = 0.35
 
-    def is_out(self, iteration: int) -> bool:
-        """Whether all stages are over."""
-        return iteration >= self.stage_ends[-1]
+    def __init__(self, state: TrainingState) -> None:
+        super().__init__(state)
+        self._found: SearchedPlacements | None = None
+        if self.is_on and (kept := read_searched(state.context.folder)) is not None:
+            self._found, wall_s = kept
+            state.clock.go_on_from(wall_s)
+            self.steps = 1
 
-    def prepare(self, iteration: int) -> None:
-        """Find what is to be imitated, where that is still to come."""
-        if iteration < self.stage_ends[0]:
-            seed, config = (self._context.seed,), self._config
-            if self._policy.mdp_config.improves:
-                self._teacher = ImitationLearner(self._descents(config.demonstrations, seed), seed)
-                return
-            found = demonstrate(
-                self._problems,
-                repeats=config.demonstrations,
-                evaluations=config.search,
-                seed=self._context.seed,
-                announce=self._context.announce,
-                should_stop=self._context.should_stop,
-            )
-            lessons = demonstrated(self._problems, found, orders=config.order, seed=seed)
-            self._teacher = ImitationLearner(lessons, seed)
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to search."""
+        config = self.state.config
+        return (
+            bool(config.demonstrations and config.imitation_epochs)
+            and not self.state.policy.mdp_config.improves
+        )
 
-    def learn(self, iteration: int) -> dict[str, float]:
-        """One pass over the demonstrations, or one round of practice; metrics as `ImitationLearner.epoch`."""
-        learn, rate = self._stage(iteration)
-        for group in self._optimizer.param_groups:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the search is over."""
+        return self._found is not None
+
+    @property
+    def shortfall(self) -> str:
+        """Searches made of those asked for."""
+        return self._found.shortfall if self._found is not None else ""
+
+    @property
+    def found(self) -> SearchedPlacements:
+        """What was found."""
+        assert self._found is not None, "demonstrations come from a search that was made"
+        return self._found
+
+    def learn(self) -> dict[str, float]:
+        """Searches until all is found, the time is up or the context wants to stop."""
+        state, config = self.state, self.state.config
+        found = search_placements(
+            state.problems,
+            repeats=config.demonstrations,
+            evaluations=config.search,
+            seed=state.context.seed,
+            announce=state.context.announce,
+            should_stop=state.context.should_stop,
+            seconds=state.clock.left_s(self.name),
+        )
+        if not state.context.should_stop():
+            self._found = found
+            write_searched(state.context.folder, found, state.clock.wall_s)
+        return {}
+
+
+class _ImitationPhase(Phase):
+    """Updates a planned number of times by imitation, at a learning rate that falls as the phase goes on."""
+
+    unit: str
+    planned: int
+    first_rate: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned steps are made."""
+        return self.steps >= self.planned
+
+    @property
+    def shortfall(self) -> str:
+        """Steps made of those planned."""
+        return "" if self.is_complete else f"{self.steps} of {self.planned} {self.unit}"
+
+    def set_learning_rate(self) -> float:
+        """Sets the optimizer's learning rate to that of this step, and returns it."""
+        rate = between(self.first_rate, self.state.config.final_learning_rate, self.progress(self.planned))
+        for group in self.state.ppo.policy.optimizer.param_groups:
             group["lr"] = rate
-        return learn(iteration) | {"learning_rate": rate}
+        return rate
 
-    def _stage(self, iteration: int) -> tuple[Callable[[int], dict[str, float]], float]:
-        """What is done in an iteration, and the learning rate."""
-        config, (imitation, end) = self._config, self.stage_ends
-        if iteration < imitation:
-            share = iteration / imitation
-            return self._imitate, between(config.imitation_rate, config.final_learning_rate, share)
-        share = (iteration - imitation) / (end - imitation)
-        return self._practise, between(config.dagger_rate, config.final_learning_rate, share)
-
-    def _imitate(self, iteration: int) -> dict[str, float]:
-        assert self._teacher is not None
-        return self._epoch(self._teacher, iteration)
-
-    def _practise(self, iteration: int) -> dict[str, float]:
-        self._teacher = None
-        seed = (self._context.seed, iteration)
-        teacher = ImitationLearner(self._own(seed), seed)
-        rounds = [self._epoch(teacher, number) for number in range(PRACTICE_PASSES)]
-        decisions = sum(metrics["imitation/decisions"] for metrics in rounds)
-        return rounds[-1] | {"imitation/decisions": decisions}
-
-    def _own(self, seed: Sequence[int]) -> list[Trajectory]:
-        """Lessons from the policy's own placements; who improves learns from further descents."""
-        if self._policy.mdp_config.improves:
-            return self._descents(1, seed)
-        rng = np.random.default_rng(seed)
-        order = self._config.order[int(rng.integers(len(self._config.order)))]
-        placed = practise(self._policy, self._problems, order=order, rng=rng)
-        return demonstrated(self._problems, placed, orders=(order,), seed=seed)
-
-    def _descents(self, repeats: int, seed: Sequence[int]) -> list[Trajectory]:
-        walks, orders = self._policy.mdp_config, self._config.order
-        return descents(self._problems, orders=orders, walks=walks, repeats=repeats, seed=seed)
-
-    def _epoch(self, teacher: ImitationLearner, number: int) -> dict[str, float]:
-        return teacher.epoch(
+    def epoch(self, learner: ImitationLearner, number: int) -> dict[str, float]:
+        """One pass over the learner's trajectories; counts its decisions."""
+        metrics, decisions = learner.epoch(
             number,
-            self._policy,
-            self._optimizer,
-            max_grad_norm=self._config.max_grad_norm,
-            threads=self._config.threads,
+            self.state.policy,
+            self.state.ppo.policy.optimizer,
+            max_grad_norm=self.state.config.max_grad_norm,
+            threads=self.state.config.threads,
+        )
+        self.state.imitated += decisions
+        return metrics
+
+    def improvements(self, repeats: int, seed: Sequence[int]) -> list[Trajectory]:
+        """Greedy improvements of every problem; fewer of them if the time is up before."""
+        return improvement_trajectories(
+            self.state.problems,
+            orders=self.state.config.order,
+            mdp_config=self.state.policy.mdp_config,
+            repeats=repeats,
+            seed=seed,
+            should_stop=lambda: self.state.clock.left_s(self.name) <= 0,
         )
 
 
-def between(first: float, last: float, progress: float) -> float:
-    """Linear interpolation of a schedule at a progress of 0 to 1."""
-    return first + (last - first) * progress
+class Imitation(_ImitationPhase):
+    """Imitates the placements that were searched; a step is one pass over all of them."""
+
+    name = "imitation"
+    share = 0.2
+    unit = "passes"
+
+    def __init__(self, state: TrainingState, search: SearchForDemonstrations) -> None:
+        super().__init__(state)
+        self.planned = state.config.imitation_epochs if state.config.demonstrations else 0
+        self.first_rate = state.config.imitation_rate
+        self._search = search
+        self._learner: ImitationLearner | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to imitate."""
+        return self.planned > 0
+
+    def learn(self) -> dict[str, float]:
+        """Makes one pass over the demonstrations."""
+        if self._learner is None:
+            seed = (self.state.context.seed,)
+            self._learner = ImitationLearner(self._trajectories(seed), seed)
+        rate = self.set_learning_rate()
+        return self.epoch(self._learner, self.steps) | {"update/learning_rate": rate}
+
+    def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
+        state = self.state
+        if state.policy.mdp_config.improves:
+            return self.improvements(state.config.demonstrations, seed)
+        found = self._search.found.demonstrations
+        return replay_demonstrations(state.problems, found, orders=state.config.order, seed=seed)
+
+
+class OnPolicyImitation(_ImitationPhase):
+    """Lets the policy place every problem and imitate the best single moves from there; a step is one round.
+
+    The situations are those that the policy itself gets into. A policy that improves placements learns from
+    further greedy improvements.
+
+    Source: DAgger (Ross et al. 2011, arXiv 1011.0686); the cost of every choice, not a single label, as in
+    AggreVaTe (Ross and Bagnell 2014, arXiv 1406.5979).
+    """
+
+    name = "on-policy imitation"
+    share = 0.25
+    unit = "rounds"
+
+    def __init__(self, state: TrainingState) -> None:
+        super().__init__(state)
+        self.planned = state.config.dagger_rounds
+        self.first_rate = state.config.dagger_rate
+        self._first_seed = state.config.imitation_epochs if state.config.demonstrations else 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are any rounds."""
+        return self.planned > 0
+
+    def learn(self) -> dict[str, float]:
+        """Makes one round: places, costs every single move, and learns from that."""
+        rate = self.set_learning_rate()
+        seed = (self.state.context.seed, self._first_seed + self.steps)
+        learner = ImitationLearner(self._trajectories(seed), seed)
+        metrics = [self.epoch(learner, number) for number in range(PASSES_PER_ROUND)]
+        return metrics[-1] | {"update/learning_rate": rate}
+
+    def _trajectories(self, seed: Sequence[int]) -> list[Trajectory]:
+        state = self.state
+        if state.policy.mdp_config.improves:
+            return self.improvements(1, seed)
+        rng = np.random.default_rng(seed)
+        order = state.config.order[int(rng.integers(len(state.config.order)))]
+        placed = own_placements(state.policy, state.problems, order=order, rng=rng)
+        return replay_demonstrations(state.problems, placed, orders=(order,), seed=seed)

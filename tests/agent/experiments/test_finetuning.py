@@ -3,11 +3,12 @@ import json
 import pytest
 
 from agent.experiments import finetuning
+from agent.training.metrics import SCORE, WALL_S
 
 
 def test_the_curve_is_the_best_so_far(tmp_path):
     scores = [(5.0, 0.9), (12.0, 0.7), (14.0, None), (18.0, 0.8), (30.0, 0.6)]
-    rows = [{"wall_s": second} | ({} if score is None else {"score": score}) for second, score in scores]
+    rows = [{WALL_S: second} | ({} if score is None else {SCORE: score}) for second, score in scores]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert finetuning.best_by(tmp_path, 4.0) is None
     assert [finetuning.best_by(tmp_path, second) for second in (10, 20, 40)] == [0.9, 0.7, 0.6]

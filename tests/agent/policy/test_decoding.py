@@ -76,7 +76,7 @@ def test_the_embeddings_of_the_policy_stay(policy: Policy) -> None:
     assert policy.embeddings is embeddings
 
 
-def test_a_walk_without_room_is_completed(policy: Policy) -> None:
+def test_an_episode_without_memory_is_completed(policy: Policy) -> None:
     graph = training_graph(2, 2)
     tight = Problem(graph, make_cluster(2, memory_bytes=2.2e9))
     placements = decode(policy, tight, n_samples=8, rng=np.random.default_rng(0))
@@ -85,7 +85,7 @@ def test_a_walk_without_room_is_completed(policy: Policy) -> None:
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
 @pytest.mark.parametrize("order", ["topo", "random", "bfs"])
-def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
+def test_particles_give_valid_placements_and_the_same_for_the_same_generator(
     policy: Policy, mdp: str, order: str
 ) -> None:
     problem = random_problem(3)
@@ -99,7 +99,7 @@ def test_a_beam_gives_valid_placements_and_the_same_for_the_same_generator(
         check_placement(problem.graph, problem.cluster, Placement(device_of))
 
 
-def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
+def test_the_first_particle_is_the_greedy_placement(policy: Policy) -> None:
     problems = [random_problem(seed, n_ops=30 + 10 * seed) for seed in range(7)]
     for n_samples in (0, 19):
         together = decode_many(policy, problems, n_samples=n_samples, resample=True)
@@ -108,22 +108,22 @@ def test_a_beam_begins_with_the_greedy_placement(policy: Policy) -> None:
             np.testing.assert_array_equal(placements[:1], decode(policy, problem))
 
 
-def test_walks_in_a_beam_are_faster_than_walks_alone(policy: Policy) -> None:
+def test_resampled_particles_are_faster_than_samples(policy: Policy) -> None:
     def mean_s(problem: Problem, placements: IntArray) -> float:
         return float(np.mean([simulate_problem(problem, device_of).total_s for device_of in placements]))
 
     problems = [random_problem(seed, n_ops=80) for seed in range(5)]
     alone = [mean_s(each, decode(policy, each, n_samples=31)) for each in problems]
-    beams = decode_many(policy, problems, n_samples=31, resample=True)
-    in_beam = [mean_s(each, placements) for each, placements in zip(problems, beams, strict=True)]
-    assert (np.array(in_beam) < 0.95 * np.array(alone)).all()
+    resampled = decode_many(policy, problems, n_samples=31, resample=True)
+    together = [mean_s(each, placements) for each, placements in zip(problems, resampled, strict=True)]
+    assert (np.array(together) < 0.95 * np.array(alone)).all()
 
 
-def test_a_walk_in_a_beam_that_has_no_room_goes_on_as_another(policy: Policy) -> None:
-    """Two ops of 2 bytes after four of 1 on two devices of 4 bytes: walks that put three together fail."""
+def test_a_particle_without_memory_goes_on_as_another(policy: Policy) -> None:
+    """Two ops of 2 bytes after four of 1 on two devices of 4 bytes: episodes that put three together fail."""
     ops = [{"name": str(op), "flops": 1e9, "resident_bytes": float(size)} for op, size in enumerate("111122")]
     problem = Problem(build_graph("tight", "", ops, []), make_cluster(2, memory_bytes=4.0))
     alone = decode(policy, problem, n_samples=40, greedy=False)
     assert not all(simulate_problem(problem, device_of).fits for device_of in alone)
-    in_beam = decode(policy, problem, n_samples=39, resample=True)
-    assert all(simulate_problem(problem, device_of).fits for device_of in in_beam)
+    resampled = decode(policy, problem, n_samples=39, resample=True)
+    assert all(simulate_problem(problem, device_of).fits for device_of in resampled)

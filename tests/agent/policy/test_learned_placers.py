@@ -1,4 +1,4 @@
-"""Placers that walk with a policy: the placers' contract, and what an evaluation leaves out."""
+"""Placers that decide with a policy: the placers' contract, and what an evaluation leaves out."""
 
 import csv
 import time
@@ -83,8 +83,8 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
     a_pass = len(PROBLEM.graph.units) * (PROBLEM.n_devices - 1)
     n_singles = min(PROBLEM.n_devices, evaluations - 1)
     passes = min(2, (evaluations - n_singles - 1) // a_pass)
-    walks = (evaluations - n_singles) // (passes * a_pass + 1) if passes else 1
-    expected = min(walks, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
+    episodes = (evaluations - n_singles) // (passes * a_pass + 1) if passes else 1
+    expected = min(episodes, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
         passes * a_pass + 1
     )
     assert found.evaluations == expected + n_singles
@@ -98,40 +98,40 @@ def test_refining_an_improvement_keeps_to_its_budget(evaluations):
     assert found.evaluations == evaluations
 
 
-def test_samples_are_never_worse_than_the_greedy_walk():
+def test_samples_are_never_worse_than_the_greedy_placement():
     assert place("policy-sample").step_time.total_s <= place("policy").step_time.total_s
 
 
 @pytest.mark.parametrize("name", sorted(LEARNED))
-def test_a_model_that_fits_nowhere_is_said_to_be_infeasible(name):
+def test_a_model_that_fits_nowhere_is_infeasible(name):
     found = place(name, problem=Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB)))
     assert not found.feasible
 
 
-def test_a_walk_that_overflows_is_repeated_with_less_memory(monkeypatch):
+def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
     one_device = np.zeros_like(spread)
     over_bytes = simulate_problem(problem, one_device).peak_bytes[0] - 3 * GB
     left_bytes = 3 * GB - over_bytes - MARGIN * 3 * GB
-    walked_with = []
+    given_bytes = []
 
     def decode(policy, problem, **_):
-        walked_with.append(problem.cluster.memory_bytes.tolist())
-        return (one_device if len(walked_with) == 1 else spread)[None]
+        given_bytes.append(problem.cluster.memory_bytes.tolist())
+        return (one_device if len(given_bytes) == 1 else spread)[None]
 
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem)
     assert found.feasible
-    assert walked_with[0] == [3 * GB, 3 * GB]
-    assert walked_with[1] == pytest.approx([left_bytes, 3 * GB])
-    assert len(walked_with) == 2
+    assert given_bytes[0] == [3 * GB, 3 * GB]
+    assert given_bytes[1] == pytest.approx([left_bytes, 3 * GB])
+    assert len(given_bytes) == 2
     assert found.evaluations == 2 + problem.n_devices
-    walked_with.clear()
+    given_bytes.clear()
     assert not place("policy", problem=problem, evaluations=1).feasible
 
 
-def test_where_less_memory_does_not_help_walks_are_drawn(monkeypatch):
+def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
     spread = PLACERS["memory-fill"].place(problem, Budget(1), np.random.default_rng(0)).placement.device_of
     one_device = np.zeros_like(spread)
@@ -195,7 +195,7 @@ def test_refined_placements_are_never_worse_than_any_heuristic(seed):
 
 
 @pytest.mark.parametrize("name", sorted(LEARNED))
-def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
+def test_the_shipped_policy_is_feasible_where_memory_is_scarce(name):
     graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
     problem = Problem(graph, get_cluster("4xv100"))
     assert problem.footprint_bytes.sum() > problem.cluster.memory_bytes.max()
@@ -205,22 +205,22 @@ def test_the_shipped_policy_finds_a_fit_where_memory_is_scarce(name):
 
 def test_a_policy_that_overflows_is_given_less_memory_though_a_heuristic_fits():
     problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))
-    walked_with = []
+    given_bytes = []
 
     def decode(policy, problem, **_):
-        walked_with.append(problem.cluster.memory_bytes.tolist())
+        given_bytes.append(problem.cluster.memory_bytes.tolist())
         return np.zeros((1, problem.graph.n_ops), dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "decode", decode)
         assert place("policy-refine", evaluations=100, problem=problem).feasible
-    assert len(walked_with) > 2
+    assert len(given_bytes) > 2
 
 
 @pytest.mark.parametrize(
     ("budget", "drawn"), [(Budget(evaluations=300), [0, 16]), (Budget(None, seconds=0.3), [0])]
 )
-def test_refining_draws_walks_only_where_the_budget_is_long_for_a_walk(monkeypatch, budget, drawn):
+def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch, budget, drawn):
     samples = []
 
     def decode(policy, problem, *, n_samples, **_):

@@ -34,7 +34,7 @@ def make_policy(encoder: str = "sage", n_problems: int = 3, n_devices: int = 3) 
 
 
 def observations(policy: Policy, n: int = 32, n_devices: int = 3) -> dict[str, Tensor]:
-    """Random decisions on the ops that a walk visits."""
+    """Random decisions on the ops that an episode visits."""
     generator = torch.Generator().manual_seed(1)
     problem = torch.randint(len(policy.embeddings.graphs), (n, 1), generator=generator)
     visited = [torch.nonzero(graph.node_of >= 0).flatten() for graph in policy.embeddings.graphs]

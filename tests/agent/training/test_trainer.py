@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 import torch
 
+from agent.placers.base import PLACERS, Budget, Placer, SearchState
+from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy, read_card
+from agent.training import checkpoints, inputs
 from agent.training.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from agent.training.config import ConfigError, TrainConfig
+from agent.training.metrics import MEANINGS, SCORE, SPEED, WALL_S, as_markdown, meanings
 from agent.training.problems import problems_of, training_problems, validation_problems
 from agent.training.split import Split
 from agent.training.trainer import train
 from envs.cluster.cluster import ClusterError
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
+
+VALIDATION = "step_time/validation_over_single"
 
 SMALL = TrainConfig(
     cluster=("4xh100",),
@@ -75,7 +81,7 @@ class MemoryContext:
 
 def numbers(context: MemoryContext) -> list[dict[str, float]]:
     """What was reported, without what the clock decides."""
-    clock = {"wall_s", "decisions_per_s"}
+    clock = {WALL_S, SPEED}
     return [{key: value for key, value in row.items() if key not in clock} for row in context.rows]
 
 
@@ -90,7 +96,7 @@ def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
     result = train(replace(SMALL, demonstrations=0, timesteps=12_000, learning_rate=5e-3), context)
     assert result.finished
     assert result.best_score == pytest.approx(0.25, abs=0.01)
-    assert context.rows[-1]["ratio/heldout/chains"] < 0.4
+    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.4
 
 
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
@@ -113,7 +119,7 @@ def test_what_is_left_out_makes_another_policy_that_still_learns(
     whole = MemoryContext(tmp_path / "whole")
     train(config, whole)
     assert numbers(context) != numbers(whole)
-    assert context.rows[-1]["ratio/heldout/chains"] < 0.6
+    assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.6
 
 
 def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
@@ -131,8 +137,8 @@ def test_resuming_is_as_never_having_stopped(tmp_path: Path) -> None:
 def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     result = train(SMALL, context)
-    assert [row["ratio/validation"] for row in context.rows if "ratio/validation" in row]
-    assert result.best_score == min(row.get("score", np.inf) for row in context.rows)
+    assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
+    assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows)
     card = read_card(tmp_path)
     assert [card.has_seen(graph) for graph in (*context.graphs.train, *context.graphs.validation)] == [
         True
@@ -141,12 +147,76 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     load_policy(tmp_path)
 
 
-def test_time_that_is_up_ends_school_too(tmp_path: Path) -> None:
+def test_each_phase_gets_its_part_of_the_time_and_what_is_cut_short_is_named(tmp_path: Path) -> None:
+    train(replace(SMALL, timesteps=256), MemoryContext(tmp_path / "compiled"))
     context = MemoryContext(tmp_path / "run")
-    result = train(replace(SMALL, dagger_rounds=10**6, minutes=0.03), context)
+    endless = replace(SMALL, search=10**9, imitation_epochs=10**6, dagger_rounds=10**6, timesteps=10**9)
+    result = train(replace(endless, minutes=0.1), context)
     assert result.finished
-    assert result.timesteps == 0
+    assert 4.0 <= result.wall_s < 12.0
+    assert result.timesteps > 0
     assert (tmp_path / "run" / "policy.safetensors").exists()
+    phases = ["search for demonstrations", "imitation", "on-policy imitation", "reinforcement"]
+    assert [each.partition(":")[0] for each in result.cut_short] == phases
+    assert "0 of 2 placements, and 2 with fewer evaluations" in result.cut_short[0]
+    assert result.cut_short[-1].endswith(" of 1,000,000,000 decisions")
+
+
+def test_without_a_limit_nothing_is_cut_short(tmp_path: Path) -> None:
+    assert train(SMALL, MemoryContext(tmp_path)).cut_short == ()
+
+
+def test_time_used_before_an_interruption_counts_and_finished_phases_stay_so(tmp_path: Path) -> None:
+    config = replace(SMALL, imitation_epochs=10**6, timesteps=10**9, minutes=0.05)
+    context = MemoryContext(tmp_path)
+    first = train(config, context)
+    n_rows = len(context.rows)
+    again = train(config, context)
+    assert again.wall_s == pytest.approx(first.wall_s, abs=1.0)
+    assert len(context.rows) == n_rows
+    assert again.cut_short == first.cut_short
+    assert again.best_score == first.best_score
+    longer = train(replace(config, minutes=config.minutes + 0.02), context)
+    assert longer.timesteps > first.timesteps
+    assert longer.cut_short[0] == first.cut_short[0], "imitation does not go on after reinforcement"
+
+
+def test_a_resumed_run_searches_and_anneals_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = MemoryContext(tmp_path, stop_after=1)
+    assert not train(SMALL, context).finished
+
+    monkeypatch.setattr(type(PLACERS["annealing"]), "place", without_annealing)
+    context.stop_after = 10**9
+    assert train(SMALL, context).finished
+
+
+def without_annealing(placer: Placer, problem: Problem, budget: Budget, rng: np.random.Generator) -> object:
+    """`Placer.place`, but for annealing."""
+    assert placer.name != "annealing"
+    search = SearchState(problem, budget)
+    placer.strategy(search, rng)
+    return search.result()
+
+
+def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = MemoryContext(tmp_path / "first")
+    train(replace(SMALL, timesteps=256), first)
+    read: list[str] = []
+
+    def load_counted(path: str) -> Policy:
+        read.append(path)
+        return load_policy(path)
+
+    monkeypatch.setattr(inputs, "load_policy", load_counted)
+    config = replace(SMALL, timesteps=256, init=str(first.folder))
+    context = MemoryContext(tmp_path / "second")
+    train(config, context, inputs.read_inputs(config, context.graphs))
+    assert read == [config.init]
+
+
+def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to learn; give --timesteps"):
+        train(replace(SMALL, timesteps=0, dagger_rounds=0, demonstrations=0), MemoryContext(tmp_path))
 
 
 def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
@@ -169,12 +239,33 @@ def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
     assert not card.has_seen(first.graphs.held_out[0])
 
 
-def test_metrics_are_complete(tmp_path: Path) -> None:
+def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:
     context = MemoryContext(tmp_path)
     train(replace(SMALL, timesteps=512), context)
-    expected = {"iteration", "decisions_per_s", "entropy", "explained_variance", "loss/policy", "loss/value"}
-    families = {f"{name}/{use}/chains" for name in ("ratio", "ratio_to_list") for use in ("train", "heldout")}
-    assert expected | families <= context.rows[-1].keys()
+    reported = {key.replace("/chains", "/FAMILY") for row in context.rows for key in row}
+    assert reported - {"timesteps"} == set(meanings())
+    assert set(MEANINGS) < set(meanings())
+    assert all(f"| `{name}` |" in as_markdown() for name in reported - {"timesteps"})
+
+
+def tensorboard_key(tag: str) -> list[tuple[int, str]]:
+    """How TensorBoard sorts tags: slashes, underscores and digits come before all other characters."""
+    return [(0, "") if sign in "/_" else (1, sign) for sign in tag]
+
+
+def test_tensorboard_opens_on_step_times_and_ends_with_updates() -> None:
+    groups = list(dict.fromkeys(tag.split("/")[0] for tag in sorted(meanings(), key=tensorboard_key)))
+    assert groups == ["step_time", "step_times_by_family", "training", "update"]
+
+
+def test_references_are_those_of_annealing(tmp_path: Path) -> None:
+    context = MemoryContext(tmp_path)
+    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=256), context)
+    problem = problems_of(context.graphs.held_out, SMALL.cluster)[0]
+    found = PLACERS["annealing"].place(problem, Budget(10_000), np.random.default_rng(0)).step_time.total_s
+    row = next(row for row in context.rows if SCORE in row)
+    over_single = row["step_time/held_out_over_single"]
+    assert row["step_time/held_out_over_annealing"] == pytest.approx(over_single * problem.scale_s / found)
 
 
 @pytest.mark.parametrize(
@@ -215,14 +306,16 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path).latest()
 
 
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = MemoryContext(tmp_path)
+    monkeypatch.setattr(checkpoints, "FORMAT", "placewalk.checkpoint/1")
     context.checkpoints.save(3, Checkpoint({"policy/x": torch.zeros(1)}, {"ppo": {}}))
-    with pytest.raises(CheckpointError, match="of another version; train anew"):
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="of another version; train anew under another name"):
         train(SMALL, context)
 
 
-def test_problems_without_the_memory_are_left_out() -> None:
+def test_problems_out_of_memory_are_left_out() -> None:
     ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
     huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
     small = chains(2, 2, "small")
@@ -230,7 +323,7 @@ def test_problems_without_the_memory_are_left_out() -> None:
     assert [problem.graph.name for problem in problems] == ["small", "small"]
 
 
-def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_they_are() -> None:
+def test_randomized_problems_are_the_same_for_a_seed_and_validated_on_the_clusters_as_they_are() -> None:
     graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
     config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=4)
     problems = training_problems(graphs, config, seed=0)
@@ -240,10 +333,12 @@ def test_varied_problems_are_the_same_for_a_seed_and_judged_on_the_clusters_as_t
     again = training_problems(graphs, config, seed=0)
     assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
     assert {problem.n_devices for problem in problems} == {2, 3, 4}
-    judged = [(problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)]
-    assert judged == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
+    validated = [
+        (problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)
+    ]
+    assert validated == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
 
 
-def test_a_policy_learns_from_varied_clusters(tmp_path: Path) -> None:
+def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:
     config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=3)
     assert train(config, MemoryContext(tmp_path)).finished

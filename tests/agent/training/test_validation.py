@@ -1,4 +1,4 @@
-"""Greedy walks that judge a training: every order is walked, and many orders cost no more than one."""
+"""Greedy placements that validate a training: every order is used, and many cost no more than one."""
 
 from collections import Counter
 
@@ -16,24 +16,24 @@ ORDERS = ("topo", "bfs", "b-level")
 
 
 @pytest.mark.parametrize("n_problems", [0, 1, 2, 3, 7])
-def test_all_orders_are_walked_and_no_more_than_needed(n_problems, monkeypatch):
-    walked = Counter()
+def test_all_orders_are_placed_and_no_more_than_needed(n_problems, monkeypatch):
+    placed = Counter()
 
     def greedy_ratios(policy, problems, order):
-        walked.update((problem, order) for problem in problems)
+        placed.update((problem, order) for problem in problems)
         return [1.0 + ORDERS.index(order)] * len(problems)
 
     monkeypatch.setattr(evaluating, "greedy_ratios", greedy_ratios)
     ratios = ratios_over_orders(None, list(range(n_problems)), ORDERS)
     n_each = {0: 0, 1: 3, 2: 2}.get(n_problems, 1)
-    assert Counter(problem for problem, _ in walked) == dict.fromkeys(range(n_problems), n_each)
-    assert not n_problems or {order for _, order in walked} == set(ORDERS)
+    assert Counter(problem for problem, _ in placed) == dict.fromkeys(range(n_problems), n_each)
+    assert not n_problems or {order for _, order in placed} == set(ORDERS)
     for problem, ratio in enumerate(ratios):
-        own = [1.0 + ORDERS.index(order) for number, order in walked if number == problem]
+        own = [1.0 + ORDERS.index(order) for number, order in placed if number == problem]
         assert ratio == pytest.approx(sum(own) / n_each)
 
 
-def test_one_order_is_walked_by_all():
+def test_one_order_is_placed_by_all():
     policy = Policy(PlacementNetwork(current_shape("none", 8, 1)))
     problems = [Problem(training_graph(2, branches), make_cluster(2)) for branches in (1, 2)]
     assert ratios_over_orders(policy, problems, ("bfs",)) == evaluating.greedy_ratios(policy, problems, "bfs")

@@ -1,4 +1,4 @@
-"""Placements: what suits a graph and a cluster, and their files."""
+"""Placements: the check that they suit a graph and a cluster, and their files."""
 
 from __future__ import annotations
 

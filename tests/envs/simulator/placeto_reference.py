@@ -2,12 +2,12 @@
 
 Times are microseconds. Rules: Addanki et al. 2019, the simulator published with it. An op of non-zero cost
 keeps its device 5.7 us longer, a transfer its sender's bus 25 us; one transfer of an output serves all other
-devices. At one instant inputs arrive before buses start before devices start. What remains is a tie:
+devices. At one instant inputs arrive before buses start before devices start. Other equal times are ties:
 
-- `PUBLISHED`: inputs arrive in the order of (producer, consumer), what so becomes ready first runs first, and
-  what waits for nothing is ready in the order of the file.
-- `PROGRAM_ORDER`, as in `envs`: an instant passes in rounds, and what became ready in one of them runs in
-  program order; an op of no time ends one round after it starts.
+- `PUBLISHED`: inputs arrive in the order of (producer, consumer), nodes run in the order in which they become
+  ready, and nodes without inputs are ready in the order of the file.
+- `PROGRAM_ORDER`, as in `envs`: an instant consists of delta cycles, and nodes that become ready in the same
+  cycle run in program order; an op that takes no time ends one cycle after it starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlacetoGraph:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """Consumers of each node."""
+        """The consumers of each node."""
         readers: list[list[int]] = [[] for _ in self.node_ids]
         for producer, reader in self.edges:
             readers[producer].append(reader)
@@ -42,7 +42,7 @@ class PlacetoGraph:
 
     @cached_property
     def n_inputs(self) -> list[int]:
-        """Number of producers of each node."""
+        """The number of producers of each node."""
         counts = np.bincount([reader for _, reader in self.edges], minlength=len(self.node_ids))
         return [int(count) for count in counts]
 
@@ -74,73 +74,73 @@ class PlacetoStep:
     run_time_us: float = 0.0
 
     def simulate(self) -> PlacetoStep:
-        """Process all events."""
+        """Processes all events."""
         graph, nodes = self.graph, range(len(self.graph.node_ids))
         self.rank = {node: at for at, node in enumerate(graph.program_order)}
         self.readers, self.missing = graph.readers, graph.n_inputs.copy()
         self.start_us = [0.0 for _ in nodes]
         self.events: list[tuple[float, int, int, tuple[int, ...]]] = []
-        self.lined_up: list[list[tuple[float, int, int, int]]] = [[] for _ in range(self.n_devices)]
+        self.ready: list[list[tuple[float, int, int, int]]] = [[] for _ in range(self.n_devices)]
         self.sends: list[list[tuple[float, int, int, list[int]]]] = [[] for _ in range(self.n_devices)]
         self.active: set[tuple[int, int]] = set()
         self.n_ready = 0
         for node in [node for node in nodes if self.missing[node] == 0]:
-            self.line_up(0.0, 0, node)
+            self.push_ready(0.0, 0, node)
         handle = {ARRIVE: self.arrive, SEND: self.send, RUN: self.run}
         while self.events:
-            at, turn, kind, what = heapq.heappop(self.events)
+            at, cycle, kind, what = heapq.heappop(self.events)
             self.run_time_us = max(self.run_time_us, at)
-            handle[kind](at, turn, *what[-2:])
+            handle[kind](at, cycle, *what[-2:])
         return self
 
-    def wake(self, kind: int, at: float, turn: int, device: int) -> None:
+    def wake(self, kind: int, at: float, cycle: int, device: int) -> None:
         if (kind, device) not in self.active:
             self.active.add((kind, device))
-            heapq.heappush(self.events, (at, turn, kind, (0, device)))
+            heapq.heappush(self.events, (at, cycle, kind, (0, device)))
 
-    def line_up(self, at: float, turn: int, node: int) -> None:
+    def push_ready(self, at: float, cycle: int, node: int) -> None:
         self.n_ready += 1
         place = self.n_ready if self.ties == PUBLISHED else self.rank[node]
-        heapq.heappush(self.lined_up[self.device_of[node]], (at, turn, place, node))
-        self.wake(RUN, at, turn, self.device_of[node])
+        heapq.heappush(self.ready[self.device_of[node]], (at, cycle, place, node))
+        self.wake(RUN, at, cycle, self.device_of[node])
 
-    def arrive(self, at: float, turn: int, _: int, reader: int) -> None:
+    def arrive(self, at: float, cycle: int, _: int, reader: int) -> None:
         self.missing[reader] -= 1
         if self.missing[reader] == 0:
-            self.line_up(at, turn, reader)
+            self.push_ready(at, cycle, reader)
 
-    def announce(self, at: float, turn: int, node: int, readers: list[int]) -> None:
+    def announce(self, at: float, cycle: int, node: int, readers: list[int]) -> None:
         ids = self.graph.node_ids
         for reader in readers:
-            heapq.heappush(self.events, (at, turn, ARRIVE, (ids[node], ids[reader], node, reader)))
+            heapq.heappush(self.events, (at, cycle, ARRIVE, (ids[node], ids[reader], node, reader)))
 
-    def run(self, at: float, turn: int, _: int, device: int) -> None:
-        if not self.lined_up[device]:
+    def run(self, at: float, cycle: int, _: int, device: int) -> None:
+        if not self.ready[device]:
             self.active.discard((RUN, device))
             return
-        node = heapq.heappop(self.lined_up[device])[-1]
+        node = heapq.heappop(self.ready[device])[-1]
         cost = self.graph.cost_us[node]
         end = at + cost
         self.start_us[node] = at
-        turn = turn + 1 if cost == 0 and self.ties == PROGRAM_ORDER else 0
-        heapq.heappush(self.events, (end + (OP_GAP_US if cost else 0.0), turn, RUN, (0, device)))
-        self.announce(end, turn, node, [r for r in self.readers[node] if self.device_of[r] == device])
+        cycle = cycle + 1 if cost == 0 and self.ties == PROGRAM_ORDER else 0
+        heapq.heappush(self.events, (end + (OP_GAP_US if cost else 0.0), cycle, RUN, (0, device)))
+        self.announce(end, cycle, node, [r for r in self.readers[node] if self.device_of[r] == device])
         remote = [reader for reader in self.readers[node] if self.device_of[reader] != device]
         if remote:
-            self.sends[device].append((end, turn, node, remote))
-            self.wake(SEND, end, turn, device)
+            self.sends[device].append((end, cycle, node, remote))
+            self.wake(SEND, end, cycle, device)
 
-    def send(self, at: float, turn: int, _: int, device: int) -> None:
+    def send(self, at: float, cycle: int, _: int, device: int) -> None:
         if not self.sends[device]:
             self.active.discard((SEND, device))
             return
-        ready, ready_turn, node, readers = self.sends[device][0]
+        ready, ready_cycle, node, readers = self.sends[device][0]
         if ready > at:
-            heapq.heappush(self.events, (ready, ready_turn, SEND, (0, device)))
+            heapq.heappush(self.events, (ready, ready_cycle, SEND, (0, device)))
             return
         self.sends[device].pop(0)
         there = at + self.graph.output_bytes[node] / BYTES_PER_US
-        self.announce(there, turn if there == at else 0, node, readers)
+        self.announce(there, cycle if there == at else 0, node, readers)
         heapq.heappush(self.events, (there + TRANSFER_GAP_US, 0, SEND, (0, device)))
 
     @property
@@ -152,8 +152,8 @@ class PlacetoStep:
 def peak_bytes(graph: PlacetoGraph, device_of: list[int], n_devices: int, start_us: list[float]) -> list[int]:
     """Peak bytes per device by Placeto's own rule, from when each node starts.
 
-    An output is held by its producer only, from the producer's start until 1 us before the last consumer's
-    end, in whole microseconds; at equal times what is taken comes before what is given back.
+    Only the producer holds an output, from its start until 1 us before the last consumer's end, in whole
+    microseconds; at equal times memory is taken before other memory is freed.
     """
     until = list(start_us)
     for producer, reader in graph.edges:
@@ -161,8 +161,8 @@ def peak_bytes(graph: PlacetoGraph, device_of: list[int], n_devices: int, start_
     held, peak = [0] * n_devices, [0] * n_devices
     changes = [(start, 0, node) for node, start in enumerate(start_us)]
     changes += [(end, 1, node) for node, end in enumerate(until)]
-    for _, given_back, node in sorted(changes):
+    for _, is_freed, node in sorted(changes):
         size, device = graph.output_bytes[node], device_of[node]
-        held[device] += -size if given_back else size
+        held[device] += -size if is_freed else size
         peak[device] = max(peak[device], held[device])
     return peak

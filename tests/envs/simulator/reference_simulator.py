@@ -1,4 +1,4 @@
-"""The simulator once more in plain Python: slow, in another formulation, and short enough to believe."""
+"""A reference simulator in plain Python: slow, of another form, and short enough to verify by reading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphs import OpGraph
 
 @dataclass
 class Reference:
-    """What one step did; seconds and bytes."""
+    """One simulated step; seconds and bytes."""
 
     start: dict[int, float] = field(default_factory=dict)
     finish: dict[int, float] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Reference:
 
 
 def simulate_plainly(graph: OpGraph, cluster: Cluster, device_of: list[int]) -> Reference:
-    """Simulate one step; ops at -1 are absent."""
+    """Simulates one step; ops at -1 are absent."""
     step = _Step(graph, cluster, device_of)
     (step.program if cluster.schedule == "program" else step.fifo)()
     step.out.total_s = max(step.out.finish.values(), default=0.0)
@@ -51,7 +51,7 @@ class _Step:
         return {"egress": source, "pair": (source, target), "none": (tensor, target)}[self.cluster.sharing]
 
     def send(self, tensor: int, source: int, targets: list[int], not_before: float) -> None:
-        """Put one transfer on its link, as the next in line."""
+        """Puts one transfer on its link, after those before it."""
         cluster, others = self.cluster, [d for d in range(self.cluster.n_devices) if d != source]
         rates = [cluster.bytes_per_s[source, target] for target in (others if self.per_tensor else targets)]
         link = self.link(tensor, source, targets[0])
@@ -87,7 +87,7 @@ class _Step:
             self.execute(op, ready)
 
     def fifo(self) -> None:
-        """At each instant: finish ops, deliver tensors, queue what became ready, start what can start."""
+        """Goes from instant to instant: finishes ops, delivers tensors, queues ready ops, starts what can."""
         graph, present = self.graph, [op for op in range(self.graph.n_ops) if self.device_of[op] >= 0]
         waiting = {op for op in present if not graph.is_source[op]}
         device_queue: list[list[int]] = [[] for _ in range(self.cluster.n_devices)]
@@ -116,10 +116,10 @@ class _Step:
                     waiting.discard(op)
                     device_queue[self.device_of[op]].append(op)
             started = False
-            for device, lined_up in enumerate(device_queue):
+            for device, queued in enumerate(device_queue):
                 busy = any(self.device_of[op] == device for op in running)
-                if lined_up and not busy and self.device_free[device] <= now:
-                    op = lined_up.pop(0)
+                if queued and not busy and self.device_free[device] <= now:
+                    op = queued.pop(0)
                     self.execute(op, now)
                     running.add(op)
                     started = True
@@ -150,10 +150,10 @@ class _Step:
                     link_queue[self.link(tensor, source, group[0])].append((tensor, source, group))
 
     def peaks(self) -> list[float]:
-        """Greatest sum of the bytes held at once per device, from the intervals they are held in."""
+        """Finds the greatest sum of the bytes held at once per device, from their intervals."""
         graph, held = self.graph, [[] for _ in range(self.cluster.n_devices)]  # type: ignore[var-annotated]
         for tensor in range(graph.n_tensors):
-            producer, home = int(graph.tensor_producer[tensor]), int(graph.tensor_owner[tensor])
+            producer, owner = int(graph.tensor_producer[tensor]), int(graph.tensor_owner[tensor])
             source = self.device_of[producer]
             if source < 0:
                 continue
@@ -170,7 +170,7 @@ class _Step:
                     since = self.out.arrival[tensor, device]
                 else:
                     continue
-                if home < 0 or self.device_of[home] != device:
+                if owner < 0 or self.device_of[owner] != device:
                     held[device].append((since, max(uses), float(graph.tensor_bytes[tensor])))
         peaks = []
         for device, intervals in enumerate(held):

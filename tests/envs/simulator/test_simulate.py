@@ -1,4 +1,4 @@
-"""The simulator against its plain-Python reference, and against what must hold of any schedule."""
+"""The simulator against its plain-Python reference, and against bounds that hold for any schedule."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
 
 
 def work_of(problem: Problem, device_of: np.ndarray) -> np.ndarray:
-    """Seconds of work of each device."""
+    """Sums the seconds of work of each device."""
     seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
     return np.bincount(device_of, seconds, minlength=problem.n_devices).astype(np.float64)
 
@@ -138,7 +138,7 @@ def test_relabelling_identical_devices_changes_nothing(case: Case, random: objec
 
 @pytest.mark.parametrize(("schedule", "expected"), [("program", 5.0), ("fifo", 3.5)])
 def test_schedules_differ_by_what_waits(schedule: str, expected: float) -> None:
-    # b reads a over the link (1 byte: 1 s, then 0.5 s latency) and stands before c in the program.
+    # b reads a over the link (1 byte: 1 s, then 0.5 s latency) and comes before c in the program.
     graph = build_graph("g", "", [op("a"), op("b", 1.0), op("c", 1.5)], [(0, 1.0, [1])])
     placement = Placement(np.array([0, 1, 1]))
     step = simulate(graph, two_devices(schedule=schedule), placement)

@@ -1,3 +1,5 @@
+"""Single moves against full simulations."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -13,7 +15,7 @@ from tests.envs.random_problems import problems
 
 
 @given(problems(), st.sampled_from([np.inf, 1.0, 0.0]))
-def test_deviations_are_timed_as_from_scratch(
+def test_single_moves_are_timed_as_from_scratch(
     case: tuple[OpGraph, Cluster, np.ndarray], limit_s: float
 ) -> None:
     graph, cluster, device_of = case

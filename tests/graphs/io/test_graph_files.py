@@ -135,7 +135,7 @@ BAD_RECORDS = {
     "flops is infinite": (with_op(flops=float("inf")), "flops"),
     "flops is negative": (with_op(flops=-1), "op 1 \\('b'\\) has flops -1.0; use a finite number >= 0"),
     "colocate is a float": (with_op(colocate=1.0), "op 1: colocate: is 1.0; expected an integer"),
-    "colocate is negative": (with_op(colocate=-1), "op 1: colocate is -1; expected a group id >= 0 or null"),
+    "colocate is negative": (with_op(colocate=-1), "op 1: colocate is -1; expected an id >= 0 or null"),
     "colocate is huge": (with_op(colocate=2**70), "op 1: colocate: .* at most 2\\*\\*53"),
     "seconds is a number": (with_op(seconds=1), "op 1: seconds: is a number; expected an object"),
     "seconds of a kind": (with_op(seconds={"k80": None}), "op 1: seconds on k80: is null; expected a number"),

@@ -1,6 +1,10 @@
-"""Imitation: what is demonstrated, what a lesson holds, and that a policy learns it."""
+"""Imitation: what is demonstrated, what a trajectory holds, and that a policy learns it."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +14,17 @@ from agent.policy.decoding import decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
-from agent.training.imitation.demonstrations import Demonstration, demonstrate, practise, regrets
-from agent.training.imitation.learner import TOLERANCE, ImitationLearner, demonstrated, descend, walk
+from agent.training.checkpoints import CheckpointError
+from agent.training.imitation.demonstrations import Demonstration, own_placements, regrets
+from agent.training.imitation.learner import ImitationLearner
+from agent.training.imitation.search import SearchedPlacements, search_placements
+from agent.training.imitation.search_file import read_searched, write_searched
+from agent.training.imitation.trajectories import (
+    TOLERANCE,
+    improve_greedily,
+    replay,
+    replay_demonstrations,
+)
 from envs.cluster.presets import get_cluster
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
@@ -38,37 +51,80 @@ def spread(problem: Problem) -> Demonstration:
     return Demonstration(0, device_of, regrets(problem, device_of))
 
 
+def search(problems: list[Problem], **changed: Any) -> SearchedPlacements:
+    options: dict[str, Any] = {"repeats": 2, "evaluations": 2000, "seed": 3}
+    options |= {"announce": lambda *_: None, "should_stop": lambda: False, **changed}
+    return search_placements(problems, **options)
+
+
 def test_demonstrations_are_good_deterministic_and_announced(problems: list[Problem]) -> None:
-    heard: list[float] = []
-    options = {"repeats": 2, "evaluations": 2000, "seed": 3, "should_stop": lambda: False}
-    first = demonstrate(problems, announce=lambda _, share: heard.append(share), **options)  # type: ignore[arg-type]
-    again = demonstrate(problems, announce=lambda *_: None, **options)  # type: ignore[arg-type]
+    shares: list[float] = []
+    searched = search(problems, announce=lambda _, share: shares.append(share))
+    first, again = searched.demonstrations, search(problems, seconds=1e6).demonstrations
     assert [each.problem for each in first] == [0, 1, 0, 1]
     assert [each.device_of.tolist() for each in first] == [each.device_of.tolist() for each in again]
-    assert heard == [0.0, 0.25, 0.5, 0.75]
+    assert shares == [0.0, 0.25, 0.5, 0.75]
+    assert searched.shortfall == ""
     for each in first:
         step = simulate_problem(problems[each.problem], each.device_of)
         assert step.total_s < 0.3 * problems[each.problem].scale_s
 
 
 def test_a_stop_ends_the_search(problems: list[Problem]) -> None:
-    found = demonstrate(
-        problems, repeats=1, evaluations=10, seed=0, announce=lambda *_: None, should_stop=lambda: True
-    )
-    assert found == []
+    found = search(problems, should_stop=lambda: True)
+    assert found.demonstrations == ()
+    assert found.shortfall == "0 of 4 placements"
 
 
-def test_a_lesson_holds_the_walk(problems: list[Problem]) -> None:
+def test_a_search_ends_on_time_and_finds_something_for_every_graph(problems: list[Problem]) -> None:
+    search(problems, evaluations=10)
+    began = time.monotonic()
+    found = search(problems, evaluations=10**9, seconds=0.5)
+    assert time.monotonic() - began < 2.0
+    assert {each.problem for each in found.demonstrations} == {0, 1}
+    assert found.n_complete == 0
+    assert found.shortfall == f"0 of 4 placements, and {found.n_partial} with fewer evaluations"
+
+
+def test_no_search_begins_when_the_time_is_up(problems: list[Problem]) -> None:
+    found = search(problems, seconds=-1.0)
+    assert found.demonstrations == ()
+    assert found.n_partial == 0
+
+
+def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> None:
+    assert read_searched(tmp_path) is None
+    found = search(problems, evaluations=200)
+    write_searched(tmp_path, found, 12.5)
+    kept = read_searched(tmp_path)
+    assert kept is not None
+    read, wall_s = kept
+    assert wall_s == 12.5
+    assert (read.n_asked, read.n_complete, read.n_partial) == (4, 4, 0)
+    for each, again in zip(found.demonstrations, read.demonstrations, strict=True):
+        assert each.problem == again.problem
+        np.testing.assert_array_equal(each.device_of, again.device_of)
+        np.testing.assert_array_equal(each.regret, again.regret)
+        assert each.regret.dtype == again.regret.dtype
+
+
+def test_a_file_that_holds_no_demonstrations_is_named(tmp_path: Path) -> None:
+    (tmp_path / "demonstrations.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_searched(tmp_path)
+
+
+def test_a_trajectory_holds_the_episode(problems: list[Problem]) -> None:
     problem = problems[0]
-    lesson = walk(EpisodeBatch(problems, 1), spread(problem), np.random.default_rng(0))
-    assert lesson is not None
-    assert lesson.op.tolist() == list(range(16))
+    trajectory = replay(EpisodeBatch(problems, 1), spread(problem), np.random.default_rng(0))
+    assert trajectory is not None
+    assert trajectory.op.tolist() == list(range(16))
     step_time_s = simulate_problem(problem, spread(problem).device_of).total_s
-    assert lesson.value[0] == pytest.approx(-step_time_s / problem.scale_s)
+    assert trajectory.value[0] == pytest.approx(-step_time_s / problem.scale_s)
     # The first op may go anywhere, the second anywhere else; a chain goes on where it began.
-    np.testing.assert_allclose(lesson.right[0], 1)
-    np.testing.assert_allclose(lesson.right[1], [0, 1, 1, 1], atol=1e-9)
-    np.testing.assert_allclose(lesson.right[5], [0, 1, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(trajectory.target[0], 1)
+    np.testing.assert_allclose(trajectory.target[1], [0, 1, 1, 1], atol=1e-9)
+    np.testing.assert_allclose(trajectory.target[5], [0, 1, 0, 0], atol=1e-9)
 
 
 def test_regrets_are_what_single_moves_cost() -> None:
@@ -87,41 +143,41 @@ def test_regrets_are_what_single_moves_cost() -> None:
         assert (cost[~near] > cost.min() + 0.02).all()
 
 
-def test_a_device_that_costs_nothing_is_as_right_as_the_one_chosen() -> None:
+def test_a_device_that_costs_nothing_is_as_good_as_the_one_chosen() -> None:
     ops = [{"name": "long", "flops": 1e15}, *({"name": f"short{i}", "flops": 1e12} for i in range(2))]
     problem = Problem(build_graph("slack", "", ops, []), get_cluster("4xh100"))
     device_of = np.array([0, 1, 2])
     demonstration = Demonstration(0, device_of, regrets(problem, device_of))
-    lesson = walk(EpisodeBatch([problem], 1), demonstration, np.random.default_rng(0))
-    assert lesson is not None
+    trajectory = replay(EpisodeBatch([problem], 1), demonstration, np.random.default_rng(0))
+    assert trajectory is not None
     late = np.exp(-demonstration.regret[1, 0] / TOLERANCE)
-    np.testing.assert_allclose(lesson.right[1], [late, 1, 1, 1], rtol=1e-6)
-    np.testing.assert_allclose(lesson.right[2], [late, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(trajectory.target[1], [late, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(trajectory.target[2], [late, 1, 1, 1], rtol=1e-6)
 
 
-def test_a_demonstration_without_room_is_no_lesson() -> None:
+def test_a_demonstration_out_of_memory_is_no_trajectory() -> None:
     ops = [{"name": str(op), "flops": 1e9, "resident_bytes": 30e9} for op in range(4)]
     problem = Problem(build_graph("big", "", ops, []), get_cluster("8xa100"))
     together = Demonstration(0, np.zeros(4, dtype=np.int64), np.zeros((4, 8), dtype=np.float32))
-    assert walk(EpisodeBatch([problem], 1), together, np.random.default_rng(0)) is None
+    assert replay(EpisodeBatch([problem], 1), together, np.random.default_rng(0)) is None
 
 
-def test_a_descent_gains_and_hardly_ever_loses(problems: list[Problem]) -> None:
+def test_greedy_improvement_gains_and_hardly_ever_loses(problems: list[Problem]) -> None:
     problem = problems[1]
     batch = EpisodeBatch(problems, 1, mdp="improve", passes=3)
-    lesson = descend(batch, 1, np.random.default_rng(0))
-    assert len(lesson.op) == 3 * len(problem.graph.units)
+    trajectory = improve_greedily(batch, 1, np.random.default_rng(0))
+    assert len(trajectory.op) == 3 * len(problem.graph.units)
     ending = batch.result(0)
     # Everything is on one device at first, and what is gained is what is left to the end.
-    assert lesson.value[0] == pytest.approx(1 - ending.step_time_s / problem.scale_s, abs=0.02)
+    assert trajectory.value[0] == pytest.approx(1 - ending.step_time_s / problem.scale_s, abs=0.02)
     assert ending.step_time_s < 0.35 * problem.scale_s
-    rewards = -np.diff(np.append(lesson.value, 0.0))
+    rewards = -np.diff(np.append(trajectory.value, 0.0))
     assert rewards.min() > -10 * TOLERANCE
-    # Where to begin, all devices but the crowded one are equally right.
-    np.testing.assert_allclose(lesson.right[0], [0, 1, 1, 1], atol=1e-9)
+    # Where to begin, all devices but the crowded one are equally good.
+    np.testing.assert_allclose(trajectory.target[0], [0, 1, 1, 1], atol=1e-9)
 
 
-def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
+def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) -> None:
     torch.manual_seed(0)
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
     policy.set_problems(problems)
@@ -135,11 +191,11 @@ def test_a_policy_gets_better_by_practising(problems: list[Problem]) -> None:
     assert mean_ratio() == 1.0, "what knows no difference puts everything on the first device"
     for number in range(40):
         rng = np.random.default_rng(number)
-        placed = practise(policy, problems, order="topo", rng=rng)
+        placed = own_placements(policy, problems, order="topo", rng=rng)
         assert [each.problem for each in placed] == [0, 1]
-        lessons = demonstrated(problems, placed, orders=("topo",), seed=(0, number))
-        teacher = ImitationLearner(lessons, (0, number))
-        teacher.epoch(0, policy, optimizer, max_grad_norm=1.0)
+        trajectories = replay_demonstrations(problems, placed, orders=("topo",), seed=(0, number))
+        learner = ImitationLearner(trajectories, (0, number))
+        learner.epoch(0, policy, optimizer, max_grad_norm=1.0)
     assert mean_ratio() < 0.3
 
 
@@ -149,12 +205,14 @@ def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     policy.set_problems(problems)
     torch.nn.init.zeros_(policy.network.actor[-1].weight)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    lessons = demonstrated(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
-    teacher = ImitationLearner(lessons, (0,))
-    rows = [teacher.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
-    assert rows[-1]["imitation/accuracy"] > 0.95 > rows[0]["imitation/accuracy"]
-    assert rows[-1]["imitation/loss"] < 0.3 * rows[0]["imitation/loss"]
-    assert rows[-1]["imitation/decisions"] == 16
+    trajectories = replay_demonstrations(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
+    learner = ImitationLearner(trajectories, (0,))
+    epochs = [learner.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
+    rows = [metrics for metrics, _ in epochs]
+    accuracy, loss = "training/imitation_accuracy", "update/imitation_loss"
+    assert rows[-1][accuracy] > 0.95 > rows[0][accuracy]
+    assert rows[-1][loss] < 0.3 * rows[0][loss]
+    assert epochs[-1][1] == 16
     # What was shown on four chains of four ops carries over to chains of six.
     found = simulate_problem(problems[1], decode(policy, problems[1])[0])
     assert found.total_s < 0.3 * problems[1].scale_s

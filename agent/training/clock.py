@@ -1,0 +1,64 @@
+"""The time of a training, shared out over its phases."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+
+class Clock:
+    """Counts wall time, interruptions left out, and says when each phase has used up its part.
+
+    The phases end one after the other: what one leaves unused, the next ones have.
+
+    Args:
+        minutes: of the whole training; 0 means no limit.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self._began = time.monotonic()
+        self._limit_s = 60 * minutes if minutes else math.inf
+        self._end_s: dict[str, float] = {}
+
+    def share_out(self, shares: Mapping[str, float]) -> None:
+        """Gives each phase its part of the time.
+
+        Args:
+            shares: by name, in the order of the phases; they are scaled to sum to 1, so that phases that are
+                left out give theirs away.
+        """
+        total, ended = sum(shares.values()), 0.0
+        for name, share in shares.items():
+            ended += share
+            self._end_s[name] = self._limit_s * min(ended / total, 1.0)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the training has taken, those before interruptions included."""
+        return time.monotonic() - self._began
+
+    @property
+    def progress(self) -> float:
+        """Share of the whole time that has passed, 0 to 1; 0 where there is no limit."""
+        return min(self.wall_s / self._limit_s, 1.0)
+
+    def go_on_from(self, wall_s: float) -> None:
+        """Counts on from the seconds that a training had taken when it was interrupted."""
+        self._began = time.monotonic() - wall_s
+
+    def left_s(self, phase: str) -> float:
+        """Seconds until a phase has to end, negative where that has passed; infinite without a limit."""
+        return self._end_s[phase] - self.wall_s
+
+    def progress_since(self, begun_s: float, phase: str) -> float:
+        """Share of a phase's time that has passed, 0 to 1, if it began at `begun_s`; 0 without a limit."""
+        allotted_s = self._end_s[phase] - begun_s
+        if allotted_s <= 0:
+            return 1.0
+        return min((self.wall_s - begun_s) / allotted_s, 1.0)
+
+
+def between(first: float, last: float, progress: float) -> float:
+    """Linear interpolation of a schedule at a progress of 0 to 1."""
+    return first + (last - first) * progress

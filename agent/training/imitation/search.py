@@ -1,0 +1,116 @@
+"""The search for demonstrations: annealing of every training problem, on all cores, within a time."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from agent.placers.base import PLACERS, Budget
+from agent.training.imitation.demonstrations import Demonstration, regrets
+from envs.problem import Problem
+
+N_THREADS = os.cpu_count() or 1
+SLACK = 1.5
+"""How many times its estimated share of the time left a search may take; estimates are rough."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedPlacements:
+    """What a search for demonstrations found.
+
+    Attributes:
+        demonstrations: the placements that are feasible.
+        n_asked: placements that were asked for.
+        n_complete: searches that used all their evaluations.
+        n_partial: searches that time ended, but that found a feasible placement.
+    """
+
+    demonstrations: tuple[Demonstration, ...]
+    n_asked: int
+    n_complete: int
+    n_partial: int
+
+    @property
+    def shortfall(self) -> str:
+        """What was done of what was asked for, where time ended searches; else empty."""
+        if self.n_complete == self.n_asked:
+            return ""
+        partial = f", and {self.n_partial} with fewer evaluations" if self.n_partial else ""
+        return f"{self.n_complete} of {self.n_asked} placements{partial}"
+
+
+def search_placements(
+    problems: Sequence[Problem],
+    *,
+    repeats: int,
+    evaluations: int,
+    seed: int,
+    announce: Callable[[str, float], None],
+    should_stop: Callable[[], bool],
+    seconds: float = math.inf,
+) -> SearchedPlacements:
+    """Anneals every problem `repeats` times, on all cores; leaves out what is out of memory.
+
+    Args:
+        evaluations: of each annealing.
+        announce: called with what goes on and which share of it is done.
+        should_stop: looked at between problems; what is done by then is returned.
+        seconds: for all searches together. Where it is short, the first search of each problem comes before
+            the second of any, and each takes no more than `SLACK` times its share.
+    """
+    jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
+    activity = f"searching {len(jobs)} placements to imitate"
+    allotment = _Allotment(problems, seconds)
+
+    def search(job: tuple[int, int]) -> tuple[Demonstration | None, bool]:
+        """A demonstration, if it is feasible, and whether its search used all evaluations."""
+        problem = job[0]
+        limit_s = allotment.take(problem)
+        if should_stop() or limit_s <= 0:
+            return None, False
+        budget = Budget(evaluations, limit_s if limit_s < math.inf else None)
+        found = PLACERS["annealing"].place(problems[problem], budget, np.random.default_rng([seed, *job]))
+        complete = found.wall_s < limit_s
+        if not found.feasible:
+            return None, complete
+        device_of = found.placement.device_of
+        return Demonstration(problem, device_of, regrets(problems[problem], device_of)), complete
+
+    results = []
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        for done, result in enumerate(pool.map(search, jobs)):
+            announce(activity, done / len(jobs))
+            results.append(result)
+    return SearchedPlacements(
+        tuple(found for found, _ in results if found is not None),
+        n_asked=len(jobs),
+        n_complete=sum(complete for _, complete in results),
+        n_partial=sum(found is not None and not complete for found, complete in results),
+    )
+
+
+class _Allotment:
+    """Shares out the time for searches: to each by the size of its graph, among those of the same repeat."""
+
+    def __init__(self, problems: Sequence[Problem], seconds: float) -> None:
+        self._sizes = [problem.graph.n_ops for problem in problems]
+        self._end_s = time.monotonic() + seconds
+        self._waiting = 0
+        self._lock = Lock()
+
+    def take(self, problem: int) -> float:
+        """Seconds that the next search may take, which is of this problem; 0 or less where none are left."""
+        with self._lock:
+            if self._waiting <= 0:
+                self._waiting = sum(self._sizes)
+            share = self._sizes[problem] / self._waiting
+            self._waiting -= self._sizes[problem]
+        left_s = self._end_s - time.monotonic()
+        return min(SLACK * N_THREADS * share, 1.0) * left_s

@@ -1,0 +1,162 @@
+"""Trajectories: episodes that replay a demonstration or improve greedily, with a soft target per decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.policy.mdp_config import MdpConfig
+from agent.training.imitation.demonstrations import Demonstration
+from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.state import mdp_arrays
+from envs.problem import Problem
+from graphs.op_graph import FloatArray
+
+SAME_FEATURES = 1e-6
+"""Devices whose features differ by less are the same to the policy, so that either is a good answer."""
+TOLERANCE = 5e-4
+"""Regret, in units of reward, that makes the soft target of a device less by a factor e."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """An episode to imitate; one row per decision.
+
+    Attributes:
+        problem, op: int64 (n,).
+        devices: device features, float32 (n, max_devices * n_device_features).
+        mask: devices with enough free memory, int8 (n, max_devices).
+        target: soft target of each device, 1 for the best and those that the policy cannot tell from it, 0
+            for those without the memory; float32 (n, max_devices).
+        value: reward still to come, float32 (n,).
+    """
+
+    problem: NDArray[np.int64]
+    op: NDArray[np.int64]
+    devices: NDArray[np.float32]
+    mask: NDArray[np.int8]
+    target: NDArray[np.float32]
+    value: NDArray[np.float32]
+
+
+def replay_demonstrations(
+    problems: Sequence[Problem],
+    demonstrations: Sequence[Demonstration],
+    *,
+    orders: Sequence[str],
+    seed: Sequence[int],
+) -> list[Trajectory]:
+    """Replays every demonstration once, each in one of the orders.
+
+    Leaves out those that take a device whose memory the episode takes to be full.
+    """
+    rng = np.random.default_rng(seed)
+    batch = EpisodeBatch(problems, 1, orders=orders)
+    trajectories = (replay(batch, each, rng) for each in demonstrations)
+    return [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def improvement_trajectories(
+    problems: Sequence[Problem],
+    *,
+    orders: Sequence[str],
+    mdp_config: MdpConfig,
+    repeats: int,
+    seed: Sequence[int],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Trajectory]:
+    """Improves a placement of every problem `repeats` times by `improve_greedily`, each in one of the orders.
+
+    Args:
+        should_stop: looked at between two; the first is made in any case.
+    """
+    rng = np.random.default_rng(seed)
+    batch = EpisodeBatch(problems, 1, orders=orders, **mdp_config.arguments)
+    trajectories: list[Trajectory] = []
+    for index in list(range(len(problems))) * repeats:
+        if trajectories and should_stop():
+            break
+        trajectories.append(improve_greedily(batch, index, rng))
+    return trajectories
+
+
+def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator) -> Trajectory:
+    """Improves a placement in one episode, each unit going where the step is shortest or nearly so.
+
+    Unlike a construction, an improvement knows what each device does to the whole step.
+    """
+    given = batch.problems[problem]
+    op_seconds = mdp_arrays(given).scales[0]
+    batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
+
+    def choose(op: int, features: NDArray[np.float32], usable: NDArray[np.bool_]) -> tuple[int, FloatArray]:
+        regret = np.expm1(features[: given.n_devices, 0]) * op_seconds / given.scale_s
+        likely = np.exp(-regret / TOLERANCE) * usable[: given.n_devices]
+        likely = likely if likely.any() else usable[: given.n_devices].astype(np.float64)
+        return int(rng.choice(given.n_devices, p=likely / likely.sum())), regret
+
+    trajectory = _run_episode(batch, problem, choose)
+    assert trajectory is not None, "only usable devices are chosen"
+    return trajectory
+
+
+def replay(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Trajectory | None:
+    """Replays one demonstration; None where the episode takes one of its devices to be full."""
+    batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
+    unit_of = batch.problems[demonstration.problem].graph.unit_of
+    return _run_episode(
+        batch,
+        demonstration.problem,
+        lambda op, *_: (int(demonstration.device_of[op]), demonstration.regret[unit_of[op]]),
+    )
+
+
+ChooseDevice = Callable[[int, NDArray[np.float32], NDArray[np.bool_]], tuple[int, NDArray[Any]]]
+"""From an op, its device features and which devices are usable: a device, and the regret of each."""
+
+
+def _run_episode(batch: EpisodeBatch, problem: int, choose: ChooseDevice) -> Trajectory | None:
+    """Runs the first episode, which has begun; None where a device that is chosen lacks the memory."""
+    seen = batch.observation
+    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], NDArray[Any], float]] = []
+    done = False
+    while not done:
+        op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
+        device, regret = choose(op, features, mask > 0)
+        if not mask[device]:
+            return None
+        rewards, ended = batch.step(np.array([device]))
+        rows.append((op, features, mask, regret, float(rewards[0])))
+        done = bool(ended[0])
+    ops, all_features, masks, regrets, reward = (np.array(column) for column in zip(*rows, strict=True))
+    return Trajectory(
+        problem=np.full(len(ops), problem),
+        op=ops,
+        devices=all_features.reshape(len(ops), -1),
+        mask=masks,
+        target=_soft_targets(all_features, masks > 0, regrets),
+        value=reward[::-1].cumsum()[::-1].astype(np.float32),
+    )
+
+
+def _soft_targets(
+    features: NDArray[np.float32], usable: NDArray[np.bool_], regret: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Computes `Trajectory.target` of decisions, float32 (n, max_devices).
+
+    Args:
+        features: float32 (n, max_devices, n_device_features).
+        usable: bool (n, max_devices).
+        regret: units of reward, (n, n_devices).
+    """
+    cost = np.full(usable.shape, np.inf)
+    cost[:, : regret.shape[1]] = regret
+    cost[~usable] = np.inf
+    target = np.exp((cost.min(axis=1, keepdims=True) - cost) / TOLERANCE)
+    same = np.abs(features[:, :, None] - features[:, None]).max(axis=3) < SAME_FEATURES
+    shared = np.where(same, target[:, None], 0.0).max(axis=2)
+    return np.asarray(np.where(usable, shared, 0.0), dtype=np.float32)

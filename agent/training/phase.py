@@ -1,0 +1,79 @@
+"""What the phases of a training have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from agent.training.state import TrainingState
+
+
+class Phase(ABC):
+    """One part of a training, made step by step until it is done.
+
+    Attributes:
+        name: as it is called in messages and checkpoints.
+        share: of the time of a training with a limit.
+        steps: how many were made.
+        timed_out: whether its time was up after one of them; the first is made in any case.
+    """
+
+    name: ClassVar[str]
+    share: ClassVar[float]
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        self.steps = 0
+        self.timed_out = False
+        self._begun_s: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all is learned, or the time is up."""
+        return self.timed_out or self.is_complete
+
+    @property
+    @abstractmethod
+    def is_on(self) -> bool:
+        """Whether the configuration asks for it at all."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether all that the configuration asks for is done."""
+
+    @property
+    @abstractmethod
+    def shortfall(self) -> str:
+        """What was done of what was asked for, where time cut it short; else empty."""
+
+    @abstractmethod
+    def learn(self) -> dict[str, float]:
+        """Makes one update of the policy, and returns its metrics; nothing where there was none."""
+
+    def step(self) -> dict[str, float]:
+        """Makes one step and looks at the clock; returns the metrics of an update.
+
+        The last step is the one that ends nearest to the end of the phase's time, if the next takes as long.
+        """
+        clock, began_s = self.state.clock, self.state.clock.wall_s
+        if self._begun_s is None:
+            self._begun_s = began_s
+        metrics = self.learn()
+        self.steps += 1
+        self.timed_out = clock.left_s(self.name) <= (clock.wall_s - began_s) / 2
+        return metrics
+
+    def progress(self, planned: int) -> float:
+        """Share of the phase that is done, 0 to 1: of its steps or of its time, whichever is further."""
+        clock = self.state.clock
+        by_time = clock.progress_since(self._begun_s, self.name) if self._begun_s is not None else 0.0
+        return max(self.steps / planned, by_time)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values for a checkpoint."""
+        return {"steps": self.steps, "timed_out": self.timed_out, "begun_s": self._begun_s}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.steps, self.timed_out, self._begun_s = saved["steps"], saved["timed_out"], saved["begun_s"]

@@ -1,0 +1,65 @@
+"""What a policy is measured against while it trains: list schedules, and annealing with a fixed budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from agent.placers.base import PLACERS, Budget
+from envs.problem import Problem
+from graphs.io.json_files import read_json, write_json_atomic
+
+LIST_SCHEDULERS = ("heft", "m-etf")
+ANNEALING_EVALUATIONS = 10_000
+FORMAT = "placewalk.references/1"
+
+
+def list_schedule_s(problem: Problem) -> float:
+    """Step time of the best feasible list schedule; of the fastest single device where none is feasible."""
+    rng = np.random.default_rng(0)
+    found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]
+    feasible = [result.step_time.total_s for result in found if result.feasible]
+    return min(feasible, default=problem.scale_s)
+
+
+def annealing_s(
+    problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
+) -> list[float]:
+    """Step times that annealing from a fixed seed finds; of one device where it finds nothing feasible.
+
+    Args:
+        path: file that keeps them for the same problems; it is written if they are not there.
+        announce: called with what goes on and which share of it is done.
+    """
+    keys = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
+    if (kept := _read(path, keys)) is not None:
+        return kept
+    activity = f"annealing {len(problems)} graphs to compare with"
+
+    def search(problem: Problem) -> float:
+        found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
+        return found.step_time.total_s if found.feasible else problem.scale_s
+
+    total_s = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, found_s in enumerate(pool.map(search, problems)):
+            announce(activity, done / len(problems))
+            total_s.append(found_s)
+    rows = [[key, found_s] for key, found_s in zip(keys, total_s, strict=True)]
+    write_json_atomic(path, {"format": FORMAT, "evaluations": ANNEALING_EVALUATIONS, "annealing_s": rows})
+    return total_s
+
+
+def _read(path: Path, keys: Sequence[str]) -> list[float] | None:
+    """The references of these problems, if the file holds them and no others."""
+    if not path.exists():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        return None
+    rows = record["annealing_s"]
+    return [found_s for _, found_s in rows] if [key for key, _ in rows] == list(keys) else None

@@ -1,0 +1,68 @@
+"""The phase in which a policy learns by maskable PPO from the step times of its own episodes."""
+
+from __future__ import annotations
+
+from agent.training import ppo
+from agent.training.callbacks import EpisodeLog
+from agent.training.clock import between
+from agent.training.phase import Phase
+from agent.training.state import TrainingState
+from agent.training.validation import RelativeMetrics
+
+
+class Reinforcement(Phase):
+    """PPO; a step is one rollout and the updates from it.
+
+    Args:
+        metrics: relates the step times of its episodes to references.
+    """
+
+    name = "reinforcement"
+    share = 0.2
+
+    def __init__(self, state: TrainingState, metrics: RelativeMetrics) -> None:
+        super().__init__(state)
+        self._metrics = metrics
+        self._log = EpisodeLog()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any decisions are asked for."""
+        return self.state.config.timesteps > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all decisions are made."""
+        return self.state.timesteps >= self.state.config.timesteps
+
+    @property
+    def shortfall(self) -> str:
+        """Decisions made of those asked for."""
+        if self.is_complete:
+            return ""
+        return f"{self.state.timesteps:,} of {self.state.config.timesteps:,} decisions"
+
+    def learn(self) -> dict[str, float]:
+        """Makes a rollout of all environments and updates the policy."""
+        state, config = self.state, self.state.config
+        state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
+        decisions = config.n_envs * config.n_steps
+        state.ppo.learn(decisions, callback=self._log, log_interval=None, reset_num_timesteps=False)
+        state.timesteps = state.ppo.num_timesteps
+        return {
+            "update/learning_rate": state.learning_rate(),
+            "update/entropy_weight": state.ppo.ent_coef,
+            **ppo.update_metrics(state.ppo),
+            **self._episode_metrics(),
+        }
+
+    def _episode_metrics(self) -> dict[str, float]:
+        episodes = self._log.take()
+        if not episodes:
+            return {}
+        feasible = [(episode.problem, episode.ratio_to_single) for episode in episodes if episode.fits]
+        return {
+            "training/episodes": len(episodes),
+            "training/infeasible": 1 - len(feasible) / len(episodes),
+            **self._metrics.of("train", feasible),
+        }

@@ -1,0 +1,67 @@
+"""The selection of the policy to keep: the one that places the graphs not held out best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from agent.policy.policy import Policy
+from agent.policy.serialization import PolicyCard, describe_seen, save_policy
+from agent.training.metrics import SCORE
+from agent.training.problems import validation_problems
+from agent.training.references import annealing_s
+from agent.training.state import TrainingState
+from agent.training.validation import RelativeMetrics, ratios_over_orders
+
+REFERENCES = "references.json"
+"""File of a run that keeps what annealing finds."""
+
+
+class PolicySelection:
+    """Evaluates the averaged policy, and saves it into the run's folder if it is the best so far.
+
+    A greedy step time is noisy. On the validation graphs alone chance would choose the policy, so the graphs
+    it trains on count as well; on the clusters as they are, as on randomized ones a few graphs out of memory
+    would outweigh what all others gain.
+
+    Args:
+        seen: graphs that the policy to start from was trained on.
+
+    Attributes:
+        best_score: least geometric mean of the step time over that of one device.
+        best_decisions: when it was reached.
+    """
+
+    def __init__(self, state: TrainingState, seen: Iterable[Mapping[str, str]]) -> None:
+        self._state = state
+        self.best_score, self.best_decisions = float("inf"), 0
+        graphs, config = state.context.graphs, state.config
+        self._train = validation_problems(graphs.train, config) or state.problems
+        validation = validation_problems(graphs.validation, config) or state.problems
+        held_out = validation_problems(graphs.held_out, config)
+        found_s = annealing_s(
+            [*validation, *held_out], state.context.folder / REFERENCES, state.context.announce
+        )
+        self._metrics = {
+            "validation": RelativeMetrics(validation, found_s[: len(validation)]),
+            "held_out": RelativeMetrics(held_out, found_s[len(validation) :]),
+        }
+        shown = describe_seen((*graphs.train, *graphs.validation))
+        all_seen = tuple({entry["sha256"]: entry for entry in (*seen, *shown)}.values())
+        self._card = PolicyCard(state.policy.network.shape, all_seen, config.to_json())
+
+    def evaluate(self) -> dict[str, float]:
+        """Places all graphs greedily; returns the score and the step times by use, reference and family."""
+        state = self._state
+        policy = Policy(state.averaged_network, state.policy.mdp_config)
+        problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
+        ratios = {use: ratios_over_orders(policy, some, state.config.order) for use, some in problems.items()}
+        metrics: dict[str, float] = {}
+        for use, relative in self._metrics.items():
+            metrics |= relative.of(use, enumerate(ratios[use]))
+        score = float(np.exp(np.mean(np.log(ratios["train"] + ratios["validation"]))))
+        if score < self.best_score:
+            self.best_score, self.best_decisions = score, state.decisions
+            save_policy(state.context.folder, state.averaged_network, self._card)
+        return metrics | {SCORE: score}

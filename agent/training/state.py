@@ -1,0 +1,112 @@
+"""What all phases of a training work on: problems, policy, optimizer, clock and counters."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from agent.policy.mdp_config import MdpConfig
+from agent.policy.network import PlacementNetwork
+from agent.policy.policy import Policy
+from agent.policy.serialization import current_shape
+from agent.training import ppo
+from agent.training.checkpoints import Checkpoint, under
+from agent.training.clock import Clock, between
+from agent.training.config import TrainConfig
+from agent.training.context import Context
+from agent.training.ema import averaged
+from agent.training.inputs import Inputs
+from agent.training.problems import training_problems
+from envs.mdp.batched_env import BatchedPlacementEnv
+
+AVERAGE = "average/"
+"""Prefix of the averaged weights in a checkpoint."""
+
+
+class TrainingState:
+    """The learner and what it learns from; the phases of a training change it.
+
+    Attributes:
+        problems: to train on; observations name them by index.
+        env, ppo: the environment of reinforcement, and its algorithm, which owns policy and optimizer.
+        average: the averaged weights.
+        clock: of the whole training.
+        iteration: updates made.
+        imitated, timesteps: decisions learned from by imitation, each time counted, and by reinforcement.
+    """
+
+    def __init__(self, config: TrainConfig, context: Context, inputs: Inputs, clock: Clock) -> None:
+        self.config, self.context, self.clock = config, context, clock
+        self._inputs = inputs
+        self.iteration, self.imitated, self.timesteps = 0, 0, 0
+        self.problems = training_problems(context.graphs.train, config, context.seed)
+        self.env = BatchedPlacementEnv(
+            self.problems,
+            config.n_envs,
+            orders=config.order,
+            **MdpConfig.from_settings(config.to_json()).arguments,
+            repeats=config.repeats,
+            seed=context.seed,
+            threads=config.threads,
+        )
+        self.ppo = ppo.make_ppo(
+            config,
+            self.env,
+            self._first_policy,
+            self.learning_rate,
+            seed=context.seed,
+            device=context.device,
+        )
+        self.policy: Policy = self.ppo.policy.placer
+        self.policy.set_problems(self.problems)
+        self.average = averaged(self.policy.network, config.ema_decay)
+
+    @property
+    def averaged_network(self) -> PlacementNetwork:
+        """The network with averaged weights, which is evaluated and saved."""
+        return cast("PlacementNetwork", self.average.module)
+
+    @property
+    def decisions(self) -> int:
+        """Decisions learned from, by imitation and by reinforcement."""
+        return self.imitated + self.timesteps
+
+    @property
+    def progress(self) -> float:
+        """Share of the training that is done, 0 to 1: of decisions or of time, whichever is further."""
+        by_decisions = self.timesteps / self.config.timesteps if self.config.timesteps else 1.0
+        return min(max(by_decisions, self.clock.progress), 1.0)
+
+    def learning_rate(self) -> float:
+        """Of reinforcement, at this progress."""
+        return between(self.config.learning_rate, self.config.final_learning_rate, self.progress)
+
+    def count_update(self) -> None:
+        """Lets the average follow the policy, after each update."""
+        self.average.update_parameters(self.policy.network)
+        self.iteration += 1
+
+    def checkpoint(self) -> Checkpoint:
+        """All of it but the episodes under way, which begin anew."""
+        saved = ppo.capture(self.ppo, self.env)
+        average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
+        own = {"iteration": self.iteration, "imitated": self.imitated, "wall_s": self.clock.wall_s}
+        return Checkpoint({**saved.tensors, **average}, {"training": own, "ppo": saved.state})
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Goes on from a checkpoint as if nothing had happened."""
+        ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
+        self.average.load_state_dict(under(AVERAGE, saved.tensors))
+        own: dict[str, Any] = saved.state["training"]
+        self.iteration, self.imitated = own["iteration"], own["imitated"]
+        self.timesteps = self.ppo.num_timesteps
+        self.clock.go_on_from(own["wall_s"])
+
+    def _first_policy(self) -> Policy:
+        config = self.config
+        if self._inputs.policy is not None:
+            network = self._inputs.policy.network
+        else:
+            network = PlacementNetwork(
+                current_shape(config.encoder, config.hidden, config.rounds, config.feature_set)
+            )
+        return Policy(network, MdpConfig.from_settings(config.to_json()))

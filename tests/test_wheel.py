@@ -1,0 +1,125 @@
+"""The wheel brings all that its commands read, and nothing but the three packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import build_graph
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agent", "envs", "graphs")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+    """The output of a command that succeeds; it sees neither this checkout nor Python's usual variables."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: a build leaves files behind."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "evaluate.py", "train_agent.py"):
+        shutil.copy2(ROOT / name, source / name)
+    for package in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    run(
+        [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", source / "dist", source],
+        source,
+    )
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of a fresh environment with the wheel, which finds the dependencies where these tests do."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    bin_folder = folder / "bin"
+    run([*PIP, "--python", bin_folder / "python", "install", "--no-deps", "--no-index", wheel], folder)
+    purelib = run(
+        [bin_folder / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder
+    )
+    # Folders named in a .pth join the path; .pth files in them, e.g. of an editable install, have no effect.
+    lines = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (Path(purelib.strip()) / "dependencies.pth").write_text("".join(f"{line}\n" for line in lines))
+    return bin_folder
+
+
+def test_it_brings_three_packages_and_no_other_module(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_it_brings_every_file_that_code_reads(wheel: Path) -> None:
+    """All files of the packages except pages and the tables of the results."""
+    brought = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".md", ".csv")
+    }
+    assert brought == expected
+
+
+def test_it_is_imported_from_the_environment(programs: Path, tmp_path: Path) -> None:
+    code = (
+        "import agent, envs, graphs, importlib.util\n"
+        "assert importlib.util.find_spec('evaluate') is None\n"
+        "assert importlib.util.find_spec('train_agent') is None\n"
+        "print(*(package.__file__ for package in (agent, envs, graphs)), sep='\\n')"
+    )
+    for line in run([programs / "python", "-c", code], tmp_path).split():
+        assert Path(line).is_relative_to(programs.parent)
+
+
+def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
+    code = (
+        "import agent.experiments.ablation as a, agent.experiments.finetuning as b\n"
+        "import agent.experiments.leave_one_out as c\n"
+        "from graphs.dataset import load_family\n"
+        "from agent.policy.serialization import read_card\n"
+        "assert all(module.CONFIG.is_file() for module in (a, b, c))\n"
+        "read_card('pretrained')\n"
+        "print(len(load_family('llama')))"
+    )
+    assert run([programs / "python", "-c", code], tmp_path) == "12\n"
+
+
+def test_its_commands_run_in_an_empty_folder(programs: Path, tmp_path: Path) -> None:
+    assert "--families" in run([programs / "placewalk-train", "--help"], tmp_path)
+    ops = [{"name": f"op{index}", "flops": 1e9} for index in range(6)]
+    write_graphs(
+        tmp_path / "chain.json", [build_graph("chain", "", ops, [(op, 1e6, [op + 1]) for op in range(5)])]
+    )
+    flags = "--graphs chain.json --placers single policy --budget 2 --seeds 1 --out out"
+    # Compiling the kernels takes a minute, running them in Python an instant.
+    printed = run([programs / "placewalk-evaluate", *flags.split()], tmp_path, NUMBA_DISABLE_JIT="1")
+    assert "policy" in printed
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 3

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from agent.placers.annealing import anneal_from_best
-from agent.placers.base import PLACERS, Placer, PlacerError, SearchState
+from agent.placers.base import PLACERS, Budget, Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import retry_until_feasible
+from agent.placers.single import single_devices
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import IntArray
 from graphs.registry import Registry
@@ -182,8 +183,32 @@ def draws_at_random(name: str, order: str) -> bool:
 def learned_placer(name: str, policy: Policy, order: str) -> Placer:
     """Makes a placer of a learned strategy, a policy and the order that it visits the ops in.
 
+    It ends no worse than the best single device, where its budget allows to score all of them.
+
     Raises:
         PlacerError: an unknown name.
     """
     strategy = partial(LEARNED[name].strategy, policy=policy, order=order)
-    return Placer(name, strategy, draws_at_random(name, order))
+    return Placer(name, no_worse_than_single(strategy), draws_at_random(name, order))
+
+
+def no_worse_than_single(strategy: Strategy) -> Strategy:
+    """Makes a strategy that also scores every single device, after another strategy.
+
+    The devices are part of its budget: of N evaluations, the other strategy gets N - n_devices, or one where
+    that is less; what it leaves goes to the devices that compute the step fastest. A limit of seconds is for
+    the other strategy alone.
+    """
+
+    def place(search: SearchState, rng: np.random.Generator) -> None:
+        budget, n_singles = search.budget, search.problem.n_devices
+        if budget.evaluations is not None:
+            n_singles = min(n_singles, budget.evaluations - 1)
+            search.budget = replace(budget, evaluations=budget.evaluations - n_singles)
+        strategy(search, rng)
+        if n_singles:
+            search.budget = Budget(evaluations=search.evaluations + n_singles)
+            search.score(single_devices(search.problem)[:n_singles])
+        search.budget = budget
+
+    return place

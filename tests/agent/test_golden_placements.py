@@ -49,7 +49,8 @@ CASES = (
 )
 """Twenty graphs: family, number, cluster, and the order that policies visit the ops in."""
 EVALUATIONS, EVALUATIONS_LEARNED = 200, 12
-"""Budgets of the placers that learned nothing, and of those that walk with the shipped policy."""
+"""Budgets of the placers that learned nothing, and of those that decide with the shipped policy; the latter
+get as many more as there are devices, which they spend on the single devices."""
 N_OBSERVED = 60
 """Decisions of an episode whose observations are hashed."""
 
@@ -71,9 +72,10 @@ def name_of(case: tuple[str, int, str, str]) -> str:
 def place(case: tuple[str, int, str, str], name: str) -> str:
     """Hash of what a placer finds."""
     *where, order = case
+    problem = problem_of(*where)
     placer = learned_placer(name, shipped_policy(), order) if name in LEARNED else PLACERS[name]
-    budget = Budget(EVALUATIONS_LEARNED if name in LEARNED else EVALUATIONS)
-    found = placer.place(problem_of(*where), budget, np.random.default_rng(7))
+    budget = Budget(EVALUATIONS_LEARNED + problem.n_devices if name in LEARNED else EVALUATIONS)
+    found = placer.place(problem, budget, np.random.default_rng(7))
     return digest(found.placement.device_of)
 
 

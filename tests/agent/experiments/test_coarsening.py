@@ -19,4 +19,4 @@ def test_rows_hold_the_numbers_of_the_table(tmp_path, capsys):
 
 def test_an_unknown_family_is_refused_in_one_line(capsys):
     assert coarsening.main(["--families", "lstm"]) == 2
-    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: no family 'lstm'")
+    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: unknown family 'lstm'")

@@ -54,10 +54,12 @@ def test_same_seed_same_placement(name):
 @pytest.mark.parametrize(
     ("name", "evaluations", "used"),
     [
-        ("policy", 10, 1),
+        ("policy", 10, 1 + PROBLEM.n_devices),
+        ("policy", 3, 3),
+        ("policy", 1, 1),
         ("policy-sample", 10, 10),
         ("policy-sample", 1, 1),
-        ("policy-beam", 100, 64),
+        ("policy-beam", 100, 64 + PROBLEM.n_devices),
         ("policy-beam", 10, 10),
         ("policy-beam", 1, 1),
     ],
@@ -79,12 +81,13 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
         step_time = PLACERS[heuristic].place(PROBLEM, Budget(10), rng).step_time
         assert found.step_time.total_s <= step_time.total_s
     a_pass = len(PROBLEM.graph.units) * (PROBLEM.n_devices - 1)
-    passes = min(2, (evaluations - 1) // a_pass)
-    episodes = evaluations // (passes * a_pass + 1) if passes else 1
+    n_singles = min(PROBLEM.n_devices, evaluations - 1)
+    passes = min(2, (evaluations - n_singles - 1) // a_pass)
+    episodes = (evaluations - n_singles) // (passes * a_pass + 1) if passes else 1
     expected = min(episodes, 1 + {"policy": 0, "policy-sample": 16, "policy-beam": 63}[name]) * (
         passes * a_pass + 1
     )
-    assert found.evaluations == expected
+    assert found.evaluations == expected + n_singles
 
 
 @pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
@@ -123,7 +126,7 @@ def test_a_placement_that_overflows_is_repeated_with_less_memory(monkeypatch):
     assert given_bytes[0] == [3 * GB, 3 * GB]
     assert given_bytes[1] == pytest.approx([left_bytes, 3 * GB])
     assert len(given_bytes) == 2
-    assert found.evaluations == 2
+    assert found.evaluations == 2 + problem.n_devices
     given_bytes.clear()
     assert not place("policy", problem=problem, evaluations=1).feasible
 
@@ -139,10 +142,11 @@ def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
-    assert found.evaluations == MAX_ATTEMPTS + 1 + SAMPLES
-    few = place("policy", problem=problem, evaluations=MAX_ATTEMPTS + 2)
-    assert (few.feasible, few.evaluations) == (True, MAX_ATTEMPTS + 2)
-    assert not place("policy", problem=problem, evaluations=MAX_ATTEMPTS).feasible
+    assert found.evaluations == MAX_ATTEMPTS + 1 + SAMPLES + problem.n_devices
+    enough = MAX_ATTEMPTS + 2 + problem.n_devices
+    few = place("policy", problem=problem, evaluations=enough)
+    assert (few.feasible, few.evaluations) == (True, enough)
+    assert not place("policy", problem=problem, evaluations=enough - 2).feasible
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git knows of the checkout."""
+    """A copy of what git knows of the checkout, and of the kernels that are compiled already."""
     folder = tmp_path_factory.mktemp("clone")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -37,7 +37,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         check=True,
     )
-    for name in listed.stdout.splitlines():
+    kernels = [path for top in ("agent", "envs") for path in (ROOT / top).rglob("*.nb[ic]")]
+    for name in [*listed.stdout.splitlines(), *(str(path.relative_to(ROOT)) for path in kernels)]:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)

@@ -103,4 +103,6 @@ def _file_digest(path: str) -> str:
 
 @cache
 def _announce() -> None:
-    print("Compiling loops, once after an installation or a change (10 to 20 s) ...", file=sys.stderr)
+    print(
+        "Compiling loops, once after an installation or a change (about half a minute) ...", file=sys.stderr
+    )

@@ -24,14 +24,14 @@ def seconds_of(call: Callable[[], object], rounds: int = 3) -> float:
 
 @cache
 def captured(family: str, n_decisions: int, cluster: str = "4xv100") -> Problem:
-    """The shipped graph of a family whose walk is nearest to `n_decisions` ops long."""
+    """The shipped graph of a family whose episode is nearest to `n_decisions` ops long."""
     graphs = load_family(family)
     nearest = min(graphs, key=lambda graph: abs(int(graph.is_compute.sum()) - n_decisions))
     return Problem(nearest, get_cluster(cluster))
 
 
 def decisions(problem: Problem) -> int:
-    """Length of a walk."""
+    """Length of an episode."""
     return int(problem.graph.is_compute.sum())
 
 

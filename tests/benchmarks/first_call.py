@@ -1,6 +1,6 @@
 """Run as a program: print the seconds that the first calls of some compiled loops take in this process.
 
-Arguments: any of `simulate`, `walk` and `search`.
+Arguments: any of `simulate`, `decide` and `search`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def simulate(problem: Problem) -> None:
     simulate_problem(problem, np.zeros(problem.graph.n_ops, dtype=np.int64))
 
 
-def walk(problem: Problem) -> None:
+def decide(problem: Problem) -> None:
     """Take a first decision."""
     batch = EpisodeBatch([problem], 1)
     batch.begin(0, 0, 0, np.random.default_rng(0))
@@ -38,7 +38,7 @@ def main() -> None:
     """Do what the arguments say, on a problem so small that compiling or loading is all it takes."""
     problem = Problem(layered_graph(10), v100s(2, "program"))
     began = time.perf_counter()
-    for call in (simulate, walk, search):
+    for call in (simulate, decide, search):
         if call.__name__ in sys.argv[1:]:
             call(problem)
     print(time.perf_counter() - began)

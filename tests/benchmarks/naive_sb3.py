@@ -97,11 +97,11 @@ class NaivePlacementEnv(gym.Env[Observation, np.int64]):
         return self._observation(), reward, over, False, {}
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Devices with room for the op at hand; all of them where none has."""
+        """Devices with memory for the op at hand; all of them where none has it."""
         op = self._walk[min(self._at, len(self._walk) - 1)]
         needed = self.problem.footprint_bytes[self.problem.graph.unit_of[op]]
-        room = self._load + needed <= self.problem.cluster.memory_bytes
-        return room if room.any() else ~room
+        has_memory = self._load + needed <= self.problem.cluster.memory_bytes
+        return has_memory if has_memory.any() else ~has_memory
 
     def _observation(self) -> Observation:
         placement = np.full(len(self._nodes), -1, dtype=np.int64)
@@ -151,7 +151,7 @@ class GraphExtractor(BaseFeaturesExtractor):
 
 
 def make_naive_ppo(problems: Sequence[Problem], config: TrainConfig) -> MaskablePPO:
-    """PPO over `N_ENVS` environments, which walk the problems in turn."""
+    """PPO over `N_ENVS` environments, which take the problems in turn."""
     max_nodes = max(int(problem.graph.is_compute.sum()) for problem in problems)
     max_edges = max(len(contract(problem.graph)[1]) for problem in problems)
 

@@ -14,7 +14,7 @@ from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import ROOT, Figure
 
 
-@pytest.mark.parametrize("calls", ["simulate", "walk", "search", "simulate walk search"])
+@pytest.mark.parametrize("calls", ["simulate", "decide", "search", "simulate decide search"])
 def test_first_call(
     stopwatch: Stopwatch, record: Callable[[Figure], None], tmp_path: Path, calls: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Speed of finding placements: by search, and by one walk of a policy."""
+"""Speed of finding placements: by search, and by one decode of a policy."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
 def test_decode(stopwatch: Stopwatch, record: Record, n_samples: int, kind: str) -> None:
     problem = captured("ptb", 1_000)
     policy = Policy(PlacementNetwork(current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)))
-    walk = partial(decode, policy, problem, n_samples=n_samples, greedy=not n_samples)
+    decoding = partial(decode, policy, problem, n_samples=n_samples, greedy=not n_samples)
     placer, budget = PLACERS["annealing"], Budget(evaluations=N_EVALUATIONS)
     record(
         Figure(
             "Decoding, 4 devices, one core",
             f"{decisions(problem):,} decisions, {kind}, encoding included",
-            stopwatch(walk, rounds=3) * 1e3,
+            stopwatch(decoding, rounds=3) * 1e3,
             "ms",
             seconds_of(lambda: placer.place(problem, budget, np.random.default_rng(0))) * 1e3,
             f"annealing with {N_EVALUATIONS:,} evaluations",

@@ -109,7 +109,7 @@ def test_training(
         seconds = stopwatch(lambda: work(ours(threads), log), rounds=5)
     record(
         Figure(
-            f"Training, {decisions(problem)} decisions a walk, 4 devices, {CONFIG.n_envs} episodes",
+            f"Training, {decisions(problem)} decisions an episode, 4 devices, {CONFIG.n_envs} episodes",
             f"{name}, threads: {threads}",
             decisions_of_rollout(ours(threads)) / seconds,
             unit,

@@ -29,7 +29,7 @@ class Rollout:
     """The op at hand on a device, and the next visits by the rule.
 
     Ops whose unit is decided already run where it is; any other unit is decided at the first of its ops. The
-    op at hand goes to its device even where that has no room.
+    op at hand goes to its device even where that lacks the memory.
     """
 
     def __init__(self, episode: ReferenceEpisode, first_device: int) -> None:
@@ -96,7 +96,7 @@ class Rollout:
         """The rule: of few devices, the one where the op would finish first; the first of these if they tie.
 
         The few are the devices of the op's placed inputs, and the device where it would finish first without
-        inputs. Only devices with room for the op's unit count. If none has room, memory is ignored and the
+        inputs. Only devices with memory for the unit count. If none has it, memory is ignored and the
         few are the devices of the inputs alone; without placed inputs it is the first device of all.
         """
         devices, needed = self.episode.devices, self.episode.bytes_of(op)

@@ -175,7 +175,7 @@ def compare_ending(batch: EpisodeBatch, at: int, reference: ReferenceEpisode, re
 
 
 def follow(pair: Pair, rng: np.random.Generator) -> Iterator[tuple[int, ReferenceEpisode, float]]:
-    """Walk all episodes to their ends with random allowed actions, comparing all on the way.
+    """Take all episodes to their ends with random allowed actions, comparing all on the way.
 
     Yields:
         Each episode that ends, its reference and its last reward.

@@ -41,7 +41,7 @@ def test_lookahead(stopwatch: Stopwatch, record: Callable[[Figure], None], order
 
     record(
         Figure(
-            f"Lookahead, {decisions(problem)} decisions a walk, 4 devices, one core",
+            f"Lookahead, {decisions(problem)} decisions an episode, 4 devices, one core",
             f"{order}, {way}, {N_EPISODES} episodes",
             N_EPISODES * decisions(problem) / stopwatch(walk_all, rounds=5),
             "decisions/s",

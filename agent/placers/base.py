@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -52,16 +53,21 @@ class PlacementResult:
     """Outcome of one run of a placer.
 
     Attributes:
+        problem: what was placed.
         placement: the best placement it scored; a feasible one beats any that is out of memory.
-        step_time: simulated time and memory of that placement.
         evaluations: placements it simulated.
         wall_s: seconds it took, scoring included.
     """
 
+    problem: Problem
     placement: Placement
-    step_time: StepTime
     evaluations: int
     wall_s: float
+
+    @cached_property
+    def step_time(self) -> StepTime:
+        """The step under the placement, op by op; simulated once, when it is asked for."""
+        return simulate_problem(self.problem, self.placement.device_of)
 
     @property
     def feasible(self) -> bool:
@@ -152,9 +158,7 @@ class SearchState:
         """Makes the outcome of the run."""
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
-        wall_s = self.elapsed_s
-        step_time = simulate_problem(self.problem, self.best)
-        return PlacementResult(Placement(self.best), step_time, self.evaluations, wall_s)
+        return PlacementResult(self.problem, Placement(self.best), self.evaluations, self.elapsed_s)
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]

@@ -31,11 +31,13 @@ class Policy(nn.Module):
         self.network = network
         self.mdp_config = mdp_config
         self.embeddings = EmbeddingCache(network, ())
+        # In a list, so that it is not registered twice; finding it at every decision costs a tenth.
+        self._any_weight = [next(network.parameters())]
 
     @property
     def device(self) -> torch.device:
         """The torch device of the weights."""
-        return next(self.network.parameters()).device
+        return self._any_weight[0].device
 
     def set_problems(self, problems: Sequence[Problem]) -> None:
         """Replaces the problems: observations then name `problems[i]` by `i`."""

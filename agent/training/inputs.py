@@ -11,7 +11,7 @@ from agent.placers.base import PLACERS
 from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.mdp_config import BEST
 from agent.policy.policy import Policy
-from agent.policy.serialization import load_policy, read_card
+from agent.policy.serialization import read_policy
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.problems import left_out
 from agent.training.split import Split
@@ -44,10 +44,13 @@ def read_inputs(config: TrainConfig, graphs: Split) -> Inputs:
     _check_names(config)
     if not (config.timesteps or config.dagger_rounds or (config.demonstrations and config.imitation_epochs)):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
-    policy = load_policy(config.init) if config.init else None
-    seen = read_card(config.init).seen if config.init else ()
+    stored = read_policy(config.init) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
-    return Inputs(policy, seen, tuple(left_out(graphs, config.cluster)))
+    return Inputs(
+        policy=stored.policy() if stored else None,
+        seen=stored.card.seen if stored else (),
+        left_out=tuple(left_out(graphs, config.cluster)),
+    )
 
 
 def _check_names(config: TrainConfig) -> None:

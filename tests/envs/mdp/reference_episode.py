@@ -101,7 +101,7 @@ class ReferenceEpisode:
         """Place the unit at hand on a device and go on to the next decision; returns the reward.
 
         The reward is minus what the decision adds to the simulated step time, over `scale_s`. A finished step
-        that exceeds the memory of a device is penalized, and so is an op that has no device with memory for it.
+        that exceeds the memory of a device is penalized, and so is an op that no device has memory for.
         """
         before_s = self.time_s
         for member in self.unit(self.op):

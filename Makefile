@@ -48,4 +48,4 @@ bench: setup ## measure speed
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
 
 data: setup ## rebuild the benchmark graphs of graphs/data/
-	$(BIN)/python -m graphs.dataset
+	$(BIN)/python -m graphs.dataset --build

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
-from agent.policy.policy import Policy
-from agent.policy.serialization import load_policy, read_card
+from agent.policy import serialization
+from agent.policy.serialization import StoredPolicy, load_policy, read_card, read_policy
 from agent.training import checkpoints, inputs
 from agent.training.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from agent.training.config import ConfigError, TrainConfig
@@ -203,11 +203,12 @@ def test_a_policy_to_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest
     train(replace(SMALL, timesteps=256), first)
     read: list[str] = []
 
-    def load_counted(path: str) -> Policy:
+    def read_counted(path: str) -> StoredPolicy:
         read.append(path)
-        return load_policy(path)
+        return read_policy(path)
 
-    monkeypatch.setattr(inputs, "load_policy", load_counted)
+    for module in (inputs, serialization):
+        monkeypatch.setattr(module, "read_policy", read_counted)
     config = replace(SMALL, timesteps=256, init=str(first.folder))
     context = MemoryContext(tmp_path / "second")
     train(config, context, inputs.read_inputs(config, context.graphs))

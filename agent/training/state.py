@@ -8,7 +8,6 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
-from agent.training import ppo
 from agent.training.checkpoints import Checkpoint, under
 from agent.training.clock import Clock, between
 from agent.training.config import TrainConfig
@@ -16,6 +15,7 @@ from agent.training.context import Context
 from agent.training.ema import averaged
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
+from agent.training.reinforcement import ppo
 from envs.mdp.batched_env import BatchedPlacementEnv
 
 AVERAGE = "average/"

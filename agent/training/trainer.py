@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from agent.policy.threads import torch_threads
-from agent.training import ppo
 from agent.training.checkpoints import Checkpoint
 from agent.training.clock import Clock
 from agent.training.config import TrainConfig
@@ -17,7 +16,8 @@ from agent.training.metrics import ITERATION, PROGRESS, SPEED, WALL_S
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
 from agent.training.phase import Phase
-from agent.training.reinforcement import Reinforcement
+from agent.training.reinforcement import ppo
+from agent.training.reinforcement.phase import Reinforcement
 from agent.training.selection import PolicySelection
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics

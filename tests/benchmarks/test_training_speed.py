@@ -15,11 +15,11 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
 from agent.policy.threads import torch_threads
-from agent.training.callbacks import EpisodeLog
 from agent.training.config import TrainConfig
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
-from agent.training.ppo import make_ppo
+from agent.training.reinforcement.callbacks import EpisodeLog
+from agent.training.reinforcement.ppo import make_ppo
 from envs.mdp.batched_env import BatchedPlacementEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.training.rollout_buffer import LEAST_SHARE, less_others, normalise_within
+from agent.training.reinforcement.rollout_buffer import LEAST_SHARE, less_others, normalise_within
 
 
 def test_a_decision_is_compared_with_the_others_on_the_same_op() -> None:

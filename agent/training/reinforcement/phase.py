@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.training import ppo
-from agent.training.callbacks import EpisodeLog
 from agent.training.clock import between
 from agent.training.phase import Phase
+from agent.training.reinforcement import ppo
+from agent.training.reinforcement.callbacks import EpisodeLog
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 

@@ -10,10 +10,10 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import Logger
 
 from agent.policy.policy import Policy
-from agent.training.actor_critic import PlacementActorCritic
 from agent.training.checkpoints import Checkpoint, under
 from agent.training.config import TrainConfig
-from agent.training.rollout_buffer import PerGraphRolloutBuffer
+from agent.training.reinforcement.actor_critic import PlacementActorCritic
+from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from envs.mdp.batched_env import BatchedPlacementEnv
 
 LOSSES = {

@@ -1,0 +1,1 @@
+"""Reinforcement: maskable PPO over episodes, as the last phase of a training."""

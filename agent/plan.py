@@ -23,8 +23,10 @@ from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime
+from graphs.errors import InputError
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
+from graphs.precision import with_precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,6 +99,8 @@ def place(
     order: str = "topo",
     seed: int = 0,
     optimizer: str | None = "adam",
+    training: bool = True,
+    precision: str | None = None,
 ) -> Plan:
     """Place a model's training step on a cluster, as `evaluate.py` does with the same settings.
 
@@ -111,6 +115,8 @@ def place(
         order: in which the policy visits ops.
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
+        training: whether a module's backward pass and update are placed too.
+        precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
 
     Returns:
         The best placement found; `plan.step_time.fits` says whether it is feasible.
@@ -130,7 +136,9 @@ def place(
     chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
-    graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer)
+    graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer, training)
+    if precision is not None:
+        graph = with_precision(graph, precision)
     problem = Problem(graph, chosen)
     problem.check_feasible()
     is_learned = placer in LEARNED
@@ -159,12 +167,12 @@ def _runner() -> TrialRunner:
     return TrialRunner()
 
 
-def _capture(module: nn.Module, inputs: Any, optimizer: str | None) -> OpGraph:
+def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bool) -> OpGraph:
     from graphs.capture.capture import capture
 
     if inputs is None:
-        raise ValueError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture(module, inputs, optimizer=optimizer)
+        raise InputError("a module is placed with its example inputs; call place(module, inputs)")
+    return capture(module, inputs, optimizer=optimizer, training=training)
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:

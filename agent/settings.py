@@ -9,6 +9,8 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replac
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
+from graphs.errors import InputError
+
 OPTION = "option"
 """Key of the `Option` in a field's metadata."""
 LONGEST_METAVAR = 24
@@ -55,6 +57,17 @@ def option(default: Any, help: str, *, group: str, default_text: str = "", **rul
     return field(default=default, metadata={OPTION: Option(help, group, default=default_text, **rules)})
 
 
+def option_of(cls: type[Settings], name: str, default: Any) -> Any:
+    """Makes a dataclass field that is a setting of another class too, by the same rules.
+
+    Args:
+        cls: the other class, which has a field of this name and type.
+        default: immutable default value.
+    """
+    known = next(item for item in fields(cls) if item.name == name)
+    return field(default=default, metadata=known.metadata)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Base of a frozen dataclass of settings; every field is made by `option` and checked on construction.
@@ -66,14 +79,14 @@ class Settings:
     `class TrainConfig(Settings, error=ConfigError, renamed={"old": "new"})`.
 
     Raises:
-        ValueError: a value of the wrong type or out of range; of the class that `error` names.
+        InputError: a value of the wrong type or out of range; of the class that `error` names.
     """
 
-    _error: ClassVar[type[ValueError]] = ValueError
+    _error: ClassVar[type[InputError]] = InputError
     _renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(
-        cls, *, error: type[ValueError] = ValueError, renamed: Mapping[str, str] | None = None
+        cls, *, error: type[InputError] = InputError, renamed: Mapping[str, str] | None = None
     ) -> None:
         super().__init_subclass__()
         cls._error, cls._renamed = error, renamed or {}
@@ -100,7 +113,7 @@ class Settings:
             base: what holds for keys that are not given; by default the defaults.
 
         Raises:
-            ValueError: not an object, an unknown key, or a bad value; of the class that `error` names.
+            InputError: not an object, an unknown key, or a bad value; of the class that `error` names.
         """
         if not isinstance(values, Mapping):
             raise cls._error(f"{where}: holds {type(values).__name__}, not an object of settings")

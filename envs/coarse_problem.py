@@ -22,6 +22,10 @@ class CoarseProblem(Problem):
 
     coarsening: Coarsening
 
+    def _check_times(self) -> None:
+        """Checks the original problem; sums of its times may be longer than a single time may."""
+        _ = self.fine
+
     @cached_property
     def fine(self) -> Problem:
         """The original problem."""
@@ -29,13 +33,20 @@ class CoarseProblem(Problem):
 
     @cached_property
     def op_seconds(self) -> FloatArray:
-        """The seconds of every coarse op on every device, launches of its ops and gaps included."""
+        """The seconds of every coarse op on every device, launches of its ops and gaps included.
+
+        They are at least the time to issue its ops after the first, and a mean op after that. That the host
+        thread issues nothing else in that time, or has done so before, is left out.
+        """
         total = self.coarsening.total
         seconds = self.fine.op_seconds
         busy = np.stack([total(of_device) for of_device in seconds.T], axis=1)
         runs = np.stack([total((of_device > 0).astype(np.float64)) for of_device in seconds.T], axis=1)
         coarse: FloatArray = busy + np.maximum(runs - 1, 0) * self.cluster.op_gap_s
-        return coarse
+        if not self.cluster.issue_s:
+            return coarse
+        issued: FloatArray = np.maximum(runs - 1, 0) * self.cluster.issue_s + busy / np.maximum(runs, 1)
+        return np.maximum(coarse, issued)
 
     @cached_property
     def always_fits(self) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.cluster import Cluster, ClusterError, Device
+from envs.costs import CostError
 from envs.problem import Problem
-from graphs.op_graph import OpGraph
+from graphs.op_graph import GraphError, OpGraph
 
 SPEED_SPREAD = 0.3
 """Standard deviation of the logarithm of the speed that devices share, and of that in which they differ."""
@@ -32,8 +33,15 @@ def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator)
     """Draws a resized graph on some of the devices, with other speeds and links, at times with scarce memory.
 
     At least two devices are left where there were two. Where memory becomes scarce, every device keeps the
-    same share of its memory.
+    same share of its memory. Where a draw leaves the bounds of physics, the problem is left as it is.
     """
+    try:
+        return _draw(graph, cluster, rng)
+    except (GraphError, ClusterError, CostError):
+        return Problem(graph, cluster)
+
+
+def _draw(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
     graph = resize(graph, rng)
     n_devices = int(rng.integers(min(2, cluster.n_devices), cluster.n_devices + 1))
     kept = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
@@ -51,6 +59,7 @@ def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator)
             devices=devices,
             bytes_per_s=cluster.bytes_per_s[pairs] * np.exp(LINK_SPREAD * rng.standard_normal()),
             latency_s=cluster.latency_s[pairs] * np.exp(LATENCY_SPREAD * rng.standard_normal()),
+            n_half_bytes=cluster.n_half_matrix[pairs],
         ),
     )
     is_scarce, memory_ratio = rng.random() < P_SCARCE, rng.uniform(*SCARCE_MEMORY)

@@ -8,21 +8,31 @@ from functools import cached_property
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.costs import op_seconds
+from envs.costs import check_transfers, op_seconds
 from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
+from graphs.errors import InputError
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 
-class InfeasibleError(ValueError):
+class InfeasibleError(InputError):
     """A graph without a feasible placement on a cluster; the message says what is too large."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph to place on a cluster."""
+    """A graph to place on a cluster.
+
+    Every time and every sum of times or bytes is finite.
+
+    Raises:
+        CostError: on construction, if an op or a transfer would take a time beyond physics.
+    """
 
     graph: OpGraph
     cluster: Cluster
+
+    def __post_init__(self) -> None:
+        self._check_times()
 
     @property
     def n_devices(self) -> int:
@@ -34,12 +44,24 @@ class Problem:
         """The seconds of every op on every device, (n_ops, n_devices)."""
         return op_seconds(self.graph, self.cluster)
 
+    def _check_times(self) -> None:
+        check_transfers(self.graph, self.cluster)
+        _ = self.op_seconds
+
     @cached_property
     def single_device_s(self) -> FloatArray:
         """The step time with all ops on one device of unlimited memory, seconds, (n_devices,)."""
-        gaps = np.maximum((self.op_seconds > 0).sum(axis=0) - 1, 0)
+        takes_time = self.op_seconds > 0
+        gaps = np.maximum(takes_time.sum(axis=0) - 1, 0)
         total: FloatArray = self.op_seconds.sum(axis=0) + gaps * self.cluster.op_gap_s
-        return total
+        if not self.cluster.issue_s:
+            return total
+        # The device works without a pause from some op on, which starts as soon as the host has issued it.
+        issued_s = takes_time.cumsum(axis=0) * self.cluster.issue_s
+        busy_s = np.where(takes_time, self.op_seconds + self.cluster.op_gap_s, 0.0)
+        from_op_on = busy_s[::-1].cumsum(axis=0)[::-1] - self.cluster.op_gap_s
+        since: FloatArray = np.where(takes_time, issued_s + from_op_on, 0.0).max(axis=0)
+        return since
 
     @cached_property
     def scale_s(self) -> float:
@@ -50,7 +72,8 @@ class Problem:
     def arrays(self) -> ProblemArrays:
         """The problem as flat arrays, as the kernels read it."""
         graph, cluster = self.graph, self.cluster
-        link = _links(cluster)
+        link, n_half = _links(cluster), _n_half(cluster)
+        is_detailed = cluster.issue_s > 0 or cluster.copies == "eager" or bool(n_half.any())
         return ProblemArrays(
             op_seconds=self.op_seconds,
             is_source=graph.is_source.astype(np.int64),
@@ -66,17 +89,20 @@ class Problem:
             resident=graph.resident_bytes,
             bandwidth=_bandwidth(cluster),
             latency=np.ascontiguousarray(cluster.latency_s, dtype=np.float64),
+            n_half=n_half,
             link=link,
             memory=cluster.memory_bytes,
-            gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s]),
+            gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s, cluster.issue_s]),
             rules=np.array(
                 [
                     FIFO if cluster.schedule == "fifo" else PROGRAM,
                     _sends_per_tensor(cluster),
-                    int(link.max()) + 1,
+                    cluster.copies == "eager",
+                    max(int(link.max()), cluster.n_devices) + 1,
                 ],
                 dtype=np.int64,
             ),
+            detailed=np.zeros(0, dtype=np.int64) if is_detailed else None,
         )
 
     @cached_property
@@ -158,9 +184,22 @@ def _bandwidth(cluster: Cluster) -> FloatArray:
     return bandwidth
 
 
+def _n_half(cluster: Cluster) -> FloatArray:
+    """Half-bandwidth size of each pair, on the diagonal that of a transfer to all: the sender's largest."""
+    n_half = np.array(cluster.n_half_matrix)
+    np.fill_diagonal(n_half, 0.0)
+    np.fill_diagonal(n_half, n_half.max(axis=1))
+    return n_half
+
+
 def _links(cluster: Cluster) -> IntArray:
-    """Link of each ordered pair, -1 where every transfer has its own, (n_devices, n_devices)."""
+    """Clock of the link of each ordered pair, -1 where every transfer has its own, (n_devices, n_devices)."""
     n = cluster.n_devices
+    first = n + 1
     source = np.repeat(np.arange(n), n).reshape(n, n)
-    links = {"none": np.full((n, n), -1), "pair": np.arange(n * n).reshape(n, n), "egress": source}
+    links = {
+        "none": np.full((n, n), -1),
+        "pair": first + np.arange(n * n).reshape(n, n),
+        "egress": first + source,
+    }
     return links[cluster.sharing]

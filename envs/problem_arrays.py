@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from graphs.op_graph import FloatArray, IntArray
 
-OP_GAP_S, TRANSFER_GAP_S = range(2)
-"""Columns of `ProblemArrays.gaps`: rest of a device after an op, rest of a link after a transfer."""
+OP_GAP_S, TRANSFER_GAP_S, ISSUE_S = range(3)
+"""Columns of `ProblemArrays.gaps`: rest of a device after an op, rest of a link after a transfer, time of the
+host thread to issue an op or a copy."""
 
-SCHEDULE, SENDS_PER_TENSOR, N_LINKS = range(3)
-"""Columns of `ProblemArrays.rules`: `PROGRAM` or `FIFO`, 1 = one transfer per tensor, number of links."""
+SCHEDULE, SENDS_PER_TENSOR, IS_EAGER, N_CLOCKS = range(4)
+"""Columns of `ProblemArrays.rules`: `PROGRAM` or `FIFO`, 1 = one transfer per tensor, 1 = copies run on the
+compute streams of both devices, number of clocks in use (see `ProblemArrays.link`)."""
 
 PROGRAM, FIFO = range(2)
 """Schedules: ops in program order, or whatever became ready first."""
@@ -18,6 +20,12 @@ PROGRAM, FIFO = range(2)
 
 class ProblemArrays(NamedTuple):
     """A graph on a cluster, as the kernels read it.
+
+    A clock says when something is free: clock `d` device `d`, clock `n_devices` the host thread, and the
+    clocks after it the links.
+
+    Where `detailed` is None, numba compiles the kernels without the rules that it stands for, as these would
+    make them slower by a tenth. Compiled with them, they give the same times to the last bit.
 
     Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`. Arrays are int64 or float64.
     """
@@ -36,7 +44,9 @@ class ProblemArrays(NamedTuple):
     resident: FloatArray  # (n_ops,) bytes
     bandwidth: FloatArray  # (n_devices, n_devices) bytes/s; the diagonal: the slowest of the row
     latency: FloatArray  # (n_devices, n_devices) s
-    link: IntArray  # (n_devices, n_devices) link of an ordered pair, -1 = a link of its own per transfer
+    n_half: FloatArray  # (n_devices, n_devices) bytes added to each transfer; the diagonal: the row's most
+    link: IntArray  # (n_devices, n_devices) clock of a pair's link, -1 = each transfer has its own
     memory: FloatArray  # (n_devices,) bytes
-    gaps: FloatArray  # (2,) seconds; columns `OP_GAP_S`, `TRANSFER_GAP_S`
-    rules: IntArray  # (3,) columns `SCHEDULE`, `SENDS_PER_TENSOR`, `N_LINKS`
+    gaps: FloatArray  # (3,) seconds; columns `OP_GAP_S`, `TRANSFER_GAP_S`, `ISSUE_S`
+    rules: IntArray  # (4,) columns `SCHEDULE`, `SENDS_PER_TENSOR`, `IS_EAGER`, `N_CLOCKS`
+    detailed: IntArray | None  # (0,), or None where `ISSUE_S`, `IS_EAGER` and `n_half` are all 0

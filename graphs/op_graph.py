@@ -10,19 +10,27 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.graph_rules import DTYPES, PHASES, GraphError, check_graph
 from graphs.io.json_files import FileFormatError
-from graphs.op_records import parse_ops
+from graphs.op_records import EXTENTS, parse_ops
+
+__all__ = [
+    "DTYPES",
+    "PHASES",
+    "SOURCE_TYPES",
+    "Csr",
+    "FloatArray",
+    "GraphError",
+    "IntArray",
+    "OpGraph",
+    "build_graph",
+]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-PHASES = ("forward", "backward", "optimizer")
 SOURCE_TYPES = ("parameter", "input")
 """Types of ops that are available from time 0 and never occupy a device."""
-
-
-class GraphError(ValueError):
-    """A graph that breaks a rule of `OpGraph`; the message says which, where, and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,16 @@ class Csr:
         return Csr(ptr, items[np.argsort(rows, kind="stable")])
 
 
+def _no_gemm() -> IntArray:
+    return np.zeros((0, EXTENTS), dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """Ops in program order (every producer before its consumers) and the tensors between them.
+
+    Strings can be printed, and amounts are within the bounds of `graphs.limits`, so that every graph can be
+    written to a file, read back and simulated.
 
     Attributes:
         name, family: what the graph is and the model family it belongs to.
@@ -65,9 +80,17 @@ class OpGraph:
         resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
         colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
         seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
+        dtypes: dtype of each op's arithmetic, one of fp64, fp32, tf32, fp16, bf16 and int; "" where not said.
+        gemm: batch, m, n, k of matrix products and convolutions, int (n_ops, 4), zeros where there is none.
         tensor_producer: op that makes each tensor, int (n_tensors,).
         tensor_bytes: size of each tensor in bytes, (n_tensors,).
         consumers: ops that read each tensor, one row per tensor, ascending and distinct.
+        dtypes: type of each op's arithmetic, of a source that of its values: from `DTYPES`, or "" where it is
+            not said (the default). An op that works on several types has that of its widest floats.
+        gemm: extents of the matrix product behind each op, int (n_ops, 4): batch, m, n, k of a product or a
+            convolution, which is counted as its implicit product (groups, positions of the output in all
+            samples, output channels of a group, kernel elements of a group); batch * heads, queries, keys and
+            head width of attention. Zeros where there is none (the default).
 
     Raises:
         GraphError: on construction, if a rule above is broken.
@@ -87,9 +110,15 @@ class OpGraph:
     tensor_bytes: FloatArray
     consumers: Csr
     seconds: Mapping[str, FloatArray] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    gemm: IntArray = field(default_factory=_no_gemm)
 
     def __post_init__(self) -> None:
-        _check(self)
+        if not self.dtypes:
+            object.__setattr__(self, "dtypes", ("",) * self.n_ops)
+        if not len(self.gemm):
+            object.__setattr__(self, "gemm", np.zeros((self.n_ops, EXTENTS), dtype=np.int64))
+        check_graph(self)
 
     @property
     def n_ops(self) -> int:
@@ -175,16 +204,25 @@ class OpGraph:
         """
         label = np.where(self.colocate >= 0, self.n_ops + self.colocate, np.arange(self.n_ops))
         compute = np.flatnonzero(self.is_compute)
-        decided = set(label[compute].tolist())
-        for own in sorted(set(label.tolist()) - decided):
-            members = [int(op) for op in np.flatnonzero(label == own)]
-            readers = [int(self.successors.row(op)[0]) for op in members if len(self.successors.row(op))]
-            leader = min(readers, default=int(compute[0]) if len(compute) else members[0])
-            label[members] = label[leader]
+        strays = np.flatnonzero(~np.isin(label, label[compute]))
+        if len(compute) and len(strays):
+            _, group = np.unique(label[strays], return_inverse=True)
+            # Only sources are strays, so the first reader of a group is never a stray itself.
+            leader = np.full(int(group.max()) + 1, self.n_ops)
+            np.minimum.at(leader, group, self._first_reader[strays])
+            leader = np.where(leader < self.n_ops, leader, compute[0])
+            label[strays] = label[leader[group]]
         _, first, unit = np.unique(label, return_index=True, return_inverse=True)
         rank = np.empty(len(first), dtype=np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         return rank[unit]
+
+    @property
+    def _first_reader(self) -> IntArray:
+        """First op that reads an output of each op, `n_ops` where none does, int (n_ops,)."""
+        first = np.full(self.n_ops, self.n_ops)
+        np.minimum.at(first, self.edges[:, 0], self.edges[:, 1])
+        return first
 
     @cached_property
     def units(self) -> Csr:
@@ -206,6 +244,7 @@ class OpGraph:
                 bytes_moved=float(self.bytes_moved[op]),
                 resident_bytes=float(self.resident_bytes[op]),
                 colocate=int(self.colocate[op]),
+                dtype=self.dtypes[op],
             )
         for tensor in range(self.n_tensors):
             producer = int(self.tensor_producer[tensor])
@@ -244,86 +283,3 @@ def build_graph(
         consumers=Csr(ptr, np.concatenate([*rows, np.zeros(0, dtype=np.int64)])),
         **columns,
     )
-
-
-def _check(graph: OpGraph) -> None:
-    where = f"graph '{graph.name}'"
-    n_ops, n_tensors = graph.n_ops, graph.n_tensors
-    if n_ops == 0:
-        raise GraphError(f"{where}: has no ops; give at least one")
-    for label in ("op_types", "modules", "phases", "flops", "bytes_moved", "resident_bytes", "colocate"):
-        if len(getattr(graph, label)) != n_ops:
-            raise GraphError(f"{where}: {label} has {len(getattr(graph, label))} entries for {n_ops} ops")
-    if len(set(graph.op_names)) != n_ops:
-        seen: set[str] = set()
-        twice = next(name for name in graph.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise GraphError(f"{where}: two ops are named '{twice}'; op names must be unique")
-    for op, phase in enumerate(graph.phases):
-        if phase not in PHASES:
-            raise GraphError(
-                f"{where}: op {op} ('{graph.op_names[op]}') has phase '{phase}'; "
-                f"use one of {', '.join(PHASES)}"
-            )
-    for label in ("flops", "bytes_moved", "resident_bytes"):
-        _check_amounts(where, label, getattr(graph, label), graph.op_names)
-    for kind, values in graph.seconds.items():
-        if len(values) != n_ops:
-            raise GraphError(f"{where}: seconds of '{kind}' has {len(values)} entries for {n_ops} ops")
-        known = np.where(np.isnan(values), 0.0, values)
-        _check_amounts(where, f"seconds of '{kind}'", known, graph.op_names)
-    if (graph.colocate < -1).any():
-        op = int(np.argmax(graph.colocate < -1))
-        raise GraphError(f"{where}: op {op} has colocate {graph.colocate[op]}; use an id >= 0 or null")
-    sizes = graph.tensor_bytes
-    if len(sizes) != n_tensors or len(graph.consumers) != n_tensors:
-        raise GraphError(
-            f"{where}: {n_tensors} producers, {len(sizes)} sizes and {len(graph.consumers)} consumer lists"
-        )
-    bad = ~np.isfinite(sizes) | (sizes < 0)
-    if bad.any():
-        tensor = int(np.argmax(bad))
-        raise GraphError(f"{where}: tensor {tensor} has bytes {sizes[tensor]}; use a finite number >= 0")
-    _check_tensors(where, graph)
-
-
-def _check_amounts(where: str, label: str, values: FloatArray, op_names: Sequence[str]) -> None:
-    bad = ~np.isfinite(values) | (values < 0)
-    if bad.any():
-        op = int(np.argmax(bad))
-        raise GraphError(
-            f"{where}: op {op} ('{op_names[op]}') has {label} {values[op]}; use a finite number >= 0"
-        )
-
-
-def _check_tensors(where: str, graph: OpGraph) -> None:
-    producer, readers = graph.tensor_producer, graph.consumers.items
-    owner = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
-    for label, ops, tensor_of in (
-        ("is produced by", producer, np.arange(graph.n_tensors)),
-        ("is consumed by", readers, owner),
-    ):
-        bad = (ops < 0) | (ops >= graph.n_ops)
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise GraphError(
-                f"{where}: tensor {tensor_of[at]} {label} op {ops[at]}, but ops are 0 to {graph.n_ops - 1}"
-            )
-    late = readers <= producer[owner]
-    if late.any():
-        at = int(np.argmax(late))
-        raise GraphError(
-            f"{where}: tensor {owner[at]} goes from op {producer[owner[at]]} to op {readers[at]}, "
-            "but ops are in program order; sort them topologically (a cycle cannot be sorted)"
-        )
-    repeat = (np.diff(readers) <= 0) & (np.diff(owner) == 0)
-    if repeat.any():
-        tensor = int(owner[int(np.argmax(repeat))])
-        raise GraphError(f"{where}: the consumers of tensor {tensor} must be ascending and distinct")
-    taken = np.flatnonzero(graph.is_source)
-    fed = np.intersect1d(readers, taken)
-    if len(fed):
-        op = int(fed[0])
-        raise GraphError(
-            f"{where}: op {op} ('{graph.op_names[op]}') is a {graph.op_types[op]} and reads a tensor; "
-            "parameters and inputs have no inputs"
-        )

@@ -8,12 +8,14 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.io.json_fields import fields, integer, kind_of, name, number, text
+from graphs.io.json_fields import array, fields, integer, kind_of, name, number, text
 from graphs.io.json_files import FileFormatError
 
 AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 OP_REQUIRED = frozenset({"name"})
-OP_OPTIONAL = frozenset({"type", "module", "phase", *AMOUNTS, "colocate", "seconds"})
+OP_OPTIONAL = frozenset({"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm"})
+EXTENTS = 4
+"""Numbers in the `gemm` of an op."""
 
 Record = Mapping[str, Any]
 
@@ -30,6 +32,8 @@ class OpColumns(TypedDict):
     resident_bytes: NDArray[np.float64]
     colocate: NDArray[np.int64]
     seconds: dict[str, NDArray[np.float64]]
+    dtypes: tuple[str, ...]
+    gemm: NDArray[np.int64]
 
 
 def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
@@ -53,6 +57,8 @@ def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
         resident_bytes=parse_amounts(records, "resident_bytes", where),
         colocate=_colocation(records, where),
         seconds=_seconds(records, where),
+        dtypes=_strings(records, "dtype", "", where),
+        gemm=_products(records, where),
     )
 
 
@@ -102,6 +108,18 @@ def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
         if value is not None and integer(value, f"{where} {index}: colocate") < 0:
             raise FileFormatError(f"{where} {index}: colocate is {value}; expected an id >= 0 or null")
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
+
+
+def _products(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
+    products = np.zeros((len(ops), EXTENTS), dtype=np.int64)
+    for index, op in enumerate(ops):
+        if "gemm" in op:
+            at = f"{where} {index}: gemm"
+            extents = array(op["gemm"], at)
+            if len(extents) != EXTENTS:
+                raise FileFormatError(f"{at}: has {len(extents)} numbers; expected [batch, m, n, k]")
+            products[index] = [integer(extent, at) for extent in extents]
+    return products
 
 
 def _seconds(ops: Sequence[Record], where: str) -> dict[str, NDArray[np.float64]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from graphs.errors import InputError
 from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
 from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
@@ -27,7 +28,7 @@ NOMINAL_BYTES_PER_S = 1e12
 NOMINAL_LINK_BYTES_PER_S = 1e10
 
 
-class OrderError(ValueError):
+class OrderError(InputError):
     """An order that does not exist, or a name that is taken; the message says what would be right."""
 
 

@@ -8,6 +8,8 @@ from threading import RLock
 from types import MappingProxyType
 from typing import TypeVar
 
+from graphs.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ class Registry(Mapping[str, T]):
     def __init__(
         self,
         kind: str,
-        error: type[ValueError],
+        error: type[InputError],
         modules: Sequence[str] = (),
         entries: Mapping[str, T] = MappingProxyType({}),
     ) -> None:
@@ -46,7 +48,7 @@ class Registry(Mapping[str, T]):
                 module is imported first.
 
         Raises:
-            ValueError: the name is taken; of the registry's own class of error.
+            InputError: the name is taken; of the registry's own class of error.
         """
         if name in self._entries:
             raise self._error(f"{self.kind} '{name}' is registered twice; choose another name")
@@ -58,7 +60,7 @@ class Registry(Mapping[str, T]):
         """Returns the entry of a name.
 
         Raises:
-            ValueError: an unknown name, with those that are known; of the registry's own class of error.
+            InputError: an unknown name, with those that are known; of the registry's own class of error.
         """
         return self._entries[self.check(name)]
 
@@ -66,7 +68,7 @@ class Registry(Mapping[str, T]):
         """Returns the name itself, if there is an entry of it.
 
         Raises:
-            ValueError: as a look-up does.
+            InputError: as a look-up does.
         """
         if name not in self:
             raise self._error(f"unknown {self.kind} '{name}'; use one of {', '.join(self._entries)}")

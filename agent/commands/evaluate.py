@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.command_line import OneLineParser
+from agent.command_line import OneLineParser, interruptible, run_command
 from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
 from agent.settings import add_flags
+from graphs.errors import printable
 
 if TYPE_CHECKING:
     from agent.evaluation.spec import EvaluationSpec
     from envs.cluster.cluster import Cluster
 
+NAME = "evaluate.py"
 EPILOG = """examples:
   python evaluate.py --families nmt ptb --cluster 4xv100 --seeds 5 --out runs/heldout
   python evaluate.py --model my_package.models:make --placers heft annealing policy --out runs/mine
@@ -32,49 +34,47 @@ DIR gets results.csv, summary.csv, report.html and placements/. If interrupted, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code: 0 done, 2 wrong input, 1 interrupted."""
+    """Runs the command line; returns the exit code: 0 done, 1 interrupted or failed, 2 wrong input."""
+    return run_command(NAME, lambda: _main(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _main(words: Sequence[str]) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    words = list(sys.argv[1:] if arguments is None else arguments)
     options = vars(_parser().parse_args(words))
-    out, jobs = options.pop("out"), options.pop("jobs")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _run(options, out, jobs, shlex.join(["python", "evaluate.py", *words]))
-    except KeyboardInterrupt:
-        print(f"evaluate.py: interrupted; the same command goes on in {out}", file=sys.stderr)
-        return 1
+    run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout")}
+    out = run["out"]
+    spec, left_out = EvaluationConfig.from_json(options, "command line").spec()
+    from agent.evaluation.run import open_folder
 
-
-def _run(options: dict[str, object], out: Path, jobs: int, command: str) -> int:
-    try:
-        spec, left_out = EvaluationConfig.from_json(options, "command line").spec()
-        from agent.evaluation.run import open_folder
-
-        open_folder(out, spec)
-    except ValueError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
+    open_folder(out, spec)
     if left_out:
         count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
         print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
-    _compare(spec, out, jobs, command)
-    return 0
+    try:
+        with interruptible():
+            n_failed = _compare(spec, **run, command=shlex.join(["python", NAME, *words]))
+    except KeyboardInterrupt:
+        print(f"{NAME}: interrupted; the same command goes on in {printable(str(out))}", file=sys.stderr)
+        return 1
+    return 1 if n_failed else 0
 
 
-def _compare(spec: EvaluationSpec, out: Path, jobs: int, command: str) -> None:
+def _compare(spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, command: str) -> int:
+    """Makes the trials, the tables and the report; returns the number of trials that failed."""
     from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise, write_summary
     from agent.evaluation.terminal_report import print_tables, progress_bar
 
     with progress_bar() as report:
-        trials = evaluate(spec, out, jobs=jobs, report=report)
-    lines = summarise(trials)
+        found = evaluate(spec, out, jobs=jobs, trial_timeout_s=trial_timeout, report=report)
+    lines, n_failed = summarise(found.trials), len(found.failures)
     write_summary(out / "summary.csv", lines)
-    write_report(out / "report.html", trials, lines, command)
-    print_tables(lines)
+    write_report(out / "report.html", found.trials, lines, command, n_failed)
+    print_tables(lines, n_failed)
     print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
+    return n_failed
 
 
 class _PrintCluster(argparse.Action):
@@ -89,10 +89,7 @@ class _PrintCluster(argparse.Action):
     ) -> NoReturn:
         from envs.cluster.presets import get_cluster
 
-        try:
-            print(cluster_text(get_cluster(str(values))))
-        except ValueError as error:
-            parser.exit(2, f"{parser.prog}: {error}\n")
+        print(cluster_text(get_cluster(str(values))))
         parser.exit(0)
 
 
@@ -110,9 +107,19 @@ def _processes(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} seconds; give a finite number above 0")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
-        prog="evaluate.py",
+        prog=NAME,
         usage="evaluate.py --out DIR --families|--graphs|--model ... [flags]",
         description=__doc__,
         epilog=EPILOG,
@@ -129,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     run = parser.add_argument_group(RUN)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
     run.add_argument("--jobs", type=_processes, default=1, metavar="N", help="processes (default: 1)")
+    run.add_argument(
+        "--trial-timeout",
+        type=_seconds,
+        default=None,
+        metavar="S",
+        help="end a trial after S seconds, try it once more, then count it as failed (default: never)",
+    )
     return parser
 
 

@@ -9,38 +9,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.command_line import OneLineParser
-from agent.settings import add_flags
-from agent.training import run_folder as runs
-from agent.training.config import MAIN, ConfigError, TrainConfig
+from agent.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext
+    from agent.training.config import TrainConfig
     from agent.training.inputs import Inputs
     from agent.training.trainer import Result
 
-EXTENDABLE = ("name", "timesteps", "minutes")
-"""Settings that `--resume` may change."""
+NAME = "train_agent.py"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    """Runs the command line; returns the exit code: 0 done, 1 stopped or failed, 2 wrong input."""
+    return run_command(NAME, lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
-    try:
-        config, folder = resolve(options)
-        context, inputs = _open(config, folder, resume=options["resume"])
-    except (ValueError, OSError) as error:
-        print(f"train_agent.py: {error}", file=sys.stderr)
-        return 2
+    config, folder = resolve(options)
+    context, inputs = _open(config, folder, resume=options["resume"])
     return _train(config, context, inputs)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    from agent.settings import add_flags
+    from agent.training.config import MAIN, TrainConfig
+
     parser = OneLineParser(
-        prog="train_agent.py",
+        prog=NAME,
         usage="train_agent.py --name NAME --families NAME [NAME ...] [flags]",
         description=__doc__,
         argument_default=argparse.SUPPRESS,
@@ -55,8 +55,11 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     """Resolves a command line into the configuration and the folder of a run.
 
     Raises:
-        ValueError: settings that do not fit together, or a run that exists or does not.
+        InputError: settings that do not fit together, or a run that exists or does not.
     """
+    from agent.training import run_folder as runs
+    from agent.training.config import EXTENDABLE, ConfigError, TrainConfig
+
     given = {key: value for key, value in options.items() if key not in ("config", "resume")}
     if not options["resume"]:
         base = runs.config_from_file(Path(options["config"])) if options["config"] else None
@@ -66,7 +69,7 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     if fixed:
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
-    return TrainConfig.from_json(given, "command line", started), runs.run_folder(started.name)
+    return TrainConfig.from_json(given, "command line", started), runs.run_folder(given["name"])
 
 
 def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalContext, Inputs]:
@@ -84,16 +87,15 @@ def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalCont
 
 
 def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
-    from agent.training.checkpoints import CheckpointError
-    from agent.training.trainer import train
+    from agent.training.trainer import DivergedError, train
 
     try:
         with context:
             result = train(config, context, inputs)
             context.finish(result)
-    except (runs.RunError, CheckpointError) as error:
-        print(f"train_agent.py: {error}", file=sys.stderr)
-        return 2
+    except DivergedError as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1

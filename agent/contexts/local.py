@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,12 +14,11 @@ from typing import Self
 from rich.console import Console
 
 from agent.training import run_folder as runs
-from agent.training.checkpoints import CheckpointFolder
+from agent.training.checkpoints import CheckpointError, CheckpointFolder
 from agent.training.config import ConfigError, TrainConfig
-from agent.training.metrics import ITERATION
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.split import Split, split_graphs
-from agent.training.trainer import Result
+from agent.training.trainer import DivergedError, Result
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
 from graphs.io.json_files import write_json_atomic
@@ -33,7 +33,7 @@ class LocalContext:
 
     Raises:
         ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on
-            entry, a run that is in use.
+            entry, a run that is in use or whose files are damaged.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, *, resume: bool, console: Console) -> None:
@@ -42,29 +42,36 @@ class LocalContext:
         self.graphs = load_split(config)
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self._console = console
-        self._reporters: list[Reporter] = []
         self._bar = ProgressBar(console)
+        self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False
+        self._has_reported = False
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
-        if not self.resume:
-            runs.create(self.folder, self.config)
-        self._cleanup.enter_context(runs.lock(self.folder))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        with runs.opened(self.folder, self.config, resume=self.resume) as cleanup:
+            metrics = MetricsFile(self.folder / "metrics.jsonl")
+            if self.resume and not self.checkpoints.files:
+                self._start_anew(metrics.last_iteration)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
+            self._reporters = (metrics, TensorBoard(self.folder, self.config.to_json()), self._bar)
+            for reporter in self._reporters:
+                cleanup.callback(self._close, reporter)
+            self._cleanup = cleanup.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for reporter in self._reporters or [self._bar]:
-            reporter.close(self._final)
-        self._cleanup.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with self._cleanup:
+            if isinstance(error, DivergedError):
+                self.finish(error.result)
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         """Passes the numbers of one update on to file, TensorBoard and screen."""
-        if not self._reporters:
-            self._open_reporters(timesteps, int(metrics[ITERATION]))
+        if not self._has_reported:
+            (self.folder / runs.RESULT).unlink(missing_ok=True)
+            self._has_reported = True
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
 
@@ -78,20 +85,29 @@ class LocalContext:
 
     def finish(self, result: Result) -> None:
         """Writes `result.json` and keeps the closing numbers, unless training was stopped."""
+        if result.finished or result.failure:
+            values = asdict(result)
+            known = {key: None if value == math.inf else value for key, value in values.items()}
+            write_json_atomic(self.folder / runs.RESULT, known)
         if result.finished:
-            write_json_atomic(self.folder / "result.json", asdict(result))
-            numbers = {
-                key: value for key, value in asdict(result).items() if key not in ("finished", "cut_short")
-            }
+            numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
             self._final = {key: float(value) for key, value in numbers.items()}
 
-    def _open_reporters(self, timesteps: int, iteration: int) -> None:
-        """Opens all; rows and scalars later than the last checkpoint, left by a killed run, are replaced."""
-        self._reporters = [
-            MetricsFile(self.folder / "metrics.jsonl", iteration),
-            TensorBoard(self.folder, self.config.to_json(), timesteps),
-            self._bar,
-        ]
+    def _close(self, reporter: Reporter) -> None:
+        reporter.close(self._final)
+
+    def _start_anew(self, last_iteration: int) -> None:
+        """Says that a run without a checkpoint starts anew, which is right until the first one is due.
+
+        Raises:
+            CheckpointError: there was one, as later updates were made.
+        """
+        if last_iteration > self.config.checkpoint_every or runs.is_finished(self.folder):
+            raise CheckpointError(
+                f"{self.checkpoints.folder}: holds no checkpoint, but {last_iteration} updates were made; "
+                "put it back, or train anew under another name"
+            )
+        self.announce(f"{self.folder} holds no checkpoint yet; it starts anew", 0.0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stops after the update under way; at once when asked again."""
@@ -112,5 +128,5 @@ def load_split(config: TrainConfig) -> Split:
         raise ConfigError("nothing to train on; give --families or --graphs")
     graphs = load_graphs(config.families)
     for path in config.graphs:
-        graphs.extend(read_graphs(path))
+        graphs.extend(read_graphs(path, limit_bytes=config.max_decompressed_bytes))
     return split_graphs(graphs, holdout=config.holdout, validation=config.validation)

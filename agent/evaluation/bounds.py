@@ -6,6 +6,7 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.levels import b_level, t_level
+from graphs.limits import MIN_SECONDS
 from graphs.op_graph import FloatArray
 
 WINDOWS = 64
@@ -22,7 +23,8 @@ def lower_bound_s(problem: Problem) -> float:
     - the serial time of a placement unit on its best device, and the least time before and after it;
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
-      1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window.
+      1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
+    - the time at which the one host thread has issued an op, and the least time from its start on.
 
     A device is idle for `op_gap_s` after each op but its last.
     """
@@ -35,7 +37,9 @@ def lower_bound_s(problem: Problem) -> float:
     critical_path = float((head + fastest + tail).max())
     unit = _unit_bound(problem, occupied, head, tail)
     work = _windowed_work(occupied * device_weights(occupied), head, tail)
-    return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, 0.0)
+    issued_s = (fastest > 0).cumsum() * problem.cluster.issue_s
+    issue = float(np.where(fastest > 0, issued_s + fastest + tail, 0.0).max())
+    return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, issue, 0.0)
 
 
 def device_weights(occupied: FloatArray) -> FloatArray:
@@ -48,7 +52,7 @@ def device_weights(occupied: FloatArray) -> FloatArray:
         (n_devices,), not negative, with sum 1: the best of `ROUNDS` steps of exponentiated-gradient ascent.
         The first weights are proportional to speed, which is optimal where devices differ by a factor.
     """
-    load = np.maximum(occupied.sum(axis=0), np.finfo(float).tiny)
+    load = np.maximum(occupied.sum(axis=0), MIN_SECONDS)
     weights = (1.0 / load) / (1.0 / load).sum()
     best: FloatArray = weights
     best_bound = -1.0
@@ -59,7 +63,7 @@ def device_weights(occupied: FloatArray) -> FloatArray:
         if bound > best_bound:
             best, best_bound = weights, bound
         loads = np.bincount(device, occupied[np.arange(len(device)), device], minlength=len(weights))
-        weights = weights * np.exp(loads / max(loads.max(), np.finfo(float).tiny) / (1.0 + step))
+        weights = weights * np.exp(loads / max(loads.max(), MIN_SECONDS) / (1.0 + step))
         weights = weights / weights.sum()
     return best
 

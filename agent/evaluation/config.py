@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.settings import Settings, option
+from graphs.errors import InputError
+from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
+from graphs.step_settings import OPTIMIZER_NAMES, PRECISIONS
 
 if TYPE_CHECKING:
     from agent.evaluation.spec import EvaluationSpec
@@ -18,7 +21,7 @@ PLACERS, POLICY, RUN = "placers and what each may spend", "policy", "run"
 """Headings of the command line's help."""
 
 
-class EvaluationError(ValueError):
+class EvaluationError(InputError):
     """An evaluation that cannot be made as asked; the message says what would be right."""
 
 
@@ -37,7 +40,19 @@ class EvaluationConfig(Settings, error=EvaluationError):
     model: str | None = option(
         None, "a function that returns (module, inputs)", group=GRAPHS, metavar="PKG.MOD:FUNCTION"
     )
+    optimizer: str = option("adam", "of the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES)
+    inference: bool = option(False, "capture the model's forward pass alone", group=GRAPHS)
+    precision: str | None = option(
+        None,
+        "cost graphs that are in fp32 in another precision",
+        group=GRAPHS,
+        choices=PRECISIONS,
+        default_text="as captured",
+    )
     include_seen: bool = option(False, "keep graphs the policy was trained on", group=GRAPHS)
+    max_decompressed_bytes: int = option(
+        MAX_DECOMPRESSED_BYTES, "greatest size of a .gz graph file when decompressed", group=GRAPHS, least=1
+    )
     coarsen: int | None = option(
         None,
         "place larger graphs as N groups of ops",

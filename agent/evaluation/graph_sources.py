@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from graphs.dataset import load_graphs
+from graphs.errors import InputError, printable
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
+from graphs.precision import with_precision
+from graphs.user_line import user_line
 
 
-class SourceError(ValueError):
+class SourceError(InputError):
     """Graphs that cannot be loaded; the message says which, and what would be right."""
 
 
-def gather_graphs(families: Sequence[str], files: Sequence[str], model: str | None) -> tuple[OpGraph, ...]:
+def gather_graphs(
+    families: Sequence[str],
+    files: Sequence[str],
+    model: str | None,
+    limit_bytes: int,
+    *,
+    optimizer: str = "adam",
+    training: bool = True,
+    precision: str | None = None,
+) -> tuple[OpGraph, ...]:
     """Load every graph that a command line names: families first, then files, then the model.
 
+    Args:
+        limit_bytes: greatest size of a file that is decompressed.
+        optimizer, training: of the model's step, as `graphs.capture.capture` takes them.
+        precision: from `graphs.step_settings.PRECISIONS`, to cost all graphs in; None: as they are.
+
     Raises:
+        PrecisionError: a graph is in another precision than fp32 already.
         SourceError: no source at all, two graphs of one name, or a model that cannot be loaded.
         ValueError: what the readers of families and files raise.
     """
     if not families and not files and model is None:
         raise SourceError("no graphs; give --families, --graphs or --model")
     graphs = load_graphs(dict.fromkeys(families))
-    graphs += [graph for path in dict.fromkeys(files) for graph in read_graphs(path)]
+    graphs += [graph for path in dict.fromkeys(files) for graph in read_graphs(path, limit_bytes=limit_bytes)]
     if model is not None:
-        graphs.append(capture_model(model))
+        graphs.append(capture_model(model, optimizer=optimizer, training=training))
+    if precision is not None:
+        graphs = [with_precision(graph, precision) for graph in graphs]
     _check_names(graphs)
     return tuple(graphs)
 
@@ -42,18 +64,21 @@ def _check_names(graphs: Iterable[OpGraph]) -> None:
         seen.add(graph.name)
 
 
-def capture_model(spec: str) -> OpGraph:
+def capture_model(spec: str, *, optimizer: str = "adam", training: bool = True) -> OpGraph:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: `package.module:function`, importable from the working directory; the function takes nothing
             and returns `(module, inputs)`.
+        optimizer, training: of the step, as `graphs.capture.capture` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
-    made = _call(spec, _find_function(spec))
+    function = _find_function(spec)
+    with _users_code(spec, "the function failed"):
+        made = function()
     if not isinstance(made, tuple) or len(made) != 2:
         raise SourceError(f"--model {spec}: returned {type(made).__name__}; return (module, inputs)")
     from torch import nn
@@ -66,7 +91,15 @@ def capture_model(spec: str) -> OpGraph:
             f"--model {spec}: the first thing returned is {type(module).__name__}; return (module, inputs) "
             "with a torch.nn.Module"
         )
-    return capture(module, inputs, name=spec.rpartition(":")[2], family="model")
+    with _users_code(spec, "cannot be captured"):
+        return capture(
+            module,
+            inputs,
+            optimizer=optimizer,
+            training=training,
+            name=spec.rpartition(":")[2],
+            family="model",
+        )
 
 
 def _find_function(spec: str) -> Callable[[], Any]:
@@ -75,22 +108,58 @@ def _find_function(spec: str) -> Callable[[], Any]:
         raise SourceError(f"--model {spec}: give package.module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
+    with _users_code(spec, f"cannot import '{module_name}'"):
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise SourceError(f"--model {spec}: cannot import '{module_name}': {_one_line(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise SourceError(f"--model {spec}: module '{module_name}' has no function '{function_name}'")
     return function  # type: ignore[no-any-return]
 
 
-def _call(spec: str, function: Callable[[], Any]) -> object:
+@contextmanager
+def _users_code(spec: str, failure: str) -> Iterator[None]:
+    """Runs code of the user's: what it raises is one line that names its own, and what it prints is marked.
+
+    Args:
+        failure: what an error means.
+
+    Raises:
+        SourceError: it raised anything but an error of ours, or left by `sys.exit`.
+    """
+    printed = _MarkedLines(f"--model {spec} prints: ")
     try:
-        return function()
-    except Exception as error:
-        raise SourceError(f"--model {spec}: the function failed: {_one_line(error)}") from error
+        with redirect_stdout(printed):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        at = user_line(error)
+        where = f"{at}: " if at else ""
+        raise SourceError(f"--model {spec}: {failure}: {where}{_one_line(error)}") from error
+    finally:
+        printed.end()
 
 
-def _one_line(error: Exception) -> str:
+class _MarkedLines(io.TextIOBase):
+    """Prints lines to stderr, each with a mark before it, and nothing that a terminal would obey."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._line = mark, ""
+
+    def write(self, text: str) -> int:
+        """Prints the lines that are complete."""
+        *complete, self._line = (self._line + text).split("\n")
+        for line in complete:
+            print(f"{self._mark}{printable(line)}", file=sys.stderr)
+        return len(text)
+
+    def end(self) -> None:
+        """Prints a last line that has no end."""
+        if self._line:
+            self.write("\n")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r}); return (module, inputs)"
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 from pathlib import Path
 
+from agent.evaluation.cells import Case, by_case, figures, milliseconds, number, title
+from agent.evaluation.failures import failed_line
 from agent.evaluation.results import Trial, best_times
 from agent.evaluation.summary import SIMULATED, Line, geometric_mean
+from graphs.errors import printable
 from graphs.io.json_files import write_bytes_atomic
 
 BAR_WIDTH, BAR_HEIGHT = 240, 14
@@ -49,44 +51,27 @@ HEADINGS = (
 )
 
 
-def write_report(path: Path, trials: Sequence[Trial], lines: Sequence[Line], command: str) -> None:
+def write_report(
+    path: Path, trials: Sequence[Trial], lines: Sequence[Line], command: str, n_failed: int = 0
+) -> None:
     """Write the report atomically.
 
     Args:
         trials: in the order of the evaluation.
         lines: their summary.
         command: what made them, as typed.
+        n_failed: number of trials that failed.
     """
+    failed = f"<p>{failed_line(n_failed)}</p>" if n_failed else ""
     sections = "".join(_section(case, part, trials) for case, part in by_case(lines))
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Placewalk evaluation</title>'
-        f"<style>{STYLE}</style><h1>Placewalk evaluation</h1><p><code>{escape(command)}</code></p>"
-        f"{sections}<h2>How to read this</h2><ul>{''.join(f'<li>{caveat}</li>' for caveat in CAVEATS)}</ul>"
+        f"<style>{STYLE}</style><h1>Placewalk evaluation</h1><p><code>{escape(printable(command))}</code></p>"
+        f"{failed}{sections}"
+        f"<h2>How to read this</h2><ul>{''.join(f'<li>{caveat}</li>' for caveat in CAVEATS)}</ul>"
         f"<h2>Graphs</h2>{_graph_table(trials)}</html>\n"
     )
     write_bytes_atomic(path, page.encode())
-
-
-Case = tuple[str, str, bool]
-
-
-def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
-    """Lines by family, cluster and whether seen: the shortest step first, those never feasible last."""
-
-    def case(line: Line) -> Case:
-        return line.family, line.cluster, line.seen
-
-    def rank(line: Line) -> tuple[bool, float]:
-        return line.ratio_to_single is None, line.ratio_to_single or 0.0
-
-    for key, part in groupby(sorted(lines, key=case), key=case):
-        yield key, sorted(part, key=rank)
-
-
-def title(case: Case) -> str:
-    """Heading of the table of a case."""
-    family, cluster, seen = case
-    return f"{family or 'no family'} on {cluster}" + (" (seen by the policy in training)" if seen else "")
 
 
 def _section(case: Case, lines: Sequence[Line], trials: Sequence[Trial]) -> str:
@@ -102,20 +87,9 @@ def _section(case: Case, lines: Sequence[Line], trials: Sequence[Trial]) -> str:
 
 
 def _row(line: Line, bound: float, widest: float) -> str:
-    cells = (
-        escape(line.placer),
-        escape(line.order),
-        str(line.graphs),
-        milliseconds(line.step_time_s),
-        number(line.ratio_to_single),
-        _bar(line.ratio_to_single, bound, widest),
-        number(line.seed_spread),
-        number(line.ratio_to_best),
-        number(line.ratio_to_bound),
-        f"{line.feasible_share:.0%}",
-        f"{line.evaluations:,.0f}",
-        f"{line.wall_s:.2g}",
-    )
+    step_time, to_single, *others = figures(line)
+    bar = _bar(line.ratio_to_single, bound, widest)
+    cells = (escape(line.placer), escape(line.order), str(line.graphs), step_time, to_single, bar, *others)
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
@@ -154,15 +128,3 @@ def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:
             number(to_bound),
         ]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (escape(graph), escape(cluster), *found))}</tr>"
-
-
-def number(value: float | None) -> str:
-    """Three decimals, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds with four digits or more, or a dash."""
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:,.0f}" if seconds >= 1.0 else f"{seconds * 1e3:.4g}"

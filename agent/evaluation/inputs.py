@@ -27,15 +27,25 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     Raises:
         ValueError: anything that is wrong with the input, in one line.
     """
-    graphs = gather_graphs(config.families, config.graphs, config.model)
+    if config.model is None and (config.inference or config.optimizer != "adam"):
+        raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
+    graphs = gather_graphs(
+        config.families,
+        config.graphs,
+        config.model,
+        config.max_decompressed_bytes,
+        optimizer=config.optimizer,
+        training=not config.inference,
+        precision=config.precision,
+    )
     clusters = tuple(get_cluster(name) for name in config.cluster)
     placers = _placers(config)
     given = read_given(config.placements, graphs, clusters)
     policy = open_policy(config.policy, graphs) if any(name in LEARNED for name in placers) else None
     seen = policy.seen(graphs) if policy else frozenset[str]()
-    left_out = [] if config.include_seen else [graph.name for graph in graphs if graph.name in seen]
+    dropped = frozenset[str]() if config.include_seen else seen
     spec = EvaluationSpec(
-        graphs=tuple(graph for graph in graphs if graph.name not in left_out),
+        graphs=tuple(graph for graph in graphs if graph.name not in dropped),
         clusters=clusters,
         placers=placers,
         orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
@@ -47,7 +57,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         coarsen=config.coarsen,
     )
     spec.check_feasible()
-    return spec, left_out
+    return spec, [graph.name for graph in graphs if graph.name in dropped]
 
 
 def make_budget(evaluations: int | None, seconds: float | None) -> Budget:

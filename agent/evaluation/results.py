@@ -6,11 +6,14 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from graphs.io.json_files import write_bytes_atomic
+from graphs.errors import InputError, printable
+from graphs.io import json_fields
+from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic
 
 COLUMNS = (
     "graph",
@@ -29,7 +32,11 @@ COLUMNS = (
 )
 
 
-class ResultsError(ValueError):
+FORMULA = ("=", "+", "-", "@")
+"""Beginnings of cells that spreadsheets take for formulas."""
+
+
+class ResultsError(InputError):
     """A journal that this program did not write; the message says where."""
 
 
@@ -84,20 +91,23 @@ class Journal:
 
     A last line that a crash cut short is dropped when the file is opened again.
 
+    Args:
+        keys: of the trials that it may hold; None = any.
+
     Raises:
-        ResultsError: on construction, if another line holds no trial.
+        ResultsError: on construction, if another line holds no such trial.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keys: Container[Key] | None = None) -> None:
         self.path = path
         self.trials: dict[Key, Trial] = {}
         whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
-        for number, line in enumerate(filter(None, whole.split(b"\n")), start=1):
-            try:
-                trial = Trial(**json.loads(line))
-            except (ValueError, TypeError):
-                raise ResultsError(f"{path}:{number}: is no trial; evaluate into another directory") from None
-            self.trials[trial.key] = trial
+        for number, line in enumerate(whole.split(b"\n"), start=1):
+            if line:
+                trial = _parse_trial(line, f"{path}:{number}")
+                if keys is not None and trial.key not in keys:
+                    raise ResultsError(f"{path}:{number}: is no trial of this evaluation; remove the line")
+                self.trials[trial.key] = trial
         self._file = path.open("ab")
         self._file.truncate(len(whole) if whole.strip() else 0)
 
@@ -111,6 +121,35 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _parse_trial(line: bytes, where: str) -> Trial:
+    try:
+        record = json_fields.fields(parse_json(line.decode(), where), where, _CHECKS.keys())
+        values = {name: check(record[name], f"{where}: {name}") for name, check in _CHECKS.items()}
+    except UnicodeDecodeError:
+        raise ResultsError(f"{where}: is not UTF-8; remove the line") from None
+    except FileFormatError as error:
+        raise ResultsError(f"{error}; remove the line, and the trial is made again") from None
+    return Trial(**values)
+
+
+def _truth(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise FileFormatError(f"{where}: is {json_fields.quoted(value)}; expected true or false")
+    return value
+
+
+_CHECKS: Mapping[str, Callable[[object, str], Any]] = {
+    item.name: {
+        "str": json_fields.text,
+        "int": json_fields.integer,
+        "float": json_fields.number,
+        "bool": _truth,
+    }[str(item.type)]
+    for item in fields(Trial)
+}
+"""Check of each field of a trial in the journal."""
 
 
 def best_times(trials: Iterable[Trial]) -> dict[tuple[str, str], float]:
@@ -146,9 +185,18 @@ def write_results(path: Path, trials: Sequence[Trial]) -> None:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table atomically; None is an empty cell, floats are exact."""
+    """Write a table atomically; None is an empty cell, floats are exact.
+
+    Text is made printable, and gets an apostrophe in front where a spreadsheet would take it for a formula.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([_inert(cell) for cell in row] for row in rows)
     write_bytes_atomic(path, text.getvalue().encode())
+
+
+def _inert(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    return printable(f"'{cell}" if cell.startswith(FORMULA) else cell)

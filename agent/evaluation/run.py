@@ -4,56 +4,89 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from agent.evaluation.config import EvaluationError
+from agent.evaluation.failures import Failure, log_details, write_failures
+from agent.evaluation.processes import run_trials
 from agent.evaluation.results import Journal, Trial, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
-from agent.evaluation.worker import runner
+from agent.folders import LOCK, locked
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
-from graphs.io.json_files import read_json, write_json_atomic
+from graphs.io.json_files import DRAFT, read_json, write_json_atomic
 from graphs.op_graph import IntArray
 
 
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation found.
+
+    Attributes:
+        trials, failures: together all tasks, each in the order of `EvaluationSpec.tasks`.
+    """
+
+    trials: list[Trial]
+    failures: list[Failure]
+
+
 def evaluate(
-    spec: EvaluationSpec, folder: Path, *, jobs: int = 1, report: Callable[[int, int], None]
-) -> list[Trial]:
+    spec: EvaluationSpec,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    trial_timeout_s: float | None = None,
+    report: Callable[[int, int], None],
+) -> EvaluationResult:
     """Make every trial of an evaluation that a folder does not hold yet.
 
     Writes `settings.json`, `journal.jsonl` (each trial at once), `placements/` (the best seed of each graph,
-    cluster, placer and order) and, at the end or when interrupted, `results.csv`.
+    cluster, placer and order) and, at the end or when interrupted, `results.csv` and `failures.csv`. What
+    fails is not in the journal: the next evaluation in the folder tries it again.
 
     Args:
         folder: new, empty, or one that an evaluation with equal settings was begun in.
         jobs: processes that make trials.
-        report: called with (trials made, trials in all) after each.
-
-    Returns:
-        All trials in the order of `EvaluationSpec.tasks`.
+        trial_timeout_s: seconds after which a trial is stopped, and tried once more; None = never.
+        report: called with (trials made or failed, trials in all) after each.
 
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
+        FolderError: another process writes the folder.
+        ResultsError: the journal is damaged.
+        OSError: the folder cannot be written any more; what was found so far is kept.
     """
-    open_folder(folder, spec)
-    tasks = spec.tasks()
-    with closing(Journal(folder / "journal.jsonl")) as journal:
-        missing = [task for task in tasks if spec.key(task) not in journal.trials]
+    if trial_timeout_s is not None and not 0 < trial_timeout_s < math.inf:
+        raise EvaluationError(f"{trial_timeout_s} seconds for a trial; give a finite number above 0")
+    tasks = {spec.key(task): task for task in spec.tasks()}
+    failures: list[Failure] = []
+    with _opened(folder, spec), closing(Journal(folder / "journal.jsonl", tasks)) as journal:
+        missing = [task for key, task in tasks.items() if key not in journal.trials]
         kept = len(tasks) - len(missing)
         try:
             report(kept, len(tasks))
-            with runner(spec, jobs) as run_all:
-                for done, (task, (trial, device_of)) in enumerate(run_all(missing), kept + 1):
-                    _write_if_best(folder, spec, journal, task, trial, device_of)
-                    journal.add(trial)
+            with closing(run_trials(spec, missing, jobs=jobs, timeout_s=trial_timeout_s)) as outcomes:
+                for done, (task, outcome) in enumerate(outcomes, kept + 1):
+                    if isinstance(outcome, Failure):
+                        failures.append(outcome)
+                        log_details(folder, outcome)
+                    else:
+                        _write_if_best(folder, spec, journal, task, *outcome)
+                        journal.add(outcome[0])
                     report(done, len(tasks))
         finally:
-            made = [journal.trials[key] for key in map(spec.key, tasks) if key in journal.trials]
-            write_results(folder / "results.csv", made)
-    return made
+            rank = {key: index for index, key in enumerate(tasks)}
+            failures.sort(key=lambda failure: rank[failure.key])
+            trials = [journal.trials[key] for key in tasks if key in journal.trials]
+            write_results(folder / "results.csv", trials)
+            write_failures(folder, failures)
+    return EvaluationResult(trials, failures)
 
 
 def open_folder(folder: Path, spec: EvaluationSpec) -> None:
@@ -61,30 +94,47 @@ def open_folder(folder: Path, spec: EvaluationSpec) -> None:
 
     Raises:
         EvaluationError: it holds something else, or an evaluation with other settings.
+        FolderError: another process writes it.
+        OSError: it cannot be written.
     """
-    settings = json.loads(json.dumps(spec.to_json()))
-    file = folder / "settings.json"
-    if folder.exists() and not folder.is_dir():
+    with _opened(folder, spec):
+        pass
+
+
+@contextmanager
+def _opened(folder: Path, spec: EvaluationSpec) -> Iterator[None]:
+    """Does what `open_folder` does, and keeps the folder locked."""
+    _check_content(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        _settle(folder / "settings.json", json.loads(json.dumps(spec.to_json())))
+        yield
+
+
+def _check_content(folder: Path) -> None:
+    """Refuses a folder of something else; what a killed process leaves in a new one is nothing."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise EvaluationError(f"{folder}: is no directory; give another --out")
-    if file.is_file():
-        before = read_json(file)
-        if not isinstance(before, dict) or before.get("format") != FORMAT:
-            raise EvaluationError(f"{file}: is not from an evaluation; give another --out")
-        other = [key for key in settings if before.get(key) != settings[key]]
-        if other:
-            raise EvaluationError(
-                f"{folder}: holds an evaluation that differs in {', '.join(other)}; give another --out"
-            )
-    elif folder.exists() and any(folder.iterdir()):
+    names = [path.name for path in folder.iterdir()]
+    if "settings.json" not in names and any(name != LOCK and not fnmatch(name, DRAFT) for name in names):
         raise EvaluationError(f"{folder}: is not empty and holds no evaluation; give another --out")
-    else:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json_atomic(file, settings)
-        except OSError as error:
-            raise EvaluationError(
-                f"{folder}: cannot be written: {error.strerror}; give another --out"
-            ) from None
+
+
+def _settle(file: Path, settings: dict[str, object]) -> None:
+    """Writes the settings of a new evaluation, or compares them with those of the one that was begun."""
+    if not file.exists():
+        write_json_atomic(file, settings)
+        return
+    before = read_json(file)
+    if not isinstance(before, dict) or before.get("format") != FORMAT:
+        raise EvaluationError(f"{file}: is not from an evaluation; give another --out")
+    other = [key for key in settings if before.get(key) != settings[key]]
+    if other:
+        raise EvaluationError(
+            f"{file.parent}: holds an evaluation that differs in {', '.join(other)}; give another --out"
+        )
 
 
 def placement_path(folder: Path, trial: Trial) -> Path:
@@ -109,7 +159,8 @@ def _write_if_best(
     folder: Path, spec: EvaluationSpec, journal: Journal, task: Task, trial: Trial, device_of: IntArray
 ) -> None:
     others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(spec.seeds))
-    if all(other is None or trial.rank < other.rank for other in others):
+    # Ties go to the lowest seed, whichever trial ended first.
+    if all(other is None or (trial.rank, trial.seed) < (other.rank, other.seed) for other in others):
         path = placement_path(folder, trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         graph, cluster = spec.graphs[task.graph], spec.clusters[task.cluster]

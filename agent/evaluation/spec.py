@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from agent.evaluation.config import EvaluationError
@@ -135,11 +136,13 @@ def _check(spec: EvaluationSpec) -> None:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
     for order in spec.orders:
         ORDERS.check(order)
-    _check_distinct("placer", spec.placers)
-    _check_distinct("order", spec.orders)
-    _check_distinct("cluster", [cluster.name for cluster in spec.clusters])
-    _check_distinct("graph", [graph.name for graph in spec.graphs])
-    for _, _, name in spec.given:
+    _check_names("placer", spec.placers)
+    _check_names("order", spec.orders)
+    _check_names("cluster", [cluster.name for cluster in spec.clusters])
+    _check_names("graph", [graph.name for graph in spec.graphs])
+    given = {name for _, _, name in spec.given}
+    _check_names("placement", given)
+    for name in given:
         if name in known:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
@@ -150,7 +153,9 @@ def _check(spec: EvaluationSpec) -> None:
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 
 
-def _check_distinct(what: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
+def _check_names(what: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise EvaluationError(f"{what} '{name}' is given twice; name it once")
+        if not name.isprintable():
+            raise EvaluationError(f"{what} '{name}' has a name that cannot be printed; rename it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -24,7 +24,7 @@ class Line:
         step_time_s: geometric mean in seconds over the trials whose placement is feasible; None if none is.
         ratio_to_single, ratio_to_best: geometric means over the same trials.
         seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
-            one seed. Seeds are compared on the graphs on which all are feasible.
+            one seed. Seeds are compared on the graphs on which all were tried and are feasible.
         ratio_to_bound: geometric mean of step time over lower bound, at least 1.
         feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s: mean per trial.
@@ -95,10 +95,11 @@ def _ratio_to_bound(trial: Trial) -> float | None:
 
 
 def _seed_spread(group: Sequence[Trial]) -> float | None:
-    infeasible = {trial.graph for trial in group if not trial.feasible}
+    n_seeds = len({trial.seed for trial in group})
+    feasible = Counter(trial.graph for trial in group if trial.feasible)
     by_seed: dict[int, list[float | None]] = defaultdict(list)
     for trial in group:
-        if trial.graph not in infeasible:
+        if feasible[trial.graph] == n_seeds:
             by_seed[trial.seed].append(trial.ratio_to_single)
     means = [mean for values in by_seed.values() if (mean := geometric_mean(values)) is not None]
     return stdev(means) if len(means) > 1 else None

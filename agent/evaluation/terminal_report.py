@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from agent.evaluation.html_report import by_case, milliseconds, number, title
+from agent.evaluation.cells import by_case, figures, title
+from agent.evaluation.failures import failed_line
 from agent.evaluation.summary import SIMULATED, Line
 from agent.evaluation.text_table import text_table
 
@@ -36,17 +37,22 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def print_tables(lines: Sequence[Line]) -> None:
-    """Print the summary, as wide as the terminal, or in full where the output is no terminal."""
+def print_tables(lines: Sequence[Line], n_failed: int = 0) -> None:
+    """Print the summary, as wide as the terminal, or in full where the output is no terminal.
+
+    Args:
+        n_failed: number of trials that failed.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print("\n".join(table_lines(lines, width)))
+    print("\n".join(table_lines(lines, width, n_failed)))
 
 
-def table_lines(lines: Sequence[Line], width: int | None) -> list[str]:
+def table_lines(lines: Sequence[Line], width: int | None, n_failed: int = 0) -> list[str]:
     """The summary as text: a table per family and cluster, the shortest step first, and a legend.
 
     Args:
         width: characters a line may have; None = any number. Names and numbers are never cut.
+        n_failed: number of trials that failed.
     """
     text: list[str] = []
     left_out: dict[str, None] = {}
@@ -59,6 +65,8 @@ def table_lines(lines: Sequence[Line], width: int | None) -> list[str]:
         text += _wrapped(
             f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.", width
         )
+    if n_failed:
+        text += _wrapped(failed_line(n_failed), width)
     return text
 
 
@@ -77,12 +85,5 @@ def _cells(line: Line) -> tuple[str, ...]:
     return (
         f"{line.placer} {line.order}".strip(),
         str(line.graphs),
-        milliseconds(line.step_time_s),
-        number(line.ratio_to_single),
-        number(line.seed_spread),
-        number(line.ratio_to_best),
-        number(line.ratio_to_bound),
-        f"{line.feasible_share:.0%}",
-        f"{line.evaluations:,.0f}",
-        f"{line.wall_s:.2g}",
+        *figures(line),
     )

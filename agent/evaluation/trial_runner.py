@@ -68,12 +68,12 @@ class TrialRunner:
         kind = (placer.name, cluster.schedule, in_groups)
         if kind in self._warm:
             return
-        self._warm.add(kind)
         problem, rng = Problem(warm_up_graph(), cluster), np.random.default_rng(0)
         if in_groups:
             place_coarsely(placer, coarse_problem(problem, N_GROUPS), WARM_UP, rng)
         else:
             placer.place(problem, WARM_UP, rng)
+        self._warm.add(kind)
 
 
 def warm_up_graph() -> OpGraph:

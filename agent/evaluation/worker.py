@@ -1,13 +1,9 @@
-"""Makes the trials of an evaluation, in this process or in several."""
+"""Makes the trials of an evaluation, one after the other."""
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-
 from agent.evaluation.bounds import lower_bound_s
+from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.policies import make_placer
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
@@ -17,8 +13,8 @@ from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from graphs.op_graph import IntArray
 
-Outcome = tuple[Task, tuple[Trial, IntArray]]
-RunAll = Callable[[Iterable[Task]], Iterator[Outcome]]
+Outcome = tuple[Trial, IntArray] | Failure
+"""A trial and the device of each op, or why there is none."""
 
 
 class Worker:
@@ -35,13 +31,21 @@ class Worker:
         found = self._place(task)
         return self._trial(task, found), found.placement.device_of
 
+    def attempt(self, task: Task) -> Outcome:
+        """Make one trial; an exception makes it a failure."""
+        try:
+            return self.run(task)
+        except Exception as error:
+            return failure_of(self.spec.key(task), error)
+
     def _load(self, task: Task) -> None:
         if (task.graph, task.cluster) != self._at:
-            self._at = (task.graph, task.cluster)
+            self._at = (-1, -1)  # until all of it is loaded
             self._problem = Problem(self.spec.graphs[task.graph], self.spec.clusters[task.cluster])
             self._bound_s = lower_bound_s(self._problem)
             n_groups = self.spec.coarsen
             self._coarse = None if n_groups is None else coarse_problem(self._problem, n_groups)
+            self._at = (task.graph, task.cluster)
 
     def _place(self, task: Task) -> PlacementResult:
         given = self.spec.given.get(self.spec.key(task)[:3])
@@ -74,27 +78,3 @@ class Worker:
             single_s=problem.scale_s,
             seen=problem.graph.name in self.spec.seen,
         )
-
-
-@contextmanager
-def runner(spec: EvaluationSpec, jobs: int) -> Iterator[RunAll]:
-    """Give a function that makes trials: here, or in `jobs` processes, which end with the context."""
-    if jobs == 1:
-        worker = Worker(spec)
-        yield lambda tasks: ((task, worker.run(task)) for task in tasks)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, _start_process, (spec,)) as pool:
-        yield lambda tasks: pool.imap_unordered(_run_in_process, tasks)
-
-
-def _start_process(spec: EvaluationSpec) -> None:
-    global _process_worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _process_worker = Worker(spec)
-
-
-def _run_in_process(task: Task) -> Outcome:
-    return task, _process_worker.run(task)
-
-
-_process_worker: Worker

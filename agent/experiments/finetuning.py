@@ -28,6 +28,7 @@ from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_graphs
+from graphs.errors import InputError
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = {graph.name: graph for graph in load_graphs(families)}
         for name in options.graphs:
             if name not in known:
-                raise ValueError(f"unknown graph '{name}'; use FAMILY-NN of the benchmark set")
+                raise InputError(f"unknown graph '{name}'; use FAMILY-NN of the benchmark set")
         graphs = [known[name] for name in options.graphs]
         for graph in graphs:
             for start in STARTS:

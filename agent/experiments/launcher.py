@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
-from agent.training.run_folder import run_folder
+from agent.command_line import interruptible, run_command
+from agent.training.run_folder import is_finished, read_config, run_folder
+from graphs.errors import InputError
 
 Run = TypeVar("Run")
 
@@ -20,18 +21,17 @@ def train_run(name: str, config: Path, minutes: float, flags: Sequence[str]) -> 
     """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
 
     Raises:
-        CalledProcessError: the training failed or was stopped.
-        ValueError: a run of this name was begun with other minutes.
+        CalledProcessError: the training failed, diverged or was stopped.
+        InputError: a run of this name was begun with other minutes, or its files are damaged.
     """
     folder = run_folder(name)
-    begun = any((folder / "checkpoints").glob("*.safetensors"))
-    done = (folder / "result.json").exists()
-    if begun or done:
-        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))["minutes"]
+    begun = folder.exists()
+    if begun:
+        before = read_config(name).minutes
         if before != minutes:
-            raise ValueError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
-    if done:
-        return
+            raise InputError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
+        if is_finished(folder):
+            return
     new = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *flags]
     given = ["--resume"] if begun else new
     subprocess.run([sys.executable, "-m", "agent.commands.train", *given, "--name", name], check=True)
@@ -82,15 +82,17 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 def exit_code(command: str, work: Callable[[], None]) -> int:
     """Do the work of a command; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
-    try:
-        work()
-    except subprocess.CalledProcessError as error:
-        print(f"{command}: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def run() -> int:
+        try:
+            with interruptible():
+                work()
+        except subprocess.CalledProcessError as error:
+            print(f"{command}: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on", file=sys.stderr)
+            return 1
+        return 0
+
+    return run_command(command, run)

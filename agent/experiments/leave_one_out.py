@@ -31,6 +31,7 @@ from agent.experiments.statistics import (
 )
 from agent.training.run_folder import RUNS, run_folder
 from graphs.dataset import load_family
+from graphs.errors import InputError
 from graphs.io.graph_files import write_graphs
 from graphs.io.json_files import write_bytes_atomic
 
@@ -196,7 +197,7 @@ def to_svg(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSettin
     """A dot per placer and group left out.
 
     Raises:
-        ValueError: no placer was evaluated in this setting in every group.
+        InputError: no placer was evaluated in this setting in every group.
     """
     by_group = {group: compare(group, seeds, setting) for group in groups}
     dots = {
@@ -205,7 +206,7 @@ def to_svg(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSettin
         if all(placer in compared and compared[placer].ratios for compared in by_group.values())
     }
     if not dots:
-        raise ValueError(f"nothing to draw: no evaluation '{setting.name}' for all of {', '.join(groups)}")
+        raise InputError(f"nothing to draw: no evaluation '{setting.name}' for all of {', '.join(groups)}")
     title = f"{setting.title}: step time over that of {BASELINE} (less is better)"
     return dot_plot(dots, title)
 

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent.evaluation.results import Journal, Trial
+from graphs.errors import InputError
 from graphs.io.json_files import read_json
 
 LOWER_BOUND = "lower bound"
@@ -55,10 +56,10 @@ def read_trials(folder: Path) -> tuple[Trial, ...]:
     """Read a folder that `evaluate.py` has written, even if it was interrupted.
 
     Raises:
-        ValueError: it holds no evaluation.
+        InputError: it holds no evaluation.
     """
     if not isinstance(read_json(folder / "settings.json"), dict):
-        raise ValueError(f"{folder}: holds no evaluation; give a folder that evaluate.py --out wrote")
+        raise InputError(f"{folder}: holds no evaluation; give a folder that evaluate.py --out wrote")
     journal = Journal(folder / "journal.jsonl")
     journal.close()
     return tuple(journal.trials.values())

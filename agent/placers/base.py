@@ -13,6 +13,7 @@ import numpy as np
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
+from graphs.errors import InputError
 from graphs.op_graph import FloatArray, IntArray
 from graphs.registry import Registry
 
@@ -20,7 +21,7 @@ BATCH = 64
 """Placements scored between two readings of the clock."""
 
 
-class PlacerError(ValueError):
+class PlacerError(InputError):
     """An unknown placer, or a budget that allows nothing; the message says what would be right."""
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from agent.placers.units import unit_seconds, units_by_layer, units_by_program
+from graphs.limits import MIN_SECONDS
 from graphs.op_graph import FloatArray, IntArray
 
 
@@ -18,7 +19,7 @@ def contiguous(search: SearchState, rng: np.random.Generator) -> None:
     """
     problem = search.problem
     seconds = unit_seconds(problem)
-    speed = 1.0 / np.maximum(seconds.sum(axis=0), np.finfo(float).tiny)
+    speed = 1.0 / np.maximum(seconds.sum(axis=0), MIN_SECONDS)
     orders = (units_by_program(problem.graph), units_by_layer(problem.graph))
     _try_cuts(search, orders, seconds.mean(axis=1), speed)
     if not search.is_feasible:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import copy, inputs_ready, new_timeline, run_op
+from envs.simulator.kernels import copy_clocks, inputs_ready, new_timeline, run_op, start_s
 
 
 @kernel
@@ -91,20 +91,21 @@ def schedule_in_order(p, units, order, free_bytes):
     n_devices = len(p.memory)
     device_of = np.full(len(p.is_source), -1)
     timeline = new_timeline(len(p.is_source), len(p.producer), n_devices)
-    scratch_link = np.empty_like(timeline.link_free)
+    trial_free = np.empty_like(timeline.free)
     for op in order:
+        # Some device may always take an op, and times are finite: one is chosen.
         chosen, earliest = -1, np.inf
         for device in range(n_devices):
             if not may_take(units, op, device, device_of, free_bytes):
                 continue
-            copy(timeline.link_free, scratch_link)
-            ready = inputs_ready(p, device_of, timeline, scratch_link, op, device, False)
-            finish = max(ready, timeline.device_free[device]) + p.op_seconds[op, device]
+            copy_clocks(p, timeline.free, trial_free)
+            ready = inputs_ready(p, device_of, timeline, trial_free, op, device, False)
+            finish = start_s(p, trial_free, op, device, ready) + p.op_seconds[op, device]
             if finish < earliest:
                 chosen, earliest = device, finish
         if device_of[op] < 0:
             assign(units, units.of_op[op], chosen, device_of, free_bytes)
-        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, chosen, True)
+        ready = inputs_ready(p, device_of, timeline, timeline.free, op, chosen, True)
         run_op(p, timeline, op, chosen, ready)
     place_leftovers(units, device_of, free_bytes)
     return device_of
@@ -122,20 +123,20 @@ def count_waiting(p):
 
 
 @kernel
-def fill_ready(p, device_of, timeline, scratch_link, op, ready_s):
+def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
     """Estimates when the inputs of an op could be on each device, as the links are now.
 
     Args:
         p: `ProblemArrays`.
         device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops scheduled so far.
-        scratch_link: scratch, float64 (n_devices ** 2,).
+        trial_free: scratch, float64 (n_clocks,).
         op: index, int.
         ready_s: written: seconds, (n_devices,).
     """
     for device in range(len(p.memory)):
-        copy(timeline.link_free, scratch_link)
-        ready_s[device] = inputs_ready(p, device_of, timeline, scratch_link, op, device, False)
+        copy_clocks(p, timeline.free, trial_free)
+        ready_s[device] = inputs_ready(p, device_of, timeline, trial_free, op, device, False)
 
 
 @kernel
@@ -155,11 +156,12 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
     Returns:
         Position in `ready_ops`, and device index.
     """
+    # Some device may always take an op, and times are finite: one pair is chosen.
     where, chosen, earliest = -1, -1, np.inf
     for i in range(n_ready):
         op = ready_ops[i]
         for device in range(len(p.memory)):
-            start = max(ready_s[op, device], timeline.device_free[device])
+            start = start_s(p, timeline.free, op, device, ready_s[op, device])
             sooner = start < earliest or (start == earliest and op < ready_ops[where])
             if sooner and may_take(units, op, device, device_of, free_bytes):
                 where, chosen, earliest = i, device, start
@@ -181,7 +183,7 @@ def schedule_earliest_start(p, units, free_bytes):
     n_ops, n_devices = p.op_seconds.shape
     device_of = np.full(n_ops, -1)
     timeline = new_timeline(n_ops, len(p.producer), n_devices)
-    scratch_link = np.empty_like(timeline.link_free)
+    trial_free = np.empty_like(timeline.free)
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
@@ -197,7 +199,7 @@ def schedule_earliest_start(p, units, free_bytes):
         ready_ops[at] = ready_ops[n_ready]
         if device_of[op] < 0:
             assign(units, units.of_op[op], device, device_of, free_bytes)
-        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True)
+        ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True)
         run_op(p, timeline, op, device, ready)
         for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
             tensor = p.output_item[k]
@@ -205,7 +207,7 @@ def schedule_earliest_start(p, units, free_bytes):
                 reader = p.consumer_item[j]
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
-                    fill_ready(p, device_of, timeline, scratch_link, reader, ready_s[reader])
+                    fill_ready(p, device_of, timeline, trial_free, reader, ready_s[reader])
                     ready_ops[n_ready] = reader
                     n_ready += 1
     place_leftovers(units, device_of, free_bytes)

@@ -59,7 +59,8 @@ def upward_rank_order(problem: Problem) -> IntArray:
     seconds_per_byte, latency_s = 0.0, 0.0
     if pairs.any():
         seconds_per_byte = float((1.0 / problem.arrays.bandwidth[pairs]).mean())
-        latency_s = float(problem.arrays.latency[pairs].mean())
+        n_half_s = float((problem.arrays.n_half[pairs] / problem.arrays.bandwidth[pairs]).mean())
+        latency_s = n_half_s + float(problem.arrays.latency[pairs].mean())
     rank = b_level(graph, problem.op_seconds.mean(axis=1), graph.tensor_bytes * seconds_per_byte + latency_s)
     running = np.flatnonzero(~graph.is_source)
     return running[np.argsort(-rank[running], kind="stable")]

@@ -37,10 +37,13 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
 
 def _roll_out(problem: Problem) -> IntArray:
     """Device of each op, int (n_ops,); -1 from the first op on that no device has memory for."""
+    nothing_placed = np.full(problem.graph.n_ops, -1)
+    if not problem.graph.is_compute.any():
+        return nothing_placed
     try:
         batch = EpisodeBatch([problem], 1)
     except InfeasibleError:
-        return np.full(problem.graph.n_ops, -1)
+        return nothing_placed
     batch.begin(0, 0, 0, np.random.default_rng(0))
     done = False
     while not done:

@@ -67,6 +67,7 @@ def decode(
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
+        FloatingPointError: a score of the policy is NaN or infinite.
     """
     return decode_many(
         policy, [problem], order, n_samples, rng, greedy=greedy, resample=resample, mdp_config=mdp_config
@@ -246,12 +247,19 @@ class ParticleDecoder:
         return fastest_first
 
     def _choose(self) -> NDArray[Any]:
-        """Device of each episode's decision, int (n_slots * n_particles,)."""
+        """Device of each episode's decision, int (n_slots * n_particles,).
+
+        Raises:
+            FloatingPointError: a score of the policy is NaN or infinite.
+        """
         arrays = self._batch.observation._asdict()
         obs = {name: torch.as_tensor(rows, device=self._policy.device) for name, rows in arrays.items()}
         logits = self._policy.logits(obs).cpu()
         scores = logits.numpy()
-        best: NDArray[Any] = np.argmax(scores > scores.max(axis=1, keepdims=True) - TIE, axis=1)
+        greatest = scores.max(axis=1, keepdims=True)
+        if not np.isfinite(greatest).all():
+            raise FloatingPointError("the policy's scores are not finite")
+        best: NDArray[Any] = np.argmax(scores > greatest - TIE, axis=1)
         if self._generator is None:
             return best
         drawn = torch.multinomial(logits.softmax(1), 1, generator=self._generator).squeeze(1)

@@ -4,47 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from agent.settings import Settings, option
+from envs.mdp.names import CONSTRUCT, IMPROVE, MDPS
 
-from agent.placers.base import PLACERS, Budget, SearchState
-from envs.mdp.episodes import Start, on_fastest_device
-from envs.problem import Problem
-from graphs.op_graph import IntArray
+if TYPE_CHECKING:
+    from envs.problem import Problem
+
+GROUP = "problems and decision process"
+"""Heading of the command line's help."""
 
 SINGLE, BEST = "single", "best"
 """Starts of `improve`: everything on the device that is fastest alone, and the best that heuristics find."""
 
 
 @dataclass(frozen=True)
-class MdpConfig:
+class MdpConfig(Settings):
     """Settings of a decision process, as `EpisodeBatch` and the environments take them.
 
-    Attributes:
-        mdp: `construct` or `improve`; the other fields are for the latter.
-        passes: how often every placement unit is visited.
-        start: placer whose placement is improved, or `best`.
+    All but `mdp` are for `improve`.
+
+    Raises:
+        InputError: a value of the wrong type or out of range.
     """
 
-    mdp: str = "construct"
-    passes: int = 2
-    start: str = SINGLE
+    mdp: str = option(CONSTRUCT, "place every op once, or improve a placement", group=GROUP, choices=MDPS)
+    passes: int = option(2, "times that `improve` visits every op", group=GROUP, least=1, most=100)
+    start: str = option(
+        SINGLE,
+        "placer without randomness whose placement `improve` starts from; `best` = the best of them",
+        group=GROUP,
+    )
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> MdpConfig:
-        """Reads the fields from the settings of a training, which hold others too."""
-        return cls(**{item.name: settings[item.name] for item in fields(cls) if item.name in settings})
+    def from_settings(cls, settings: Mapping[str, Any], where: str = "settings") -> MdpConfig:
+        """Reads the fields from the settings of a training, which hold others too.
+
+        Args:
+            where: what to call the source in messages.
+
+        Raises:
+            InputError: a value of the wrong type or out of range.
+        """
+        names = [item.name for item in fields(cls) if item.name in settings]
+        return cls.from_json({name: settings[name] for name in names}, where)
 
     @property
     def improves(self) -> bool:
         """Whether a complete placement exists from the start."""
-        return self.mdp == "improve"
+        return self.mdp == IMPROVE
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `EpisodeBatch` and the environments."""
+        """Keyword arguments of `EpisodeBatch` and the environments.
+
+        Raises:
+            PlacerError: `start` is no placer without randomness.
+        """
+        from agent.policy.starts import start_of
+
         return {"mdp": self.mdp, "passes": self.passes, "start": start_of(self.start)}
 
     def evaluations(self, problem: Problem) -> int:
@@ -60,30 +79,3 @@ class MdpConfig:
             return self
         passes = min(self.passes, max(evaluations, 0) // one)
         return replace(self, passes=passes) if passes else None
-
-
-@cache
-def start_of(placer: str) -> Start:
-    """Makes a start from a placer without randomness, or from the best of them; a problem's is found once.
-
-    Args:
-        placer: name of the placer, or `best`.
-
-    Raises:
-        PlacerError: an unknown name.
-    """
-    if placer == SINGLE:
-        return on_fastest_device
-    names = [name for name, each in PLACERS.items() if not each.uses_rng] if placer == BEST else [placer]
-    found: dict[int, tuple[Problem, IntArray]] = {}
-
-    def place(problem: Problem) -> IntArray:
-        if id(problem) not in found:
-            search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
-            for name in names:
-                PLACERS[name].strategy(search, rng)
-            assert search.best is not None
-            found[id(problem)] = (problem, search.best)
-        return found[id(problem)][1]
-
-    return place

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agent.policy.op_categories import CATEGORIES, one_hot
+from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from graphs.levels import b_level, t_level
 from graphs.op_graph import PHASES, Csr, FloatArray, IntArray, OpGraph
@@ -127,7 +128,7 @@ def graph_features(problem: Problem) -> NDArray[np.float32]:
         np.log(total / max(alone, 1e-30)),
         np.log(total / max(with_transfers, 1e-30)),
         _squash(transfer.sum() / total),
-        _squash(_mean_link(cluster.latency_s) / mean_cost),
+        _squash(_mean_latency_s(cluster) / mean_cost),
         _squash(launch / mean_cost),
         np.sqrt(graph.resident_bytes.sum() / cluster.memory_bytes.sum()),
         np.log(max(totals.max(), 1e-30) / max(totals.min(), 1e-30)),
@@ -176,9 +177,9 @@ def _mean_cost(problem: Problem) -> float:
     return max(float(cost.sum()) / max(int((cost > 0).sum()), 1), 1e-30)
 
 
-def _mean_link(matrix: FloatArray) -> float:
-    off_diagonal = ~np.eye(len(matrix), dtype=bool)
-    return float(matrix[off_diagonal].mean()) if len(matrix) > 1 else 0.0
+def _links(matrix: FloatArray) -> FloatArray:
+    """Entries of the links between different devices; those of the diagonal may be anything."""
+    return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def _transfer_seconds(problem: Problem) -> FloatArray:
@@ -186,8 +187,13 @@ def _transfer_seconds(problem: Problem) -> FloatArray:
     cluster = problem.cluster
     if cluster.n_devices == 1:
         return np.zeros(problem.graph.n_tensors)
-    seconds_per_byte = _mean_link(1.0 / cluster.bytes_per_s)
-    return problem.graph.tensor_bytes * seconds_per_byte + _mean_link(cluster.latency_s)
+    seconds_per_byte = float((1.0 / _links(cluster.bytes_per_s)).mean())
+    n_half_s = float((_links(cluster.n_half_matrix) / _links(cluster.bytes_per_s)).mean())
+    return problem.graph.tensor_bytes * seconds_per_byte + (n_half_s + _mean_latency_s(cluster))
+
+
+def _mean_latency_s(cluster: Cluster) -> float:
+    return float(_links(cluster.latency_s).mean()) if cluster.n_devices > 1 else 0.0
 
 
 def _levels(graph: OpGraph, cost: FloatArray, transfer: FloatArray) -> list[FloatArray]:

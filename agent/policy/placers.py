@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -120,22 +121,25 @@ class _Decoder:
         return self.policy.mdp_config.within(search.problem, evaluations)
 
     def _decode(self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool) -> IntArray:
-        """Complete placements, the greedy one first, int (1 + n_samples, n_ops); one if none is feasible."""
+        """Complete placements, the greedy one first, int (1 + n_samples, n_ops).
+
+        One, by memory alone, where none is feasible, or the graph has only parameters and inputs.
+        """
         from agent.policy.decoding import decode
 
-        try:
-            return decode(
-                self.policy,
-                tight,
-                order=self.order,
-                n_samples=n_samples,
-                rng=self.rng,
-                resample=resample,
-                mdp_config=mdp_config,
-            )
-        except InfeasibleError:
-            problem = self.search.problem
-            return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
+        if tight.graph.is_compute.any():
+            with suppress(InfeasibleError):
+                return decode(
+                    self.policy,
+                    tight,
+                    order=self.order,
+                    n_samples=n_samples,
+                    rng=self.rng,
+                    resample=resample,
+                    mdp_config=mdp_config,
+                )
+        problem = self.search.problem
+        return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
 
 
 @learned("policy", uses_rng=False)

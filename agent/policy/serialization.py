@@ -18,8 +18,10 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.policy import Policy
+from agent.policy.starts import start_names
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
 from graphs.dataset import graph_hash
+from graphs.errors import InputError
 from graphs.io import json_fields
 from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
 from graphs.op_graph import OpGraph
@@ -30,7 +32,7 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
 
 
-class PolicyFileError(ValueError):
+class PolicyFileError(InputError):
     """A policy that cannot be read; the message says which file, what is wrong, and what would be right."""
 
 
@@ -193,8 +195,7 @@ def _parse_card(data: bytes, file: Path) -> PolicyCard:
         shape = _parse_shape(values["shape"], f"{file}: shape")
         for key, expected in _feature_names(shape.feature_set).items():
             _check_features(json_fields.array(values[key], f"{file}: {key}"), expected, f"{file}: {key}")
-        if not isinstance(values["config"], dict):
-            raise PolicyFileError(f"{file}: config is no object")
+        _check_config(values["config"], f"{file}: config")
         seen = json_fields.array(values["seen"], f"{file}: seen")
         return PolicyCard(
             shape, tuple(_parse_seen(entry, f"{file}: seen") for entry in seen), values["config"]
@@ -213,6 +214,18 @@ def _check_version(record: object, file: Path) -> None:
             f"{file}: format is {json_fields.quoted(version)}, this version reads '{FORMAT}'; "
             "train the policy anew"
         )
+
+
+def _check_config(config: object, where: str) -> None:
+    """Checks those settings of the training that the policy acts by, as the training checks its flags."""
+    if not isinstance(config, dict):
+        raise PolicyFileError(f"{where} is no object")
+    try:
+        start = MdpConfig.from_settings(config, where).start
+    except InputError as error:
+        raise PolicyFileError(str(error)) from None
+    if start not in start_names():
+        raise PolicyFileError(f"{where}: start is {start!r}; use {', '.join(start_names())}")
 
 
 def _feature_names(feature_set: str) -> dict[str, list[str]]:

@@ -1,32 +1,50 @@
-"""Checkpoints: tensors and JSON in one safetensors file, written atomically; nothing is unpickled."""
+"""Checkpoints: tensors and JSON in one safetensors file with a checksum, written atomically.
+
+Nothing is unpickled. What a file holds is what was written, or it is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 from torch import Tensor
 
+from graphs.errors import InputError
 from graphs.io.json_files import write_bytes_atomic
 
-FORMAT = "placewalk.checkpoint/2"
+FORMAT = "placewalk.checkpoint/3"
+GENERATIONS = 2
+"""Checkpoints that are kept."""
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message says which."""
+class CheckpointError(InputError):
+    """A file of a training that cannot be read or does not fit its run; the message says which and why."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All that a training needs to go on: tensors by name, and JSON values."""
+    """All that a training needs to go on: tensors by name, and JSON values.
+
+    Attributes:
+        path: the file that it was read from, if it was.
+    """
 
     tensors: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    path: Path | None = None
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -35,45 +53,117 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run; the newest two are kept."""
+    """The checkpoints of one run; the newest `GENERATIONS` are kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, iteration: int, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint at once and drop those that it makes too old."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        metadata = {"format": FORMAT, "state": json.dumps(checkpoint.state)}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-        write_bytes_atomic(self.folder / f"{iteration:08d}.safetensors", save(tensors, metadata=metadata))
-        for stale in self._files()[:-2]:
-            stale.unlink()
-
-    def latest(self) -> Checkpoint | None:
-        """Reads the newest checkpoint, or returns None where there is none.
-
-        Raises:
-            CheckpointError: it is corrupt, foreign or of another version.
-        """
-        files = self._files()
-        return _read(files[-1]) if files else None
-
-    def _files(self) -> list[Path]:
+    @property
+    def files(self) -> list[Path]:
+        """The files of all checkpoints, the oldest first."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
+    def save(self, iteration: int, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint at once, and drops those that it makes too old.
 
-def _read(path: Path) -> Checkpoint:
+        It drops those of later iterations too: they are damaged, as training went on from one before them.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{iteration:08d}.safetensors"
+        tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
+        write_tensors(path, FORMAT, tensors, checkpoint.state)
+        files = self.files
+        n_until_now = files.index(path) + 1
+        for stale in (*files[: max(n_until_now - GENERATIONS, 0)], *files[n_until_now:]):
+            stale.unlink()
+
+    def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+        """Reads the newest checkpoint that can be read, or returns None where there is none at all.
+
+        Args:
+            announce: told, if that is not the newest one, what is wrong with that and which is used.
+
+        Raises:
+            CheckpointError: there are some, but each is damaged, foreign or of another version.
+        """
+        errors: list[CheckpointError] = []
+        for path in reversed(self.files):
+            try:
+                tensors, state = read_tensors(path, FORMAT)
+            except CheckpointError as error:
+                errors.append(error)
+                continue
+            if errors:
+                announce(f"{errors[0]}; goes on from {path.name}, the newest that can be read")
+            return Checkpoint({name: torch.from_numpy(t) for name, t in tensors.items()}, state, path)
+        if errors:
+            others = ", nor can the one before be read" if len(errors) > 1 else ""
+            raise CheckpointError(f"{errors[0]}{others}; train anew under another name")
+        return None
+
+
+@contextmanager
+def restoring(checkpoint: Checkpoint) -> Iterator[None]:
+    """Lets what fails within the block, as the checkpoint is not that of this run, be a `CheckpointError`."""
     try:
-        with safe_open(path, framework="pt") as file:
+        yield
+    except CheckpointError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint.path}: does not fit this run ({type(error).__name__}: {reason}); "
+            "put the run's own checkpoint back, or train anew under another name"
+        ) from error
+
+
+def write_tensors(path: Path, format: str, tensors: Arrays, state: Mapping[str, Any]) -> None:
+    """Writes contiguous arrays and JSON values as a safetensors file with a checksum, atomically."""
+    text = json.dumps(state)
+    metadata = {"format": format, "state": text, "sha256": _checksum(tensors, text)}
+    write_bytes_atomic(path, save(dict(tensors), metadata=metadata))
+
+
+def read_tensors(path: Path, format: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Reads what `write_tensors` wrote.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of another format or version, or was changed since.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
+            _check_format(path, metadata.get("format", ""), format)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        text, checksum = metadata["state"], metadata["sha256"]
+    except KeyError as error:
+        raise CheckpointError(f"{path}: is damaged: its header has no {error}") from None
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {error}; delete it to go on from the one before"
-        ) from None
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path}: format is {metadata.get('format')!r}, not {FORMAT!r}, so it is of another version; "
-            "train anew under another name"
-        )
-    return Checkpoint(tensors, json.loads(metadata["state"]))
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if _checksum(tensors, text) != checksum:
+        raise CheckpointError(f"{path}: is damaged: its checksum is not that of its content")
+    try:
+        state = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: holds a state that is no JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a state that is no JSON object")
+    return tensors, state
+
+
+def _check_format(path: Path, found: str, expected: str) -> None:
+    if found == expected:
+        return
+    if found.startswith(f"{expected.partition('/')[0]}/"):
+        raise CheckpointError(f"{path}: format is {found!r}, not {expected!r}, so it is of another version")
+    raise CheckpointError(f"{path}: is no {expected} file")
+
+
+def _checksum(tensors: Arrays, state: str) -> str:
+    """SHA-256, in hexadecimal, of the state, and of the names, types, shapes and bytes of the tensors."""
+    digest = hashlib.sha256(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name!r} {tensor.dtype.str} {tensor.shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()

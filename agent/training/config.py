@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from agent.settings import Settings, option
+from agent.policy.mdp_config import BEST, GROUP, MdpConfig
+from agent.settings import OPTION, Settings, option, option_of
 from envs.mdp.features import FEATURE_SETS
-from envs.mdp.names import MDPS
+from envs.mdp.names import CONSTRUCT
+from graphs.errors import InputError
+from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 
 REWARDS = ("simulated",)
 CONTEXTS = ("local",)
@@ -20,12 +23,18 @@ RENAMED = {
 }
 """Settings that earlier versions called otherwise, by the old name."""
 
-MAIN, PROBLEMS, IMITATION = "what matters most", "problems and decision process", "imitation"
+EXTENDABLE = ("name", "timesteps", "minutes", "max_decompressed_bytes")
+"""Settings that `--resume` may change."""
+
+LARGEST = 1e30
+"""Rates and weights beyond this overflow the 32-bit floats that they are computed with."""
+
+MAIN, PROBLEMS, IMITATION = "what matters most", GROUP, "imitation"
 REINFORCEMENT, NETWORK, EVALUATION, RUN = "reinforcement (PPO)", "network", "evaluation", "run"
 """Headings of the command line's help."""
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A configuration that cannot be trained with; the message names the key and what would be right."""
 
 
@@ -53,15 +62,9 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     seed: int = option(0, "seed of everything random", group=MAIN, least=0, most=2**31 - 1)
     init: str = option("", "policy to start from: a run's folder, or `pretrained`", group=MAIN, metavar="DIR")
 
-    mdp: str = option(
-        "construct", "place every op once, or improve a placement", group=PROBLEMS, choices=MDPS
-    )
-    start: str = option(
-        "best",
-        "placer without randomness whose placement `improve` starts from; `best` = the best of them",
-        group=PROBLEMS,
-    )
-    passes: int = option(2, "times that `improve` visits every op", group=PROBLEMS, least=1, most=100)
+    mdp: str = option_of(MdpConfig, "mdp", CONSTRUCT)
+    start: str = option_of(MdpConfig, "start", BEST)
+    passes: int = option_of(MdpConfig, "passes", 2)
     feature_set: str = option(
         "rollout",
         "features of a device; each set holds those after it",
@@ -84,7 +87,11 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     search: int = option(50_000, "evaluations of the annealing that finds one", group=IMITATION, least=1)
     imitation_epochs: int = option(25, "passes over the demonstrations", group=IMITATION, least=0)
     imitation_rate: float = option(
-        2e-3, "learning rate of imitation; falls to `final_learning_rate`", group=IMITATION, above=0
+        2e-3,
+        "learning rate of imitation; falls to `final_learning_rate`",
+        group=IMITATION,
+        above=0,
+        most=LARGEST,
     )
     dagger_rounds: int = option(
         20,
@@ -93,15 +100,15 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         least=0,
     )
     dagger_rate: float = option(
-        1e-3, "learning rate of on-policy imitation; falls likewise", group=IMITATION, above=0
+        1e-3, "learning rate of on-policy imitation; falls likewise", group=IMITATION, above=0, most=LARGEST
     )
 
-    learning_rate: float = option(3e-4, "of Adam; falls linearly", group=REINFORCEMENT, above=0)
-    final_learning_rate: float = option(5e-5, "where it falls to", group=REINFORCEMENT, least=0)
+    learning_rate: float = option(3e-4, "of Adam; falls linearly", group=REINFORCEMENT, above=0, most=LARGEST)
+    final_learning_rate: float = option(5e-5, "where it falls to", group=REINFORCEMENT, least=0, most=LARGEST)
     entropy: float = option(
-        0.002, "weight of the entropy bonus; falls linearly", group=REINFORCEMENT, least=0
+        0.002, "weight of the entropy bonus; falls linearly", group=REINFORCEMENT, least=0, most=LARGEST
     )
-    final_entropy: float = option(0.0002, "where it falls to", group=REINFORCEMENT, least=0)
+    final_entropy: float = option(0.0002, "where it falls to", group=REINFORCEMENT, least=0, most=LARGEST)
     n_envs: int = option(128, "episodes side by side", group=REINFORCEMENT, least=1, most=65_536)
     repeats: int = option(
         16, "of them, episodes of one graph; more means fewer graphs to encode", group=REINFORCEMENT, least=1
@@ -118,9 +125,11 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     gae_lambda: float = option(
         1.0, "of generalised advantage estimation", group=REINFORCEMENT, least=0, most=1
     )
-    clip: float = option(0.2, "clip range of PPO", group=REINFORCEMENT, above=0)
-    value_weight: float = option(0.5, "weight of the value loss", group=REINFORCEMENT, least=0)
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", group=REINFORCEMENT, above=0)
+    clip: float = option(0.2, "clip range of PPO", group=REINFORCEMENT, above=0, most=LARGEST)
+    value_weight: float = option(0.5, "weight of the value loss", group=REINFORCEMENT, least=0, most=LARGEST)
+    max_grad_norm: float = option(
+        0.5, "gradients are clipped to this norm", group=REINFORCEMENT, above=0, most=LARGEST
+    )
 
     encoder: str = option("sage", "graph encoder", group=NETWORK)
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
@@ -147,9 +156,17 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
 
     checkpoint_every: int = option(10, "updates between two checkpoints", group=RUN, least=1)
     threads: int = option(
-        2, "threads that share the work of a rollout and of an update", group=RUN, least=1, most=1024
+        2,
+        "threads that share the work of a rollout and of an update; with another number gradients are summed "
+        "in another order, so the policy differs slightly",
+        group=RUN,
+        least=1,
+        most=1024,
     )
     device: str = option("cpu", "torch device of the network", group=RUN)
+    max_decompressed_bytes: int = option(
+        MAX_DECOMPRESSED_BYTES, "greatest size of a .gz graph file when decompressed", group=RUN, least=1
+    )
     context: str = option(
         "local",
         "where it runs",
@@ -157,3 +174,11 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         choices=CONTEXTS,
         planned=("search", "ablation", "grid", "distributed"),
     )
+
+
+DECISIVE = tuple(
+    item.name
+    for item in fields(TrainConfig)
+    if item.name not in EXTENDABLE and item.metadata[OPTION].group != RUN
+)
+"""Settings that decide what is learned and stay the same within a run."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from agent.placers.base import PLACERS
 from agent.policy.encoders.base import ENCODERS, check_size
-from agent.policy.mdp_config import BEST
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
+from agent.policy.starts import start_names
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.problems import left_out
 from agent.training.split import Split
@@ -58,9 +57,8 @@ def _check_names(config: TrainConfig) -> None:
         ORDERS.check(order)
     if config.encoder not in ENCODERS:
         raise ConfigError(f"unknown encoder '{config.encoder}'; use {', '.join(ENCODERS)}")
-    starts = [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
-    if config.start not in starts:
-        raise ConfigError(f"start is '{config.start}'; use {', '.join(starts)}")
+    if config.start not in start_names():
+        raise ConfigError(f"start is '{config.start}'; use {', '.join(start_names())}")
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:

@@ -14,12 +14,14 @@ class Phase(ABC):
     Attributes:
         name: as it is called in messages and checkpoints.
         share: of the time of a training with a limit.
+        rate: the setting that is its learning rate; empty where it learns nothing.
         steps: how many were made.
         timed_out: whether its time was up after one of them; the first is made in any case.
     """
 
     name: ClassVar[str]
     share: ClassVar[float]
+    rate: ClassVar[str] = ""
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
@@ -49,7 +51,11 @@ class Phase(ABC):
 
     @abstractmethod
     def learn(self) -> dict[str, float]:
-        """Makes one update of the policy, and returns its metrics; nothing where there was none."""
+        """Makes one update of the policy, and returns its metrics; nothing where there was none.
+
+        Raises:
+            FloatingPointError: a number that the policy learns from is not finite.
+        """
 
     def step(self) -> dict[str, float]:
         """Makes one step and looks at the clock; returns the metrics of an update.

@@ -11,7 +11,8 @@ import numpy as np
 
 from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
-from graphs.io.json_files import read_json, write_json_atomic
+from graphs.io import json_fields
+from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 
 LIST_SCHEDULERS = ("heft", "m-etf")
 ANNEALING_EVALUATIONS = 10_000
@@ -33,11 +34,15 @@ def annealing_s(
 
     Args:
         path: file that keeps them for the same problems; it is written if they are not there.
+            All is repeatable, so a file that is damaged is written anew; `announce` is told.
         announce: called with what goes on and which share of it is done.
     """
     keys = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
-    if (kept := _read(path, keys)) is not None:
-        return kept
+    try:
+        if (kept := _read(path, keys)) is not None:
+            return kept
+    except FileFormatError as error:
+        announce(f"{error}; what it held is found again", 0.0)
     activity = f"annealing {len(problems)} graphs to compare with"
 
     def search(problem: Problem) -> float:
@@ -55,11 +60,21 @@ def annealing_s(
 
 
 def _read(path: Path, keys: Sequence[str]) -> list[float] | None:
-    """The references of these problems, if the file holds them and no others."""
+    """The references of these problems, if the file holds them and no others.
+
+    Raises:
+        FileFormatError: the file is damaged.
+    """
     if not path.exists():
         return None
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        return None
-    rows = record["annealing_s"]
-    return [found_s for _, found_s in rows] if [key for key, _ in rows] == list(keys) else None
+    record, where = read_json(path), f"{path}: annealing_s"
+    values = json_fields.fields(record, str(path), {"format", "evaluations", "annealing_s"}, format=FORMAT)
+    names, found_s = [], []
+    for row in json_fields.array(values["annealing_s"], where):
+        if len(json_fields.array(row, where)) != 2:
+            raise FileFormatError(f"{where}: holds a row of {len(row)} values; expected a name and seconds")
+        names.append(json_fields.text(row[0], where))
+        found_s.append(json_fields.number(row[1], where))
+    if any(each <= 0 for each in found_s):
+        raise FileFormatError(f"{where}: holds a step time that is not positive")
+    return found_s if names == list(keys) else None

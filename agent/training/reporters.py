@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,9 +25,18 @@ from agent.training.metrics import (
     as_markdown,
     step_time_name,
 )
+from graphs.errors import InputError
 from graphs.io.json_files import write_bytes_atomic
 
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
 Metrics = Mapping[str, float]
+MEND = "mend it, or train anew under another name"
+
+
+class MetricsError(InputError):
+    """A `metrics.jsonl` that is damaged; the message says where."""
 
 
 class Reporter(Protocol):
@@ -40,59 +53,94 @@ class MetricsFile:
     """One JSON object per update in `metrics.jsonl`; numbers that are not finite become null.
 
     Args:
-        first_iteration: rows from this one on, left by a run that was killed, are dropped.
+        path: of the file; what it holds is read and checked at once, and changed at the first report.
+
+    Attributes:
+        last_iteration: of the rows that are there; 0 where there are none.
+
+    Raises:
+        MetricsError: the file cannot be read, or a row other than a last one that was cut off is damaged.
     """
 
-    def __init__(self, path: Path, first_iteration: int) -> None:
-        rows = path.read_text().splitlines() if path.exists() else []
-        kept = [row for row in rows if _iteration(row) < first_iteration]
-        write_bytes_atomic(path, "".join(f"{row}\n" for row in kept).encode())
-        self._file = path.open("a")
+    def __init__(self, path: Path) -> None:
+        self._path, self._rows = path, _read_rows(path)
+        self._file: TextIO | None = None
+        self.last_iteration = max((iteration for iteration, _ in self._rows), default=0)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
-        """Appends one row and flushes it."""
+        """Appends one row and flushes it; the first replaces rows from its iteration on, of a killed run."""
+        file = self._file or self._open(int(metrics[ITERATION]))
         row = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self._file.write(json.dumps({"timesteps": timesteps, **row}) + "\n")
-        self._file.flush()
+        file.write(json.dumps({"timesteps": timesteps, **row}) + "\n")
+        file.flush()
 
     def close(self, final: Metrics) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self, first_iteration: int) -> TextIO:
+        kept = [row for iteration, row in self._rows if iteration < first_iteration]
+        write_bytes_atomic(self._path, "".join(f"{row}\n" for row in kept).encode())
+        self._rows = []
+        self._file = self._path.open("a", encoding="utf-8")
+        return self._file
 
 
 class TensorBoard:
     """Writes scalars by decision, what they mean as text, and the hyperparameters with the closing numbers.
 
+    It writes each event at once and by itself: `SummaryWriter` does so in a thread, and where that fails, as
+    on a full disk, prints a traceback.
+
     Args:
-        first_timestep: later scalars, left by a run that was killed, are dropped from the curves.
+        folder: where an event file is made at the first report; scalars that a killed run left, of the same
+            or later decisions, are dropped from the curves.
+        settings: the hyperparameters.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], first_timestep: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._folder = folder
         self._settings = {
             key: value if isinstance(value, bool | int | float | str) else ", ".join(map(str, value))
             for key, value in settings.items()
         }
-        self._writer = SummaryWriter(str(folder), purge_step=first_timestep or None)
-        self._writer.add_text("metrics", as_markdown())
+        self._records: RecordWriter | None = None
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Writes each metric as a scalar."""
+        from torch.utils.tensorboard.summary import scalar
+
+        records = self._records or self._open(timesteps)
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, timesteps)
-        self._writer.flush()
+            _write_event(records, timesteps, summary=scalar(name, value))  # type: ignore[no-untyped-call]
+        records.flush()
 
     def close(self, final: Metrics) -> None:
         """Writes the hyperparameters beside the closing numbers, if there are any."""
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard.summary import hparams, scalar
 
-        named = {f"{TRAINING}/final_{name}": value for name, value in final.items()}
-        for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
-            self._writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
-        for name, value in named.items():
-            self._writer.add_scalar(name, value)
-        self._writer.close()
+        if self._records is None:
+            return
+        with closing(self._records) as records:
+            named = {f"{TRAINING}/final_{name}": value for name, value in final.items()}
+            for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
+                _write_event(records, 0, summary=summary)
+            for name, value in named.items():
+                _write_event(records, 0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
+
+    def _open(self, first_timestep: int) -> RecordWriter:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import text
+
+        # TensorBoard reads the event files of a folder in the order of their names.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        records = self._records = RecordWriter((self._folder / name).open("xb"))
+        _write_event(records, 0, file_version="brain.Event:2")
+        _write_event(records, first_timestep, session_log=SessionLog(status=SessionLog.START))
+        _write_event(records, 0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]
+        return records
 
 
 class ProgressBar:
@@ -118,7 +166,7 @@ class ProgressBar:
     def announce(self, activity: str, share: float) -> None:
         """Shows what goes on before the first update."""
         if share == 0.0:
-            self._console.print(activity, highlight=False, soft_wrap=True)
+            self._console.print(activity, markup=False, highlight=False, soft_wrap=True)
         self._progress.update(self._task, description=activity, completed=share)
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
@@ -145,9 +193,28 @@ def _line(timesteps: int, metrics: Metrics) -> str:
     return "  ".join([*parts, f"{metrics[SPEED]:,.0f} decisions/s"])
 
 
-def _iteration(row: str) -> float:
-    """Reads the iteration of a row of `metrics.jsonl`; infinite for a row that a crash cut off."""
-    try:
-        return float(json.loads(row)[ITERATION])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+def _read_rows(path: Path) -> list[tuple[int, str]]:
+    """Iteration and text of each row of `metrics.jsonl`, but for a last one without its end."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = line.decode()
+            value = json.loads(row)
+        except ValueError:
+            if number == len(lines):
+                break
+            raise MetricsError(f"{path}:{number}: is no JSON; {MEND}") from None
+        iteration = value.get(ITERATION) if isinstance(value, dict) else None
+        if type(iteration) is not int:
+            raise MetricsError(f"{path}:{number}: has no whole number as '{ITERATION}'; {MEND}")
+        rows.append((iteration, row))
+    return rows
+
+
+def _write_event(records: RecordWriter, timesteps: int, **content: Any) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    records.write(Event(wall_time=time.time(), step=timesteps, **content).SerializeToString())

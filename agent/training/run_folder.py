@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from agent.folders import FolderError, created, locked
 from agent.training.config import TrainConfig
+from graphs.errors import InputError
 from graphs.io.json_files import read_json, write_json_atomic
 
 RUNS = Path("runs")
 PACKAGES = ("torch", "torch-geometric", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "numba")
+CONFIG, RESULT = "config.json", "result.json"
 PROVENANCE = ("versions", "git_commit")
 """Keys of `config.json` beside the configuration."""
 
 
-class RunError(ValueError):
+class RunError(InputError):
     """A run that exists, does not exist, or is in use; the message says what to do."""
 
 
@@ -45,35 +48,45 @@ def check_is_new(name: str) -> Path:
     """
     folder = run_folder(name)
     if folder.exists():
-        raise RunError(f"run '{name}' exists; go on with it by --resume, or choose another --name")
+        raise RunError(_refusal(name, resume=False))
     return folder
 
 
-def create(folder: Path, config: TrainConfig) -> None:
-    """Makes the folder and writes `config.json`.
+def opened(folder: Path, config: TrainConfig, *, resume: bool) -> ExitStack:
+    """Makes the folder of a run with its `config.json`, or takes the one that is there, and locks it.
+
+    Returns:
+        Holds the lock until it is closed or the process dies.
 
     Raises:
-        RunError: it was made in the meantime.
+        RunError: a folder that exists is to be made, or another process holds one that is to be taken.
+        OSError: it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise RunError(f"run '{folder.name}' exists; choose another --name") from None
-    write_json_atomic(folder / "config.json", {**config.to_json(), **provenance()})
+
+    def write_config(draft: Path) -> None:
+        write_json_atomic(draft / CONFIG, {**config.to_json(), **provenance()})
+
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(locked(folder) if resume else created(folder, write_config))
+        except FolderError:
+            raise RunError(_refusal(folder.name, resume=resume)) from None
+        return lock.pop_all()
 
 
 def read_config(name: str) -> TrainConfig:
     """Reads the configuration that a run was started with.
 
     Raises:
-        RunError: there is no such run, or it has ended.
+        RunError: there is no such run.
         ConfigError, FileFormatError: its `config.json` was changed into something else.
     """
     folder = run_folder(name)
-    if not (folder / "config.json").is_file():
+    if not folder.exists():
         raise RunError(f"there is no run '{name}' to go on with; start it without --resume")
-    return config_from_file(folder / "config.json")
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: holds no {CONFIG}, so it is no run to go on with; choose another --name")
+    return config_from_file(folder / CONFIG)
 
 
 def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
@@ -89,21 +102,20 @@ def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig
     return TrainConfig.from_json(values, str(path), base)
 
 
-def lock(folder: Path) -> IO[str]:
-    """Locks a run for this process, until the file returned is closed or the process dies.
+def is_finished(folder: Path) -> bool:
+    """Says whether a run has ended well: used up its decisions or its time.
 
     Raises:
-        RunError: another process holds it.
+        RunError: its `result.json` was changed into something else.
+        FileFormatError: it is no readable JSON file.
     """
-    file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RunError(
-            f"run '{folder.name}' is being trained by another process; wait for it or stop it"
-        ) from None
-    return file
+    path = folder / RESULT
+    if not path.exists():
+        return False
+    result = read_json(path)
+    if not isinstance(result, dict) or not isinstance(result.get("finished"), bool):
+        raise RunError(f"{path}: does not say whether the run has finished; remove it and go on by --resume")
+    return bool(result["finished"])
 
 
 def provenance() -> dict[str, Any]:
@@ -115,6 +127,13 @@ def provenance() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return {"versions": versions, "git_commit": _git_commit()}
+
+
+def _refusal(name: str, *, resume: bool) -> str:
+    """Why a run cannot be opened, and what to do."""
+    if resume:
+        return f"run '{name}' is being trained by another process; wait for it or stop it"
+    return f"run '{name}' exists; go on with it by --resume, or choose another --name"
 
 
 def _git_commit() -> str | None:

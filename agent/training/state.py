@@ -8,10 +8,11 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
-from agent.training.checkpoints import Checkpoint, under
+from agent.training.checkpoints import Checkpoint, CheckpointError, under
 from agent.training.clock import Clock, between
-from agent.training.config import TrainConfig
+from agent.training.config import DECISIVE, TrainConfig
 from agent.training.context import Context
+from agent.training.divergence import check_weights
 from agent.training.ema import averaged
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
@@ -81,8 +82,14 @@ class TrainingState:
         return between(self.config.learning_rate, self.config.final_learning_rate, self.progress)
 
     def count_update(self) -> None:
-        """Lets the average follow the policy, after each update."""
+        """Lets the average follow the policy, after each update.
+
+        Raises:
+            FloatingPointError: a weight, or an average of weights, is not finite.
+        """
+        check_weights(self.policy.network, "weights")
         self.average.update_parameters(self.policy.network)
+        check_weights(self.averaged_network, "averaged weights")
         self.iteration += 1
 
     def checkpoint(self) -> Checkpoint:
@@ -90,16 +97,38 @@ class TrainingState:
         saved = ppo.capture(self.ppo, self.env)
         average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
         own = {"iteration": self.iteration, "imitated": self.imitated, "wall_s": self.clock.wall_s}
-        return Checkpoint({**saved.tensors, **average}, {"training": own, "ppo": saved.state})
+        state = {"run": self._identity(), "training": own, "ppo": saved.state}
+        return Checkpoint({**saved.tensors, **average}, state)
 
     def restore(self, saved: Checkpoint) -> None:
-        """Goes on from a checkpoint as if nothing had happened."""
+        """Goes on from a checkpoint as if nothing had happened.
+
+        Raises:
+            CheckpointError: it is of a run with other settings, graphs or clusters.
+            LookupError, RuntimeError, TypeError, ValueError: it is no checkpoint of a training.
+        """
+        self._check_is_ours(saved)
         ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
         self.average.load_state_dict(under(AVERAGE, saved.tensors))
         own: dict[str, Any] = saved.state["training"]
         self.iteration, self.imitated = own["iteration"], own["imitated"]
         self.timesteps = self.ppo.num_timesteps
         self.clock.go_on_from(own["wall_s"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What stays the same within a run, as JSON: settings and problems."""
+        config = self.config.to_json()
+        decide = {key: config[key] for key in DECISIVE}
+        return decide | {"problems": [f"{p.graph.name} on {p.cluster.name}" for p in self.problems]}
+
+    def _check_is_ours(self, saved: Checkpoint) -> None:
+        theirs = saved.state["run"]
+        for key, value in self._identity().items():
+            if theirs.get(key, value) != value:
+                raise CheckpointError(
+                    f"{saved.path}: is of a run with another setting of {key}; put the run's own checkpoint "
+                    "back, or train anew under another name"
+                )
 
     def _first_policy(self) -> Policy:
         config = self.config

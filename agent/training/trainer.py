@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.policy.threads import torch_threads
-from agent.training.checkpoints import Checkpoint
+from agent.training.checkpoints import Checkpoint, restoring
 from agent.training.clock import Clock
 from agent.training.config import TrainConfig
 from agent.training.context import Context
@@ -35,6 +35,7 @@ class Result:
         best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
         cut_short: phases that time ended before they had done what was asked for, each with what they did.
+        failure: why it ended, if it diverged; one line.
     """
 
     timesteps: int
@@ -44,6 +45,21 @@ class Result:
     best_timesteps: int
     finished: bool
     cut_short: tuple[str, ...] = ()
+    failure: str = ""
+
+
+class DivergedError(RuntimeError):
+    """A training whose losses, gradients, weights or scores are not finite any more; one line says where.
+
+    What was saved before is kept: the best policy and the last checkpoint.
+
+    Attributes:
+        result: how the training ended.
+    """
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.failure)
+        self.result = result
 
 
 def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -> Result:
@@ -56,7 +72,8 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
         inputs: what `read_inputs` returned, if it was called before.
 
     Raises:
-        ValueError: what `read_inputs` raises, or a checkpoint that cannot be read.
+        ValueError: what `read_inputs` raises, or a file of the run that cannot be read or is not of it.
+        DivergedError: a number that the policy learns from is not finite; none is kept.
     """
     inputs = inputs or read_inputs(config, context.graphs)
     tune_malloc()
@@ -67,7 +84,7 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
 class _Training:
     def __init__(self, config: TrainConfig, context: Context, inputs: Inputs) -> None:
         self.config, self.context = config, context
-        saved = context.checkpoints.latest()
+        saved = context.checkpoints.latest(lambda line: context.announce(line, 0.0))
         clock = Clock(config.minutes)
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
@@ -80,16 +97,21 @@ class _Training:
         self.phases = [phase for phase in phases if phase.is_on]
         clock.share_out({phase.name: phase.share for phase in self.phases})
         if saved is not None:
-            self.state.restore(saved)
+            with restoring(saved):
+                self.state.restore(saved)
         self.selection = PolicySelection(self.state, inputs.seen)
         if saved is not None:
-            self._restore(saved)
+            with restoring(saved):
+                self._restore(saved)
 
     def run(self) -> Result:
         """Goes through the phases until each is done or its time is up, or the context wants to stop."""
         for phase in self.phases:
             while not phase.done and not self.context.should_stop():
                 self._step(phase)
+        return self._result()
+
+    def _result(self) -> Result:
         return Result(
             timesteps=self.state.timesteps,
             iterations=self.state.iteration,
@@ -101,6 +123,21 @@ class _Training:
         )
 
     def _step(self, phase: Phase) -> None:
+        """Makes one step of a phase, or ends the training where that diverges."""
+        update = self.state.iteration + 1
+        try:
+            self._update(phase)
+        except FloatingPointError as error:
+            rates = (phase.rate, "final_learning_rate")
+            rate, name = max((float(getattr(self.config, name)), name) for name in rates)
+            failure = (
+                f"training diverged in {phase.name}, update {update}: {error}; what was saved before is "
+                f"kept; train under another name with a lower --{name.replace('_', '-')} (now {rate:g})"
+            )
+            ended = replace(self._result(), finished=False, cut_short=(), failure=failure)
+            raise DivergedError(ended) from error
+
+    def _update(self, phase: Phase) -> None:
         """Makes one step of a phase; after an update, evaluates and saves a checkpoint where that is due."""
         began, before = time.monotonic(), self.state.decisions
         with bf16_matmul():

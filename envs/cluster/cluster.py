@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from graphs.errors import InputError
+from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
 from graphs.op_graph import FloatArray
 
 SCHEDULES = ("program", "fifo")
 SHARING = ("egress", "pair", "none")
 TRANSFER_PER = ("destination", "tensor")
+COPIES = ("stream", "eager")
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")
 MAX_DEVICES = 1024
 
 
-class ClusterError(ValueError):
+class ClusterError(InputError):
     """A cluster that breaks a rule; the message says which, where, and what would be right."""
 
 
@@ -29,6 +33,8 @@ class Device:
         flops_per_s: peak floating-point operations a second.
         bytes_per_s: memory bandwidth, bytes a second.
         launch_s: seconds to launch one op.
+        peaks: peak floating-point operations a second by dtype of the arithmetic, from `DTYPES`; where it is
+            empty, `flops_per_s` is the peak for all.
     """
 
     name: str
@@ -37,11 +43,19 @@ class Device:
     flops_per_s: float
     bytes_per_s: float
     launch_s: float
+    peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def peak(self, dtype: str) -> float:
+        """Returns the peak for a dtype, flops a second; fp32 stands in for tf32 and bf16."""
+        stand_in = self.peaks.get("fp32", self.flops_per_s) if dtype in ("tf32", "bf16") else self.flops_per_s
+        return self.peaks.get(dtype, stand_in)
 
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """Devices and links, which may all differ.
+
+    Names can be printed, and numbers are within the bounds of `graphs.limits`.
 
     Attributes:
         bytes_per_s: bandwidth of each ordered pair, (n_devices, n_devices); the diagonal is unused.
@@ -51,6 +65,10 @@ class Cluster:
         transfer_per: whether a tensor is sent once per destination or once in all, one of `TRANSFER_PER`.
         op_gap_s: seconds that a device rests after an op of non-zero time.
         transfer_gap_s: seconds that a transfer occupies its link beyond bytes / bandwidth.
+        issue_s: seconds that the one host thread needs to issue each op and each copy; 0 = no time.
+        copies: on which streams copies run, one of `COPIES`.
+        n_half_bytes: size at which a transfer reaches half of its bandwidth, one number for all pairs or
+            (n_devices, n_devices) with an unused diagonal.
 
     Raises:
         ClusterError: on construction, if a rule is broken.
@@ -65,6 +83,9 @@ class Cluster:
     transfer_per: str = "destination"
     op_gap_s: float = 0.0
     transfer_gap_s: float = 0.0
+    issue_s: float = 0.0
+    copies: str = "stream"
+    n_half_bytes: FloatArray | float = 0.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -79,48 +100,129 @@ class Cluster:
         """The capacity of each device in bytes, (n_devices,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.float64)
 
+    @property
+    def n_half_matrix(self) -> FloatArray:
+        """The half-bandwidth size of each ordered pair in bytes, (n_devices, n_devices)."""
+        n_half = np.asarray(self.n_half_bytes, dtype=np.float64)
+        return np.broadcast_to(n_half, (self.n_devices, self.n_devices)) if n_half.ndim == 0 else n_half
+
 
 def _check(cluster: Cluster) -> None:
     where = f"cluster '{cluster.name}'"
     if not 1 <= cluster.n_devices <= MAX_DEVICES:
         raise ClusterError(f"{where}: has {cluster.n_devices} devices; give 1 to {MAX_DEVICES}")
-    names = [device.name for device in cluster.devices]
+    _check_name(f"{where}: name", cluster.name)
+    index_of: dict[str, int] = {}
     for index, device in enumerate(cluster.devices):
-        at = f"{where}: device {index} ('{device.name}')"
-        if device.name in names[:index]:
+        _check_device(f"{where}: device {index} ('{device.name}')", device)
+        if device.name in index_of:
             raise ClusterError(
-                f"{at} has the name of device {names.index(device.name)}; names must be unique"
+                f"{where}: device {index} ('{device.name}') has the name of device {index_of[device.name]}; "
+                "names must be unique"
             )
-        for label in ("memory_bytes", "flops_per_s", "bytes_per_s"):
-            _check_number(at, label, getattr(device, label), above_zero=True)
-        _check_number(at, "launch_s", device.launch_s, above_zero=False)
-    for label, allowed in (("schedule", SCHEDULES), ("sharing", SHARING), ("transfer_per", TRANSFER_PER)):
+        index_of[device.name] = index
+    for label, allowed in (
+        ("schedule", SCHEDULES),
+        ("sharing", SHARING),
+        ("transfer_per", TRANSFER_PER),
+        ("copies", COPIES),
+    ):
         if getattr(cluster, label) not in allowed:
             raise ClusterError(
                 f"{where}: {label} is '{getattr(cluster, label)}'; use one of {', '.join(allowed)}"
             )
-    for label in ("op_gap_s", "transfer_gap_s"):
-        _check_number(where, label, getattr(cluster, label), above_zero=False)
-    _check_matrix(where, "bytes_per_s", cluster.bytes_per_s, names, above_zero=True)
-    _check_matrix(where, "latency_s", cluster.latency_s, names, above_zero=False)
+    for label in ("op_gap_s", "transfer_gap_s", "issue_s"):
+        _check_time(where, label, getattr(cluster, label))
+    _check_host(where, cluster)
+    _check_links(where, cluster)
+    _check_n_half(where, cluster)
 
 
-def _check_number(where: str, label: str, value: float, *, above_zero: bool) -> None:
-    if not (math.isfinite(value) and (value > 0 or (value == 0 and not above_zero))):
-        rule = "> 0" if above_zero else ">= 0"
-        raise ClusterError(f"{where}: {label} is {value}; use a finite number {rule}")
-
-
-def _check_matrix(where: str, label: str, matrix: FloatArray, names: list[str], *, above_zero: bool) -> None:
-    n_devices = len(names)
-    if np.shape(matrix) != (n_devices, n_devices):
-        raise ClusterError(
-            f"{where}: {label} of the links has shape {np.shape(matrix)}; use ({n_devices}, {n_devices}), "
-            "from each device (row) to each device (column)"
+def _check_host(where: str, cluster: Cluster) -> None:
+    if cluster.schedule == "fifo" and (cluster.issue_s or cluster.copies != "stream"):
+        label, given, right = (
+            ("issue_s", f"{cluster.issue_s:g}", "0") if cluster.issue_s else ("copies", "'eager'", "'stream'")
         )
-    good = np.isfinite(matrix) & ((matrix > 0) if above_zero else (matrix >= 0))
-    np.fill_diagonal(good, True)
+        raise ClusterError(
+            f"{where}: {label} is {given}, but under schedule 'fifo' no host thread issues ops in order; "
+            f"use {right}, or schedule 'program'"
+        )
+    if cluster.copies == "eager" and cluster.transfer_per == "tensor":
+        raise ClusterError(
+            f"{where}: copies is 'eager' and transfer_per 'tensor', but an eager copy has one destination; "
+            "use transfer_per 'destination', or copies 'stream'"
+        )
+
+
+def _check_device(where: str, device: Device) -> None:
+    _check_name(f"{where}: name", device.name)
+    _check_name(f"{where}: kind", device.kind)
+    if not 1 <= device.memory_bytes <= MAX_BYTES:
+        raise ClusterError(
+            f"{where}: memory_bytes is {device.memory_bytes}; use a number from 1 to {MAX_BYTES:g}"
+        )
+    _check_speed(where, "flops_per_s", device.flops_per_s)
+    _check_speed(where, "bytes_per_s", device.bytes_per_s)
+    _check_time(where, "launch_s", device.launch_s)
+    for dtype, peak in device.peaks.items():
+        if dtype not in DTYPES:
+            raise ClusterError(f"{where}: peaks has {dtype!r}; use dtypes of {', '.join(DTYPES)}")
+        _check_speed(where, f"peaks of {dtype}", peak)
+
+
+def _check_name(where: str, name: str) -> None:
+    if not name or not name.isprintable():
+        raise ClusterError(f"{where} is {name!r}; give a name of printable characters")
+
+
+def _check_speed(where: str, label: str, value: float) -> None:
+    if not is_speed(value):
+        raise ClusterError(
+            f"{where}: {label} is {value}; use a number from {MIN_PER_S:g} to {MAX_PER_S:g} (a second)"
+        )
+
+
+def _check_time(where: str, label: str, value: float) -> None:
+    if not is_time(value):
+        raise ClusterError(
+            f"{where}: {label} is {value}; use 0, or from {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds"
+        )
+
+
+def _check_links(where: str, cluster: Cluster) -> None:
+    n_devices = cluster.n_devices
+    for label, is_good, check in (
+        ("bytes_per_s", is_speed, _check_speed),
+        ("latency_s", is_time, _check_time),
+    ):
+        matrix = getattr(cluster, label)
+        if np.shape(matrix) != (n_devices, n_devices):
+            raise ClusterError(
+                f"{where}: {label} of the links has shape {np.shape(matrix)}; use ({n_devices}, {n_devices}),"
+                " from each device (row) to each device (column)"
+            )
+        good = np.where(np.eye(n_devices, dtype=bool), np.isfinite(matrix), is_good(matrix))
+        if not good.all():
+            source, target = np.argwhere(~good)[0]
+            names = [cluster.devices[index].name for index in (source, target)]
+            link = f"{where}: link from '{names[0]}' to '{names[1]}'"
+            check(link, label, float(matrix[source, target]))
+
+
+def _check_n_half(where: str, cluster: Cluster) -> None:
+    n_half, n_devices = cluster.n_half_matrix, cluster.n_devices
+    if np.shape(n_half) != (n_devices, n_devices):
+        raise ClusterError(
+            f"{where}: n_half_bytes of the links has shape {np.shape(n_half)}; use one number, or "
+            f"({n_devices}, {n_devices}), from each device (row) to each device (column)"
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_size = (n_half >= 0) & is_time(n_half / cluster.bytes_per_s)
+    good = np.where(np.eye(n_devices, dtype=bool), np.isfinite(n_half), is_size)
     if not good.all():
         source, target = np.argwhere(~good)[0]
-        link = f"{where}: link from '{names[source]}' to '{names[target]}'"
-        _check_number(link, label, float(matrix[source, target]), above_zero=above_zero)
+        names = [cluster.devices[index].name for index in (source, target)]
+        raise ClusterError(
+            f"{where}: link from '{names[0]}' to '{names[1]}': n_half_bytes is {n_half[source, target]:g}; "
+            f"use 0, or a size that the link takes {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds for"
+        )

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
+from envs.cluster.cluster import DTYPES, MAX_DEVICES, Cluster, ClusterError, Device
 from graphs.io.json_fields import array, fields, json_number, name, number, text
 from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import FloatArray
 
 FORMAT = "placewalk.cluster/1"
 REQUIRED = frozenset({"format", "name", "devices", "links"})
-OPTIONAL = frozenset({"schedule", "op_gap_s", "transfer_gap_s"})
+OPTIONAL = frozenset({"schedule", "op_gap_s", "transfer_gap_s", "issue_s", "copies"})
 LINK_REQUIRED = frozenset({"bytes_per_s", "latency_s"})
-LINK_OPTIONAL = frozenset({"sharing", "transfer_per"})
+LINK_OPTIONAL = frozenset({"sharing", "transfer_per", "n_half_bytes"})
 DEVICE_NUMBERS = ("memory_bytes", "flops_per_s", "bytes_per_s", "launch_s")
 DEVICE_KEYS = frozenset({"name", "kind", *DEVICE_NUMBERS})
+DEVICE_OPTIONAL = frozenset({"peaks"})
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -61,6 +62,9 @@ def cluster_from_json(value: object, where: str) -> Cluster:
             transfer_per=text(links.get("transfer_per", "destination"), f"{where}: links: transfer_per"),
             op_gap_s=number(record.get("op_gap_s", 0), f"{where}: op_gap_s"),
             transfer_gap_s=number(record.get("transfer_gap_s", 0), f"{where}: transfer_gap_s"),
+            issue_s=number(record.get("issue_s", 0), f"{where}: issue_s"),
+            copies=text(record.get("copies", "stream"), f"{where}: copies"),
+            n_half_bytes=_matrix(links.get("n_half_bytes", 0), len(devices), f"{where}: links: n_half_bytes"),
         )
     except ClusterError as error:
         raise ClusterError(f"{where}: {error}") from None
@@ -71,9 +75,14 @@ def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
     devices = [
         {"name": device.name, "kind": device.kind}
         | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}
+        | _peaks_to_json(device)
         for device in cluster.devices
     ]
-    matrices = {"bytes_per_s": cluster.bytes_per_s, "latency_s": cluster.latency_s}
+    matrices = {
+        "bytes_per_s": cluster.bytes_per_s,
+        "latency_s": cluster.latency_s,
+        "n_half_bytes": cluster.n_half_matrix,
+    }
     links = {key: _matrix_to_json(matrix) for key, matrix in matrices.items()}
     return {
         "format": FORMAT,
@@ -83,16 +92,25 @@ def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
         "links": links | {"sharing": cluster.sharing, "transfer_per": cluster.transfer_per},
         "op_gap_s": json_number(float(cluster.op_gap_s)),
         "transfer_gap_s": json_number(float(cluster.transfer_gap_s)),
+        "issue_s": json_number(float(cluster.issue_s)),
+        "copies": cluster.copies,
     }
 
 
 def _device(value: object, where: str) -> Device:
-    record = fields(value, where, DEVICE_KEYS)
+    record = fields(value, where, DEVICE_KEYS, DEVICE_OPTIONAL)
+    peaks = fields(record.get("peaks", {}), f"{where}: peaks", frozenset(), frozenset(DTYPES))
     return Device(
         name=name(record["name"], f"{where}: name"),
         kind=name(record["kind"], f"{where}: kind"),
         **{key: number(record[key], f"{where}: {key}") for key in DEVICE_NUMBERS},
+        peaks={dtype: number(peak, f"{where}: peaks: {dtype}") for dtype, peak in peaks.items()},
     )
+
+
+def _peaks_to_json(device: Device) -> dict[str, Any]:
+    peaks = {dtype: json_number(float(peak)) for dtype, peak in device.peaks.items()}
+    return {"peaks": peaks} if peaks else {}
 
 
 def _matrix(value: object, n_devices: int, where: str) -> FloatArray:

@@ -11,7 +11,8 @@ Sources:
     A100: NVIDIA A100 Tensor Core GPU datasheet and architecture whitepaper (2020), SXM4 40 GB.
     H100: NVIDIA H100 Tensor Core GPU datasheet (2023), SXM5 80 GB; TF32 without sparsity.
     Xeon: NVIDIA DGX-1 datasheet (two E5-2698 v4, 512 GB DDR4-2133) and Intel ARK.
-    PCIe: PCI Express base specification 3.0, 16 lanes.
+    PCIe: PCI Express base specifications 3.0 and 4.0, 16 lanes.
+    Kinds with a calibration: `envs.cluster.kinds`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import numpy as np
 
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster
+from envs.cluster.kinds import KINDS
+from envs.cluster.own_machine import CLUSTER_NAME, own_cluster_file
 from graphs.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
@@ -34,6 +37,7 @@ XEON = Device("cpu", "xeon", 512e9, flops_per_s=2.8e12, bytes_per_s=136.5e9, lau
 """Two sockets: 40 cores at 2.2 GHz, 32 flops each (two AVX2 FMA units); eight channels of 17.06e9 B/s."""
 
 PCIE3_BYTES_PER_S = 15.75e9
+PCIE4_BYTES_PER_S = 31.5e9
 NVLINK2_BYTES_PER_S = 25e9
 """One NVLink 2.0 link, one direction; a V100 has six."""
 NVLINK3_BYTES_PER_S = 300e9
@@ -133,6 +137,50 @@ def gpu_and_cpu() -> Cluster:
     return Cluster("gpu+cpu", devices, np.full(shape, PCIE3_BYTES_PER_S), np.full(shape, LATENCY_S))
 
 
+@preset("4xv100-sxm2")
+def four_v100_sxm2() -> Cluster:
+    """Builds four V100 on one board as `4xv100` does, with calibrated costs."""
+    device = KINDS["v100-sxm2-16gb"].device()
+    return uniform("4xv100-sxm2", device, 4, 2 * NVLINK2_BYTES_PER_S, sharing="pair")
+
+
+@preset("4xa100-pcie")
+def four_a100_pcie() -> Cluster:
+    """Builds four A100 PCIe 40 GB, each behind 16 lanes of PCIe 4.0, with calibrated costs."""
+    return uniform("4xa100-pcie", KINDS["a100-pcie-40gb"].device(), 4, PCIE4_BYTES_PER_S)
+
+
+@preset("8xa100-sxm4")
+def eight_a100_sxm4() -> Cluster:
+    """Builds one DGX A100 with 80 GB a GPU: eight on NVSwitch, with calibrated costs."""
+    return uniform("8xa100-sxm4", KINDS["a100-sxm4-80gb"].device(), 8, NVLINK3_BYTES_PER_S)
+
+
+@preset("4xh100-sxm5")
+def four_h100_sxm5() -> Cluster:
+    """Builds four H100 on NVSwitch, with calibrated costs."""
+    return uniform("4xh100-sxm5", KINDS["h100-sxm5-80gb"].device(), 4, NVLINK4_BYTES_PER_S)
+
+
+@preset("a100+v100")
+def a100_and_v100() -> Cluster:
+    """Builds an A100 PCIe 40 GB and a V100 PCIe 32 GB in one PCIe 3.0 host, with calibrated costs."""
+    return unequal("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), PCIE3_BYTES_PER_S)
+
+
+@preset("3090+2080+titan")
+def three_consumer_boards() -> Cluster:
+    """Builds an RTX 3090, an RTX 2080 and a Titan RTX in one PCIe 3.0 host, with calibrated costs."""
+    return unequal("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), PCIE3_BYTES_PER_S)
+
+
+def unequal(name: str, kinds: tuple[str, ...], bytes_per_s: float) -> Cluster:
+    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal links."""
+    shape = (len(kinds), len(kinds))
+    devices = tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds))
+    return Cluster(name, devices, np.full(shape, bytes_per_s), np.full(shape, LATENCY_S))
+
+
 @preset("placeto-k80", sized=True)
 def placeto_k80(n_devices: int = 2) -> Cluster:
     """Builds K80s as the published Placeto simulator schedules them; by default two.
@@ -154,12 +202,17 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
 
 
 def get_cluster(spec: str) -> Cluster:
-    """Finds a cluster: the preset that `spec` names, else the cluster file whose path it is.
+    """Finds a cluster: `this` machine, the preset that `spec` names, or the cluster file whose path it is.
 
     Raises:
-        ClusterError: `spec` names no preset and ends in no `.json`, or the cluster breaks a rule.
+        ClusterError: this machine was not measured, `spec` names no preset and ends in no `.json`, or the
+            cluster breaks a rule.
         FileFormatError: the path is no readable cluster file.
     """
+    if spec == CLUSTER_NAME:
+        if not own_cluster_file().is_file():
+            raise ClusterError("cluster 'this': not measured yet; run python -m envs.calibration measure")
+        return read_cluster(own_cluster_file())
     return read_cluster(spec) if spec.endswith((".json", ".json.gz")) else get_preset(spec)
 
 

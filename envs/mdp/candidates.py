@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.mdp.state import simulate_op, simulate_unit
 from envs.problem import Problem
-from envs.problem_arrays import N_LINKS
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Timeline, inputs_ready, run
+from envs.simulator.kernels import Timeline, copy_clocks, inputs_ready, n_clocks, run, start_s
 from envs.simulator.transfers import transfer_seconds
 from graphs.op_graph import FloatArray
 
@@ -44,7 +43,7 @@ class CandidateScratch(NamedTuple):
     transfer_to_s: FloatArray  # scratch, of one consumer
     others_ready_s: FloatArray  # scratch, of one consumer
     is_sent_to: NDArray[np.bool_]  # scratch, of one tensor
-    link_free: FloatArray  # (max_devices ** 2,) scratch, of one candidate
+    free: FloatArray  # (n_clocks,) scratch, of one candidate
     timeline: Timeline  # scratch, of one candidate's simulation
     rollout: RolloutScratch
 
@@ -70,14 +69,13 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
         transfer_to_s=np.zeros(n),
         others_ready_s=np.zeros(n),
         is_sent_to=np.zeros(n, dtype=np.bool_),
-        link_free=np.zeros(n * n),
+        free=np.zeros(n_clocks(n)),
         timeline=Timeline(
             start=np.zeros(n_ops),
             finish=np.zeros(n_ops),
             sent=np.zeros(n_slots),
             arrival=np.zeros(n_slots),
-            device_free=np.zeros(n),
-            link_free=np.zeros(n * n),
+            free=np.zeros(n_clocks(n)),
         ),
         rollout=new_rollout_scratch(n, n_reads),
     )
@@ -104,14 +102,13 @@ def scratch_for(scratch, p):
         transfer_to_s=scratch.transfer_to_s,
         others_ready_s=scratch.others_ready_s,
         is_sent_to=scratch.is_sent_to,
-        link_free=scratch.link_free,
+        free=scratch.free,
         timeline=Timeline(
             start=full.start[:n_ops],
             finish=full.finish[:n_ops],
             sent=full.sent[:n_slots],
             arrival=full.arrival[:n_slots],
-            device_free=full.device_free[:n_devices],
-            link_free=full.link_free[: n_devices * n_devices],
+            free=full.free[: n_clocks(n_devices)],
         ),
         rollout=scratch.rollout,
     )
@@ -126,14 +123,13 @@ def evaluate_incrementally(p, episode, op, scratch):
         episode (Episode): only read.
         op: index of the op at hand, int.
         scratch (CandidateScratch): `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
-            `link_free` is overwritten.
+            `free` is overwritten.
     """
     timeline = episode.timeline
     for device in range(len(p.memory)):
-        for link in range(p.rules[N_LINKS]):
-            scratch.link_free[link] = timeline.link_free[link]
-        ready = inputs_ready(p, episode.device_of, timeline, scratch.link_free, op, device, False)
-        start = max(ready, timeline.device_free[device])
+        copy_clocks(p, timeline.free, scratch.free)
+        ready = inputs_ready(p, episode.device_of, timeline, scratch.free, op, device, False)
+        start = start_s(p, scratch.free, op, device, ready)
         finish = start + p.op_seconds[op, device]
         scratch.ready_s[device] = ready
         scratch.start_s[device] = start

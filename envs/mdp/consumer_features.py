@@ -108,7 +108,7 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
 
     Args:
         p (ProblemArrays): the problem.
-        episode (Episode): `timeline.device_free` is read.
+        episode (Episode): `timeline.free` is read.
         consumer: index of the op, int.
         sent_bytes: bytes that it reads from the candidate device, float.
         scratch (CandidateScratch): `finish_s` and `others_ready_s` are read, `consumer_finish_s` is updated.
@@ -118,7 +118,7 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
         finish = np.inf
         for target in range(n_devices):
             sent_s = transfer_seconds(p, sent_bytes, device, target)
-            free = scratch.finish_s[device] if target == device else timeline.device_free[target]
+            free = scratch.finish_s[device] if target == device else timeline.free[target]
             start = max(scratch.finish_s[device] + sent_s, free, scratch.others_ready_s[target])
             finish = min(finish, start + p.op_seconds[consumer, target])
         scratch.consumer_finish_s[device] = max(scratch.consumer_finish_s[device], finish)

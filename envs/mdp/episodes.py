@@ -18,13 +18,14 @@ from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
 from envs.mdp.visits import VisitPlans
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.errors import InputError
 from graphs.op_graph import IntArray
 from graphs.orders import ORDERS
 
 ONLY_OBSERVE = np.array([-1])
 
 
-class MdpError(ValueError):
+class MdpError(InputError):
     """Episodes that cannot be: no problems, nothing to place, or an unknown decision process."""
 
 

@@ -68,6 +68,9 @@ DEVICE_FEATURES: tuple[Feature, ...] = (
 )
 """Columns of the observation, which has a row for each candidate device."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
+FEATURE_BOUND = 1000.0
+"""Bound of every device feature: times are squashed by a logarithm or cut off here, the rest are shares and
+flags."""
 
 FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "rollout": GROUPS,

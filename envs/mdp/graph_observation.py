@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.mdp.features import column
-from envs.mdp.placement_env import FEATURE_BOUND, Observations, PlacementEnv
+from envs.mdp.features import FEATURE_BOUND, column
+from envs.mdp.placement_env import Observations, PlacementEnv
 from envs.problem import Problem
 from graphs.op_graph import PHASES, Csr, FloatArray, IntArray
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.mdp.candidates import evaluate_in_full, evaluate_incrementally, fill_neighbours
 from envs.mdp.consumer_features import fill_consumer_features
-from envs.mdp.features import HORIZONS, N_DEVICE_FEATURES, column
+from envs.mdp.features import FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES, column
 from envs.mdp.rollout_features import simulate_rollouts
 from envs.mdp.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
 from envs.simulator.jit import kernel
@@ -118,7 +118,7 @@ def fill_times(m, p, episode, op, scratch, features):
         start = min(start, scratch.start_s[device])
         finish = min(finish, scratch.finish_s[device])
         ready = min(ready, scratch.ready_s[device])
-        free = min(free, timeline.device_free[device])
+        free = min(free, timeline.free[device])
         consumer_finish = min(consumer_finish, scratch.consumer_finish_s[device])
     for device in range(len(p.memory)):
         row, there_s = features[device], scratch.step_time_s[device]
@@ -127,11 +127,11 @@ def fill_times(m, p, episode, op, scratch, features):
         row[STEP_TIME_GROWTH] = squash((there_s - episode.time_s[0]) * scale)
         row[START_OVER_EARLIEST] = squash((scratch.start_s[device] - start) * scale)
         row[FINISH_OVER_EARLIEST] = squash((scratch.finish_s[device] - finish) * scale)
-        row[DEVICE_FREE_OVER_EARLIEST] = squash((timeline.device_free[device] - free) * scale)
+        row[DEVICE_FREE_OVER_EARLIEST] = squash((timeline.free[device] - free) * scale)
         row[INPUTS_READY_OVER_EARLIEST] = squash((scratch.ready_s[device] - ready) * scale)
         row[LINK_BUSY_BEYOND_START] = squash(max(link_busy_s - start, 0.0) * scale)
         row[INPUT_TRANSFER_TIME] = squash(scratch.input_transfer_s[device] * scale)
-        row[IDLE_TIME] = squash((episode.time_s[0] - timeline.device_free[device]) * scale)
+        row[IDLE_TIME] = squash((episode.time_s[0] - timeline.free[device]) * scale)
         row[STEP_TIME_BEYOND_FINISH] = squash((there_s - scratch.finish_s[device]) * scale)
         row[OUTPUT_TRANSFER_TIME] = squash(scratch.output_transfer_s[device] * scale)
         row[CONSUMER_TRANSFER_TIME_OVER_LEAST] = squash(scratch.consumer_transfer_s[device] * scale)
@@ -156,7 +156,8 @@ def fill_state(m, p, episode, op, features):
         mean_busy_s += episode.busy[device] / n_devices
     for device in range(n_devices):
         row = features[device]
-        row[LOAD_OVER_MEAN] = episode.busy[device] / mean_busy_s - 1.0 if mean_busy_s > 0.0 else 0.0
+        load = episode.busy[device] / mean_busy_s - 1.0 if mean_busy_s > 0.0 else 0.0
+        row[LOAD_OVER_MEAN] = min(load, FEATURE_BOUND)
         free = p.memory[device] - episode.load[device] - (0.0 if current == device else footprint)
         row[FREE_MEMORY] = max(free / p.memory[device], -1.0)
         row[OP_TIME_OVER_LEAST] = squash((p.op_seconds[op, device] - least_s) * scale)
@@ -164,7 +165,7 @@ def fill_state(m, p, episode, op, features):
         row[IS_CURRENT_DEVICE] = 1.0 if current == device else 0.0
         row[IS_LAST_DEVICE] = 1.0 if episode.state[LAST_DEVICE] == device else 0.0
         row[SLOWNESS] = squash(m.slowness[device] - 1.0)
-        row[STEP_TIME] = episode.time_s[0] / m.scales[REWARD_S]
+        row[STEP_TIME] = min(episode.time_s[0] / m.scales[REWARD_S], FEATURE_BOUND)
         row[VISITS_DONE] = episode.state[POSITION] / len(episode.visits)
 
 
@@ -239,7 +240,7 @@ def link_busy_until(p, timeline, device):
     until = 0.0
     for target in range(len(p.memory)):
         if target != device and p.link[device, target] >= 0:
-            until = max(until, timeline.link_free[p.link[device, target]])
+            until = max(until, timeline.free[p.link[device, target]])
     return until
 
 

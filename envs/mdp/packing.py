@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.mdp.state import MdpArrays, mdp_arrays
 from envs.problem import Problem
@@ -39,11 +40,15 @@ def pack_problems(problems: Sequence[Problem]) -> PackedProblems:
         sizes[i, UNITS] = len(m.footprint_bytes)
         sizes[i, OPS_BY_DEVICES] = p.op_seconds.size
     offsets = np.concatenate([np.zeros((1, 7), dtype=np.int64), sizes.cumsum(axis=0)])
-    flat_problems = (
-        np.concatenate([np.ravel(part) for part in parts]) for parts in zip(*arrays, strict=True)
-    )
+    flat_problems: Iterator[Any] = (_flat(parts) for parts in zip(*arrays, strict=True))
     flat_mdps = (np.concatenate(parts) for parts in zip(*mdps, strict=True))
     return PackedProblems(ProblemArrays(*flat_problems), MdpArrays(*flat_mdps), offsets)
+
+
+def _flat(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """One field of all problems in one array; None where it is None in all."""
+    flat = [np.ravel(part) for part in parts if part is not None]
+    return np.concatenate(flat) if flat else None
 
 
 @kernel
@@ -76,10 +81,12 @@ def problem_at(packed, i):
         resident=a.resident[op:op_end],
         bandwidth=a.bandwidth[pair:pair_end].reshape(square),
         latency=a.latency[pair:pair_end].reshape(square),
+        n_half=a.n_half[pair:pair_end].reshape(square),
         link=a.link[pair:pair_end].reshape(square),
         memory=a.memory[device:device_end],
         gaps=a.gaps[n_gaps * i : n_gaps * (i + 1)],
         rules=a.rules[n_rules * i : n_rules * (i + 1)],
+        detailed=a.detailed,
     )
 
 

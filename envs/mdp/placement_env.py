@@ -11,12 +11,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
-from envs.mdp.features import N_DEVICE_FEATURES
+from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.problem import Problem
 from graphs.op_graph import IntArray
-
-FEATURE_BOUND = 1000.0
-"""Bound of every device feature: times are squashed by a logarithm, the rest are shares and flags."""
 
 Observations = dict[str, NDArray[Any]]
 

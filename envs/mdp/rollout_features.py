@@ -19,10 +19,10 @@ import numpy as np
 
 from envs.mdp.features import HORIZONS
 from envs.mdp.state import POSITION
-from envs.simulator.arrays import copy, run_op
+from envs.simulator.arrays import copy, n_clocks, run_op, start_s
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
-from envs.simulator.transfers import SendLog, rollback, transfer_seconds
+from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
 from graphs.op_graph import FloatArray, IntArray
 
 FURTHEST = HORIZONS[-1]
@@ -33,8 +33,7 @@ class RolloutScratch(NamedTuple):
 
     time_s: FloatArray  # (n_horizons, n_devices) step time at each horizon
     finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops up to there
-    device_free: FloatArray  # (n_devices,) of the timeline before
-    link_free: FloatArray  # (n_devices ** 2,) of the timeline before
+    free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
     unit: IntArray  # (FURTHEST,) units that were placed
     start_before: FloatArray  # (FURTHEST,) start of the ops that ran, before
@@ -47,8 +46,7 @@ def new_rollout_scratch(n_devices: int, n_reads: int) -> RolloutScratch:
     return RolloutScratch(
         time_s=np.zeros((len(HORIZONS), n_devices)),
         finish_s=np.zeros((len(HORIZONS), n_devices)),
-        device_free=np.zeros(n_devices),
-        link_free=np.zeros(n_devices**2),
+        free=np.zeros(n_clocks(n_devices)),
         load=np.zeros(n_devices),
         unit=np.zeros(FURTHEST, dtype=np.int64),
         start_before=np.zeros(FURTHEST),
@@ -66,8 +64,7 @@ def simulate_rollouts(m, p, episode, ahead):
         episode: `Episode`, incremental; changed and restored.
         ahead: `RolloutScratch`; `time_s` and `finish_s` are the result, the rest is scratch.
     """
-    copy(episode.timeline.device_free, ahead.device_free)
-    copy(episode.timeline.link_free, ahead.link_free)
+    copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
         n_units = simulate_ahead(m, p, episode, device, ahead)
@@ -106,7 +103,7 @@ def simulate_ahead(m, p, episode, first_device, ahead):
         device = device_of[op]
         ahead.start_before[at - position] = timeline.start[op]
         ahead.finish_before[at - position] = timeline.finish[op]
-        ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True, ahead.log)
+        ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True, ahead.log)
         finish = run_op(p, timeline, op, device, ready)
         time_s, sum_s = max(time_s, finish), sum_s + finish
         n_done = at - position + 1
@@ -121,7 +118,7 @@ def simulate_ahead(m, p, episode, first_device, ahead):
 def earliest_finish(m, p, episode, op, ahead):
     """Finds where an op would finish first, among the devices of its inputs and the one free soonest.
 
-    Each transfer is estimated on the links as they are now. Where no device has enough free memory, memory is
+    Each transfer is estimated as `estimate_finish` does it. Where no device has enough free memory, memory is
     ignored.
 
     Args:
@@ -136,7 +133,7 @@ def earliest_finish(m, p, episode, op, ahead):
     footprint = m.footprint_bytes[m.unit_of[op]]
     soonest, soonest_s = -1, np.inf
     for device in range(len(p.memory)):
-        finish = timeline.device_free[device] + p.op_seconds[op, device]
+        finish = start_s(p, timeline.free, op, device, 0.0) + p.op_seconds[op, device]
         if finish < soonest_s and ahead.load[device] + footprint <= p.memory[device]:
             soonest, soonest_s = device, finish
     chosen, earliest, before = soonest, np.inf, -1
@@ -158,7 +155,7 @@ def earliest_finish(m, p, episode, op, ahead):
 
 @kernel
 def estimate_finish(p, timeline, device_of, op, device):
-    """Estimates when an op would finish on a device, each of its inputs alone on its link from now on.
+    """Estimates when an op would finish on a device, each copy that it needs issued alone from now on.
 
     Args:
         p: `ProblemArrays`.
@@ -169,8 +166,7 @@ def estimate_finish(p, timeline, device_of, op, device):
     Returns:
         Seconds.
     """
-    n_devices = len(p.memory)
-    ready = timeline.device_free[device]
+    n_devices, ready = len(p.memory), 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
         tensor = p.input_item[k]
         producer = p.producer[tensor]
@@ -183,12 +179,10 @@ def estimate_finish(p, timeline, device_of, op, device):
             if arrival >= 0.0:
                 there = arrival
             else:
-                link = p.link[source, device]
-                if link >= 0:
-                    there = max(there, timeline.link_free[link])
+                there = copy_start_s(p, timeline.free, source, device, there)
                 there += transfer_seconds(p, p.size[tensor], source, device)
         ready = max(ready, there)
-    return ready + p.op_seconds[op, device]
+    return start_s(p, timeline.free, op, device, ready) + p.op_seconds[op, device]
 
 
 @kernel(inline=True)
@@ -211,5 +205,4 @@ def restore_episode(m, episode, ahead, n_units):
         op = episode.visits[at]
         timeline.start[op] = ahead.start_before[at - position]
         timeline.finish[op] = ahead.finish_before[at - position]
-    copy(ahead.device_free, timeline.device_free)
-    copy(ahead.link_free, timeline.link_free)
+    copy(ahead.free, timeline.free)

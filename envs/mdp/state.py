@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.problem import Problem
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Timeline, run_many
+from envs.simulator.kernels import Timeline, n_clocks, run_many
 from graphs.op_graph import FloatArray, IntArray
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL = range(3)
@@ -95,8 +95,7 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         finish=np.zeros((n, max_ops)),
         sent=np.zeros((n, max_slots)),
         arrival=np.zeros((n, max_slots)),
-        device_free=np.zeros((n, max_devices)),
-        link_free=np.zeros((n, max_devices**2)),
+        free=np.zeros((n, n_clocks(max_devices))),
     )
     return Episodes(
         problem=np.zeros(n, dtype=np.int64),
@@ -123,7 +122,7 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.visits[e, : len(visits)] = visits
     episodes.timeline.finish[e] = 0.0
     episodes.timeline.sent[e] = episodes.timeline.arrival[e] = -1.0
-    episodes.timeline.device_free[e] = episodes.timeline.link_free[e] = 0.0
+    episodes.timeline.free[e] = 0.0
     episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = 0.0
     episodes.device_of[e] = episodes.simulated[e] = -1
     episodes.state[e, [POSITION, LAST_DEVICE, IS_INCREMENTAL]] = 0, -1, is_incremental
@@ -137,7 +136,7 @@ def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray)
     episodes.busy[e, :n_devices] = np.bincount(device_of, seconds, minlength=n_devices)
     unit_device = device_of[graph.units.items[graph.units.ptr[:-1]]]
     episodes.load[e, :n_devices] = np.bincount(unit_device, problem.footprint_bytes, minlength=n_devices)
-    sizes = (n_ops, n_ops, *[graph.n_tensors * n_devices] * 2, n_devices, n_devices**2)
+    sizes = (n_ops, n_ops, *[graph.n_tensors * n_devices] * 2, n_clocks(n_devices))
     timeline = Timeline(
         *(rows[e, :size] for rows, size in zip(episodes.timeline, sizes, strict=True)),
     )
@@ -168,8 +167,7 @@ def episode_at(episodes, p, e):
             finish=rows.finish[e, :n_ops],
             sent=rows.sent[e, :n_slots],
             arrival=rows.arrival[e, :n_slots],
-            device_free=rows.device_free[e, :n_devices],
-            link_free=rows.link_free[e, : n_devices * n_devices],
+            free=rows.free[e, : n_clocks(n_devices)],
         ),
         busy=episodes.busy[e, :n_devices],
         load=episodes.load[e, :n_devices],

@@ -199,7 +199,7 @@ def visit(m, p, episode, op):
     episode.busy[device] += p.op_seconds[op, device]
     if episode.state[IS_INCREMENTAL]:
         timeline = episode.timeline
-        ready = inputs_ready(p, episode.device_of, timeline, timeline.link_free, op, device, True)
+        ready = inputs_ready(p, episode.device_of, timeline, timeline.free, op, device, True)
         episode.time_s[0] = max(episode.time_s[0], run_op(p, timeline, op, device, ready))
     else:
         simulate_op(m, p, episode, op, device)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.cluster.cluster import Cluster
+from graphs.errors import InputError
 from graphs.op_graph import IntArray, OpGraph
 
 
-class PlacementError(ValueError):
+class PlacementError(InputError):
     """A placement that does not suit its graph or cluster; the message says where."""
 
 

@@ -4,6 +4,9 @@ An op whose device is -1 is absent: it does not run, and nothing waits for its o
 `d` has slot `t * n_devices + d`. Where the cluster sends per tensor, the slot of the producer's own device
 holds the end of the one transfer that serves all devices.
 
+When devices, the host thread and links are free is kept in one array of clocks, so that a trial copies one
+array; `ProblemArrays` says which clock is whose.
+
 In all kernels of the simulator `p` is a `ProblemArrays`, `timeline` a `Timeline`, and `device_of` the device
 of each op, int64 (n_ops,).
 """
@@ -14,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.problem_arrays import OP_GAP_S
+from envs.problem_arrays import ISSUE_S, N_CLOCKS, OP_GAP_S
 from envs.simulator.jit import kernel
 from graphs.op_graph import FloatArray
 
@@ -29,8 +32,13 @@ class Timeline(NamedTuple):
     finish: FloatArray  # (n_ops,)
     sent: FloatArray  # (n_tensors * n_devices,) end of the transfer of a tensor to a device
     arrival: FloatArray  # (n_tensors * n_devices,)
-    device_free: FloatArray  # (n_devices,)
-    link_free: FloatArray  # (n_devices ** 2,)
+    free: FloatArray  # (n_clocks(n_devices),) when each device, the host thread and each link is free
+
+
+@kernel(entry=True)
+def n_clocks(n_devices):
+    """Returns the most clocks that a cluster has: of its devices, the host thread, and a link per pair."""
+    return n_devices + 1 + n_devices * n_devices
 
 
 @kernel(entry=True, allocates=True)
@@ -48,8 +56,7 @@ def new_timeline(n_ops, n_tensors, n_devices):
         np.zeros(n_ops),
         np.full(n_tensors * n_devices, UNSENT),
         np.full(n_tensors * n_devices, UNSENT),
-        np.zeros(n_devices),
-        np.zeros(n_devices * n_devices),
+        np.zeros(n_clocks(n_devices)),
     )
 
 
@@ -61,31 +68,65 @@ def copy(source, target):
 
 
 @kernel
+def copy_clocks(p, free, trial):
+    """Copies the clocks in use, for a trial.
+
+    Args:
+        p: `ProblemArrays`.
+        free: seconds, (n_clocks,).
+        trial: written, as `free`.
+    """
+    for clock in range(p.rules[N_CLOCKS]):
+        trial[clock] = free[clock]
+
+
+@kernel
 def clear(timeline):
     """Empties a timeline; `start` and `finish` stay, as a simulation writes them before it reads them."""
     timeline.sent[:] = UNSENT
     timeline.arrival[:] = UNSENT
-    timeline.device_free[:] = 0.0
-    timeline.link_free[:] = 0.0
+    timeline.free[:] = 0.0
+
+
+@kernel(inline=True)
+def start_s(p, free, op, device, ready_s):
+    """Finds when an op starts: when it is issued, its inputs are there and its device is free.
+
+    Args:
+        p: `ProblemArrays`.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
+        op, device: indices, int; an op that takes no time need not be issued.
+        ready_s: when the inputs of the op are on the device, seconds.
+
+    Returns:
+        Seconds.
+    """
+    start = max(ready_s, free[device])
+    if p.detailed is not None and p.op_seconds[op, device] > 0.0:
+        start = max(start, free[len(p.memory)] + p.gaps[ISSUE_S])
+    return start
 
 
 @kernel
 def run_op(p, timeline, op, device, ready_s):
-    """Runs an op on a device as soon as both are ready.
+    """Issues an op and runs it on a device as soon as both are ready.
 
     Args:
         p: `ProblemArrays`.
-        timeline: `Timeline`; `start` and `finish` of the op and `device_free` of the device are written.
+        timeline: `Timeline`; `start` and `finish` of the op and the clocks of host and device are written.
         op, device: indices, int.
         ready_s: when the inputs of the op are on the device, seconds.
 
     Returns:
         The finish of the op, seconds.
     """
-    start = max(ready_s, timeline.device_free[device])
+    free = timeline.free
+    start = start_s(p, free, op, device, ready_s)
     seconds = p.op_seconds[op, device]
     finish = start + seconds
     timeline.start[op] = start
     timeline.finish[op] = finish
-    timeline.device_free[device] = finish + p.gaps[OP_GAP_S] if seconds > 0.0 else finish
+    free[device] = finish + p.gaps[OP_GAP_S] if seconds > 0.0 else finish
+    if p.detailed is not None and seconds > 0.0:
+        free[len(p.memory)] += p.gaps[ISSUE_S]
     return finish

@@ -127,7 +127,7 @@ def deliver(p, device_of, timeline, q, op, cycle):
             if target != source:
                 at = timeline.arrival[tensor * n_devices + target]
                 if at < 0.0:
-                    at = send(p, timeline, timeline.link_free, tensor, source, target, True, None)
+                    at = send(p, timeline, timeline.free, tensor, source, target, True, None)
             if at > timeline.start[reader]:
                 timeline.start[reader] = at
                 q.cycle[reader] = cycle if at == now else 0
@@ -165,7 +165,7 @@ def drain(p, device_of, timeline, q):
         timeline.start[op] = start
         timeline.finish[op] = finish
         free = finish + p.gaps[OP_GAP_S] if seconds > 0.0 else finish
-        timeline.device_free[device] = free
+        timeline.free[device] = free
         q.free_cycle[device] = cycle if free == finish else 0
         total = max(total, finish)
         plan(timeline, q, device)

@@ -1,21 +1,25 @@
-"""Compilation of the kernels: cached on disk, announced, and repeated when a dependency has changed."""
+"""Compilation of the kernels: cached on disk, announced, and repeated when a dependency has changed.
+
+A cache that is damaged is made anew; where there is no place for one, every process compiles for itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 from numba import njit, types
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-DAMAGED_OR_STALE = (EOFError, UnpicklingError, AttributeError, ImportError)
-"""What loading a cached kernel raises: the first two where a file is cut short, the others where the file
-names a type that has been renamed or moved."""
+from graphs.errors import printable
+
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def kernel(
@@ -60,7 +64,15 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
+        try:
+            super().__init__(function)
+            locator = self._impl.locator
+            self._cache_file = _CheckedFiles(
+                locator.get_cache_path(), self._impl.filename_base, locator.get_source_stamp()
+            )
+        except (RuntimeError, OSError) as error:  # numba finds no folder that it can write
+            self._enabled = False
+            _report_no_cache(error)
         names = function.__globals__
         kernels = [getattr(value, "_cache", None) for value in names.values()]
         called = {cache.digest for cache in kernels if isinstance(cache, _Cache)}
@@ -76,12 +88,59 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def load_overload(self, signature: object, target_context: object) -> object:
         try:
             found = super().load_overload(signature, target_context)
-        except DAMAGED_OR_STALE:
-            self.flush()
+        except OSError:
             found = None
+        except Exception:  # damaged, or it names a type that has been renamed or moved
+            found = None
+            with suppress(OSError):
+                self.flush()
         if found is None:
             _announce()
         return found
+
+    def save_overload(self, signature: object, data: object) -> None:
+        try:
+            super().save_overload(signature, data)
+        except (OSError, DamagedError) as error:
+            self._enabled = False
+            _report_no_cache(error)
+
+
+class DamagedError(Exception):
+    """A file of the cache that is not as it was written."""
+
+
+class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """numba's files of one kernel, each after its SHA-256: damaged machine code would crash the process."""
+
+    def _load_index(self) -> dict[object, str]:
+        try:
+            version, stamp, overloads = pickle.loads(_read_checked(self._index_path))
+        except FileNotFoundError:
+            return {}
+        is_current = (version, stamp) == (self._version, self._source_stamp)
+        return overloads if is_current else {}
+
+    def _save_index(self, overloads: dict[object, str]) -> None:
+        self._write_checked(self._index_path, self._dump((self._version, self._source_stamp, overloads)))
+
+    def _load_data(self, name: str) -> object:
+        return pickle.loads(_read_checked(self._data_path(name)))
+
+    def _save_data(self, name: str, data: object) -> None:
+        self._write_checked(self._data_path(name), self._dump(data))
+
+    def _write_checked(self, path: str, data: bytes) -> None:
+        with self._open_for_write(path) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+
+
+def _read_checked(path: str) -> bytes:
+    whole = Path(path).read_bytes()
+    digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise DamagedError(f"{path}: is damaged")
+    return data
 
 
 CONSTANT = (bool, int, float, str, tuple)
@@ -101,8 +160,27 @@ def _file_digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@cache
 def _announce() -> None:
-    print(
-        "Compiling loops, once after an installation or a change (about half a minute) ...", file=sys.stderr
+    _say_once(
+        "compiling", "Compiling loops, once after an installation or a change (about half a minute) ..."
     )
+
+
+def _report_no_cache(error: Exception) -> None:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    _say_once(
+        "no cache",
+        f"Compiled loops cannot be kept ({printable(why)}), so every process compiles them anew; "
+        "set NUMBA_CACHE_DIR to a folder that can be written",
+    )
+
+
+def _say_once(topic: str, line: str) -> None:
+    if topic not in _SAID:
+        _SAID.add(topic)
+        with suppress(OSError, ValueError):  # nobody needs to read it
+            print(line, file=sys.stderr)
+
+
+_SAID: set[str] = set()
+"""Topics on which this process has printed its line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.problem_arrays import PROGRAM, SCHEDULE
-from envs.simulator.arrays import Timeline, clear, copy, new_timeline, run_op
+from envs.simulator.arrays import Timeline, clear, copy, copy_clocks, n_clocks, new_timeline, run_op, start_s
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
@@ -16,7 +16,9 @@ __all__ = [
     "candidate_timeline",
     "commit",
     "copy",
+    "copy_clocks",
     "inputs_ready",
+    "n_clocks",
     "new_pair",
     "new_timeline",
     "peak_memory",
@@ -24,6 +26,7 @@ __all__ = [
     "run_many",
     "run_moved",
     "run_op",
+    "start_s",
 ]
 
 

@@ -49,6 +49,7 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
     n_buckets = 2 * len(device_of) // n_devices + 2
+    # Times are finite and not tiny (`envs.costs`), so `scale` is finite and no bucket is found by a NaN.
     scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
     amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
     h = Holdings(amounts[0], amounts[1], amounts[2], devices)

@@ -8,8 +8,8 @@ from envs.simulator.transfers import send
 
 
 @kernel
-def inputs_ready(p, device_of, timeline, link_free, op, device, commit, log=None):
-    """Finds when the inputs of an op are on a device, and sends those that are not there yet.
+def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
+    """Finds when the inputs of an op are on a device, and issues the copies of those that are not there yet.
 
     Args:
         p: `ProblemArrays`.
@@ -17,10 +17,10 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit, log=None
             for.
         timeline: `Timeline` in which all present producers have finished; with `commit`, `sent` and `arrival`
             are written.
-        link_free: when each link is free, seconds, (n_links,) or longer; written: that of the timeline, or a
-            copy.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
+            the timeline, or a copy.
         op, device: indices, int.
-        commit: whether the transfers take place, bool; if not, only `link_free` is written.
+        commit: whether the transfers take place, bool; if not, only `free` is written.
         log: `SendLog` that with `commit` gets the slots which are filled, or None.
 
     Returns:
@@ -39,7 +39,7 @@ def inputs_ready(p, device_of, timeline, link_free, op, device, commit, log=None
         else:
             at = timeline.arrival[tensor * n_devices + device]
             if at < 0.0:
-                at = send(p, timeline, link_free, tensor, source, device, commit, log)
+                at = send(p, timeline, free, tensor, source, device, commit, log)
         if at > ready:
             ready = at
     return ready
@@ -63,7 +63,7 @@ def issue(p, device_of, timeline, op, log):
     if p.is_source[op] or device < 0:
         timeline.start[op] = timeline.finish[op] = 0.0
         return 0.0
-    ready = inputs_ready(p, device_of, timeline, timeline.link_free, op, device, True, log)
+    ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True, log)
     return run_op(p, timeline, op, device, ready)
 
 

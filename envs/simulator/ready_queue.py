@@ -80,14 +80,14 @@ def plan(timeline, q, device):
     """Finds when the first op of a device's heap starts.
 
     Args:
-        timeline: `Timeline`; `device_free` is read.
+        timeline: `Timeline`; `free` is read.
         q: `ReadyQueue`; `next_s` and `next_cycle` of the device are written.
         device: index, int.
     """
     if q.size[device] == 0:
         q.next_s[device] = INFINITY
         return
-    ready, free = q.heap_s[q.first[device]], timeline.device_free[device]
+    ready, free = q.heap_s[q.first[device]], timeline.free[device]
     cycle = q.cycle[q.heap_op[q.first[device]]]
     if free > ready:
         ready, cycle = free, q.free_cycle[device]

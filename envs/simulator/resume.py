@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.problem_arrays import N_LINKS, OP_GAP_S, PROGRAM, SCHEDULE
-from envs.simulator.arrays import UNSENT, Timeline, clear
+from envs.problem_arrays import N_CLOCKS, OP_GAP_S, PROGRAM, SCHEDULE
+from envs.simulator.arrays import UNSENT, Timeline, clear, n_clocks
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.program import issue
@@ -25,8 +25,8 @@ STRIDE = 16
 """Ops of a block; the state is saved before each block."""
 
 SAVED_TOTAL, SAVED_ARRAYS = range(2)
-"""Columns of a saved state: the step time so far; from the second on the free times of the devices, the work
-that they have done, and the free times of the links, in seconds."""
+"""Columns of a saved state: the step time so far; from the second on the work that each device has done, and
+the clocks, in seconds."""
 
 
 class SimulationPair(NamedTuple):
@@ -34,7 +34,7 @@ class SimulationPair(NamedTuple):
 
     timeline: Timeline  # (2, ...) each
     log: SendLog  # (2, ...) each; the slots filled since the start of the step
-    saved: FloatArray  # (2, n_blocks, 1 + 2 * n_devices + n_devices ** 2) the state before a block
+    saved: FloatArray  # (2, n_blocks, 1 + n_devices + n_clocks) the state before a block
     n_logged: IntArray  # (2, n_blocks) slots filled before a block
     current: IntArray  # (1,) row of the current simulation
     n_shared: IntArray  # (1,) blocks that both rows have in common
@@ -50,11 +50,10 @@ def new_pair(n_ops: int, n_tensors: int, n_devices: int) -> SimulationPair:
             finish=np.zeros((2, n_ops)),
             sent=np.full((2, n_slots), UNSENT),
             arrival=np.full((2, n_slots), UNSENT),
-            device_free=np.zeros((2, n_devices)),
-            link_free=np.zeros((2, n_devices**2)),
+            free=np.zeros((2, n_clocks(n_devices))),
         ),
         SendLog(slot=np.zeros((2, n_slots), dtype=np.int32), n=np.zeros((2, 1), dtype=np.int64)),
-        saved=np.zeros((2, n_blocks, SAVED_ARRAYS + 2 * n_devices + n_devices**2)),
+        saved=np.zeros((2, n_blocks, SAVED_ARRAYS + n_devices + n_clocks(n_devices))),
         n_logged=np.zeros((2, n_blocks), dtype=np.int64),
         current=np.zeros(1, dtype=np.int64),
         n_shared=np.zeros(1, dtype=np.int64),
@@ -70,8 +69,7 @@ def row_of(timeline, row):
         timeline.finish[row],
         timeline.sent[row],
         timeline.arrival[row],
-        timeline.device_free[row],
-        timeline.link_free[row],
+        timeline.free[row],
     )
 
 
@@ -141,7 +139,7 @@ def rewind(p, pair, block):
         b.start[op], b.finish[op] = a.start[op], a.finish[op]
     for i in range(shared + 1, block + 1):
         pair.n_logged[t, i] = pair.n_logged[s, i]
-        for j in range(SAVED_ARRAYS + 2 * len(p.memory) + p.rules[N_LINKS]):
+        for j in range(SAVED_ARRAYS + len(p.memory) + p.rules[N_CLOCKS]):
             pair.saved[t, i, j] = pair.saved[s, i, j]
     pair.n_shared[0] = block
 
@@ -175,7 +173,7 @@ def resume(p, device_of, pair, first, limit_s, work_s):
             total = max(total, issue(p, device_of, timeline, op, log))
             remaining_s[device_of[op]] -= p.op_seconds[op, device_of[op]]
         for device in range(len(remaining_s)):
-            if timeline.device_free[device] - p.gaps[OP_GAP_S] + remaining_s[device] > limit_s:
+            if timeline.free[device] - p.gaps[OP_GAP_S] + remaining_s[device] > limit_s:
                 return np.inf
     return total
 
@@ -185,15 +183,14 @@ def begin(timeline, work_s, remaining_s):
     """Sets the state before the first op.
 
     Args:
-        timeline: `Timeline`; `device_free` and `link_free` are written.
+        timeline: `Timeline`; `free` is written.
         work_s: seconds of work of each device, (n_devices,).
         remaining_s: written: the work that is still to be done, (n_devices,).
 
     Returns:
         The step time so far, 0 s.
     """
-    timeline.device_free[:] = 0.0
-    timeline.link_free[:] = 0.0
+    timeline.free[:] = 0.0
     for device in range(len(work_s)):
         remaining_s[device] = work_s[device]
     return 0.0
@@ -214,10 +211,9 @@ def save(p, saved, timeline, work_s, remaining_s, total_s):
     n_devices = len(work_s)
     saved[SAVED_TOTAL] = total_s
     for device in range(n_devices):
-        saved[SAVED_ARRAYS + device] = timeline.device_free[device]
-        saved[SAVED_ARRAYS + n_devices + device] = work_s[device] - remaining_s[device]
-    for link in range(p.rules[N_LINKS]):
-        saved[SAVED_ARRAYS + 2 * n_devices + link] = timeline.link_free[link]
+        saved[SAVED_ARRAYS + device] = work_s[device] - remaining_s[device]
+    for clock in range(p.rules[N_CLOCKS]):
+        saved[SAVED_ARRAYS + n_devices + clock] = timeline.free[clock]
 
 
 @kernel
@@ -227,7 +223,7 @@ def restore(p, saved, timeline, work_s, remaining_s):
     Args:
         p: `ProblemArrays`.
         saved: one row of `SimulationPair.saved`.
-        timeline: `Timeline`; `device_free` and `link_free` are written.
+        timeline: `Timeline`; `free` is written.
         work_s: seconds of work of each device, (n_devices,); it may differ from that at the time of saving,
             as long as the ops before the block are where they were.
         remaining_s: written: the work that is still to be done, (n_devices,).
@@ -237,8 +233,7 @@ def restore(p, saved, timeline, work_s, remaining_s):
     """
     n_devices = len(work_s)
     for device in range(n_devices):
-        timeline.device_free[device] = saved[SAVED_ARRAYS + device]
-        remaining_s[device] = work_s[device] - saved[SAVED_ARRAYS + n_devices + device]
-    for link in range(p.rules[N_LINKS]):
-        timeline.link_free[link] = saved[SAVED_ARRAYS + 2 * n_devices + link]
+        remaining_s[device] = work_s[device] - saved[SAVED_ARRAYS + device]
+    for clock in range(p.rules[N_CLOCKS]):
+        timeline.free[clock] = saved[SAVED_ARRAYS + n_devices + clock]
     return saved[SAVED_TOTAL]

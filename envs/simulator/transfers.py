@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.problem_arrays import SENDS_PER_TENSOR, TRANSFER_GAP_S
+from envs.problem_arrays import IS_EAGER, ISSUE_S, SENDS_PER_TENSOR, TRANSFER_GAP_S
 from envs.simulator.arrays import UNSENT
 from envs.simulator.jit import kernel
 from graphs.op_graph import IntArray
@@ -21,17 +21,17 @@ class SendLog(NamedTuple):
 
 
 @kernel
-def send(p, timeline, link_free, tensor, source, device, commit, log):
+def send(p, timeline, free, tensor, source, device, commit, log):
     """Sends a tensor to a device that it has not been sent to.
 
     Args:
         p: `ProblemArrays`.
         timeline: `Timeline` in which the producer has finished; with `commit`, `sent` and `arrival` are
             written.
-        link_free: when each link is free, seconds, (n_links,) or longer; written: that of the timeline, or a
-            copy.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
+            the timeline, or a copy.
         tensor, source, device: indices, int; the producer is on `source`, another device than `device`.
-        commit: whether the transfer takes place, bool; if not, only `link_free` is written.
+        commit: whether the transfer takes place, bool; if not, only `free` is written.
         log: `SendLog` that with `commit` gets the slots which are filled, or None.
 
     Returns:
@@ -41,8 +41,10 @@ def send(p, timeline, link_free, tensor, source, device, commit, log):
     end = timeline.sent[base + source] if p.rules[SENDS_PER_TENSOR] else UNSENT
     is_first = end < 0.0
     if is_first:
-        end = reserve(p, link_free, tensor, source, device, timeline.finish[p.producer[tensor]])
+        end = reserve(p, free, tensor, source, device, timeline.finish[p.producer[tensor]])
     at = end + p.latency[source, device]
+    if p.detailed is not None and p.rules[IS_EAGER]:
+        free[source] = free[device] = at
     if commit:
         timeline.sent[base + device] = end
         timeline.arrival[base + device] = at
@@ -56,25 +58,52 @@ def send(p, timeline, link_free, tensor, source, device, commit, log):
 
 
 @kernel
-def reserve(p, link_free, tensor, source, target, ready_s):
-    """Occupies the link between two devices for one transfer.
+def reserve(p, free, tensor, source, target, ready_s):
+    """Issues one transfer between two devices and occupies their link for it.
 
     Args:
         p: `ProblemArrays`.
-        link_free: when each link is free, seconds, (n_links,) or longer; written.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of the
+            host and of the link are written.
         tensor, source, target: indices, int.
         ready_s: when the tensor is ready to be sent, seconds.
 
     Returns:
         When the transfer ends, seconds.
     """
+    pair = source if p.rules[SENDS_PER_TENSOR] else target
+    size = p.size[tensor]
+    start = copy_start_s(p, free, source, target, ready_s)
+    if p.detailed is not None:
+        size += p.n_half[source, pair]
+        free[len(p.memory)] += p.gaps[ISSUE_S]
+    end = start + size / p.bandwidth[source, pair]
     link = p.link[source, target]
-    rate = p.bandwidth[source, source] if p.rules[SENDS_PER_TENSOR] else p.bandwidth[source, target]
-    if link < 0:
-        return ready_s + p.size[tensor] / rate
-    end = max(ready_s, link_free[link]) + p.size[tensor] / rate
-    link_free[link] = end + p.gaps[TRANSFER_GAP_S]
+    if link >= 0:
+        free[link] = end + p.gaps[TRANSFER_GAP_S]
     return end
+
+
+@kernel(inline=True)
+def copy_start_s(p, free, source, target, ready_s):
+    """Finds when a copy starts: it is issued, its link is free, and if it is eager, so are both devices.
+
+    Args:
+        p: `ProblemArrays`.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
+        source, target: device indices, int.
+        ready_s: when the tensor is ready to be sent, seconds.
+
+    Returns:
+        Seconds.
+    """
+    link = p.link[source, target]
+    start = max(ready_s, free[link]) if link >= 0 else ready_s
+    if p.detailed is not None:
+        start = max(start, free[len(p.memory)] + p.gaps[ISSUE_S])
+        if p.rules[IS_EAGER]:
+            start = max(start, free[source], free[target])
+    return start
 
 
 @kernel
@@ -86,7 +115,7 @@ def note(log, slot):
 
 @kernel
 def rollback(timeline, log, n_kept):
-    """Takes back all logged sends but the first ones; devices and links stay as they are.
+    """Takes back all logged sends but the first ones; the clocks stay as they are.
 
     Args:
         timeline: `Timeline`; `sent` and `arrival` of the slots taken back become `UNSENT`.
@@ -110,4 +139,8 @@ def transfer_seconds(p, size, source, target):
     Returns:
         Seconds; 0 from a device to itself.
     """
-    return size / p.bandwidth[source, target] + p.latency[source, target] if source != target else 0.0
+    if source == target:
+        return 0.0
+    if p.detailed is not None:
+        size += p.n_half[source, target]
+    return size / p.bandwidth[source, target] + p.latency[source, target]

@@ -10,18 +10,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from graphs.capture.graph_builder import GraphBuilder, Update
+from graphs.capture.autocast import cuda_autocast
+from graphs.capture.graph_builder import GraphBuilder
+from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.step import CaptureError, Step
 from graphs.capture.tracing import trace, uncollected
+from graphs.errors import printable
 from graphs.op_graph import OpGraph
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture"]
-
-OPTIMIZERS = {"adam": Update("adam", flops=10, passes=7, states=2)}
-"""What each optimizer does to a parameter.
-
-Adam reads it, its gradient and two moments and writes all but the gradient: 28 bytes per float32 element.
-"""
 
 
 def _print_notice(notice: str) -> None:
@@ -56,26 +53,33 @@ def capture(
 
     Returns:
         Op names are paths: `module/op`, `gradients/module/op` and `adam/parameter`; `module@2` is its third
-        call. `resident_bytes` of a parameter are weights, gradient (if it gets one) and optimizer state.
+        call. What cannot be printed in a name is escaped. `resident_bytes` of a parameter are weights,
+        gradient (if it gets one) and optimizer state. A sparse gradient is the rows that were looked up, and
+        the update touches those alone. Ops and sources have a `dtype`, products and convolutions a `gemm`.
 
     Raises:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
-    name = name or type(module).__name__
+    name, family = printable(name or type(module).__name__), printable(family)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise CaptureError(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
     try:
         with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"):
+            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training)
                 traced = trace(step)
             if traced.why_no_calls:
                 notify(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
+                )
+            if regions.lost:
+                notify(
+                    f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "
+                    "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             return GraphBuilder(traced, step.state, update).build(name, family)

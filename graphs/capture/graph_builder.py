@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
 from graphs.capture.module_calls import call_of
-from graphs.capture.op_costs import count_numbers, op_bytes, op_flops, op_packet, size_bytes
+from graphs.capture.op_arithmetic import op_dtype, op_gemm, tensor_dtype
+from graphs.capture.op_costs import op_bytes, op_flops
+from graphs.capture.optimizers import Update
+from graphs.capture.sparse import is_sparse, sparse_sizes
 from graphs.capture.storages import Storage, find_storages, live_nodes, storages_in
 from graphs.capture.tracing import Trace
+from graphs.capture.values import node_value, op_packet, size_bytes, tensors_of
+from graphs.errors import printable
 from graphs.op_graph import OpGraph, build_graph
-
-
-@dataclass(frozen=True)
-class Update:
-    """An optimizer's update of a parameter.
-
-    Attributes:
-        optimizer: name of the optimizer.
-        flops: floating-point operations per element.
-        passes: reads and writes of memory per element.
-        states: values of optimizer state per element.
-    """
-
-    optimizer: str
-    flops: int
-    passes: int
-    states: int
 
 
 class GraphBuilder:
@@ -52,7 +39,7 @@ class GraphBuilder:
         self.times_named: dict[str, int] = {}
 
     def build(self, name: str, family: str) -> OpGraph:
-        """Builds the op graph of the trace."""
+        """Builds the op graph of the trace; what cannot be printed in a name is escaped."""
         live = live_nodes(self.trace)
         for node in self.trace.nodes:
             if node in live and self._allocates(node):
@@ -91,6 +78,8 @@ class GraphBuilder:
             flops=op_flops(node),
             bytes_moved=op_bytes(node, self._sole_storage),
             colocate=group,
+            dtype=op_dtype(node),
+            **({"gemm": gemm} if (gemm := op_gemm(node)) else {}),
         )
 
     def _sole_storage(self, node: fx.Node) -> tuple[object, float]:
@@ -114,6 +103,7 @@ class GraphBuilder:
 
     def _add_source(self, name: str, storage: Storage | None, group: int | None) -> None:
         tensor = self.state.get(name)
+        values = [tensor] if tensor is not None else tensors_of(storage and node_value(storage.node))
         self.op_of_source[name] = self._add_op(
             name,
             [],
@@ -122,12 +112,22 @@ class GraphBuilder:
             module=name.rpartition(".")[0] if tensor is not None else "",
             resident_bytes=0 if tensor is None else self._resident_bytes(name, tensor),
             colocate=group,
+            dtype=tensor_dtype(values),
         )
 
     def _resident_bytes(self, path: str, tensor: Tensor) -> int:
         if path not in self.trace.gradients:
             return size_bytes(tensor)
-        return size_bytes(tensor) * (2 + (self.update.states if self.update else 0))
+        _, gradient_bytes = self._gradient_size(path, tensor)
+        return size_bytes(tensor) + gradient_bytes + (self.update.state_bytes(tensor) if self.update else 0)
+
+    def _gradient_size(self, path: str, tensor: Tensor) -> tuple[float, int]:
+        """The share of a parameter's elements that its gradient holds, and the bytes of the gradient."""
+        gradient = self.trace.gradients[path]
+        if not is_sparse(gradient):
+            return 1.0, size_bytes(tensor)
+        count, gradient_bytes = sparse_sizes(gradient)
+        return min(1.0, count / max(1, tensor.numel())), gradient_bytes
 
     def _add_unread(self) -> None:
         """Adds the parameters and buffers that no op reads; they still take memory."""
@@ -151,6 +151,7 @@ class GraphBuilder:
                     phase="backward",
                     bytes_moved=storage.bytes,
                     colocate=group,
+                    dtype=tensor_dtype(tensors_of(node_value(storage.node))),
                 )
 
     def _storages_of(self, nodes: Iterable[fx.Node]) -> list[Storage]:
@@ -159,6 +160,7 @@ class GraphBuilder:
 
     def _add_update(self, path: str, update: Update) -> None:
         tensor, gradients = self.state[path], self._storages_of([self.trace.gradients[path]])
+        share, _ = self._gradient_size(path, tensor)
         self._add_loss_gradient(gradients)
         self._add_op(
             f"{update.optimizer}/{path}",
@@ -167,18 +169,28 @@ class GraphBuilder:
             type=f"optim.{update.optimizer}",
             module=path.rpartition(".")[0],
             phase="optimizer",
-            flops=update.flops * count_numbers(tensor),
-            bytes_moved=update.passes * size_bytes(tensor),
+            flops=update.update_flops(tensor, share),
+            bytes_moved=update.update_bytes(tensor, share),
             colocate=self.ops[self.op_of_source[path]]["colocate"],
+            dtype=tensor_dtype([tensor]),
         )
 
     def _new_group(self) -> int:
         self.n_groups += 1
         return self.n_groups - 1
 
-    def _add_op(self, name: str, reads: Iterable[Storage], makes: Iterable[Storage], **fields: object) -> int:
+    def _add_op(
+        self,
+        name: str,
+        reads: Iterable[Storage],
+        makes: Iterable[Storage],
+        *,
+        module: str = "",
+        **fields: object,
+    ) -> int:
         index = len(self.ops)
-        self.ops.append({"name": self._unique(name), **fields})
+        # Names of modules and inputs may hold anything; those of a graph can be printed.
+        self.ops.append({"name": self._unique(printable(name)), "module": printable(module), **fields})
         for storage in reads:
             self.readers.setdefault(storage, []).append(index)
         for storage in makes:

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log2, prod
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
+
+from graphs.capture.sparse import SPARSE_WRAP, is_sparse, sparse_sizes, tensor_bytes
+from graphs.capture.values import as_value, count_numbers, node_value, op_packet, tensors_of
 
 Formula = Callable[..., float]
 
 aten = torch.ops.aten
-
-
-def node_value(node: fx.Node) -> Any:
-    """Value of a node, as fake tensors; a constant that was never traced is looked up in its module."""
-    if "val" not in node.meta and node.op == "get_attr":
-        owner = node.graph.owning_module
-        assert owner is not None
-        return attrgetter(str(node.target))(owner)
-    return node.meta.get("val")
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of a possibly nested value, in order."""
-    if isinstance(value, Tensor):
-        return [value]  # nearly always, and a hundred times sooner
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def size_bytes(tensor: Tensor) -> int:
-    """Elements times the size of one, in bytes."""
-    return tensor.numel() * tensor.element_size()
-
-
-def count_numbers(tensor: Tensor) -> int:
-    """Real numbers in a tensor: its elements, or twice as many if they are complex."""
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
 def op_flops(node: fx.Node) -> float:
@@ -49,14 +25,17 @@ def op_flops(node: fx.Node) -> float:
     Matrix products and convolutions follow `torch.utils.flop_counter` (a multiply-add counts twice); grouped
     convolution backward, attention on CPU tensors and Fourier transforms, which it counts too high or not at
     all, have formulas of their own. Any other op counts one per number in its largest operand or result;
-    copies count none. Complex: an element is two numbers, a product of two takes 6, a multiply-add 8.
+    copies count none, and additions of rows one per element of the rows. Complex: an element is two numbers,
+    a product of two takes 6, a multiply-add 8.
     """
     packet = op_packet(node)
     if packet in _MOVES:
         return 0.0
+    if is_sparse(node) and packet not in _FORMULAS:
+        return float(sparse_sizes(node)[0])
     results = tensors_of(node_value(node))
     if packet in _FORMULAS or packet in flop_registry:
-        args, kwargs = tree_map(_as_value, (node.args, dict(node.kwargs)))
+        args, kwargs = tree_map(as_value, (node.args, dict(node.kwargs)))
         if packet in _FORMULAS:
             return float(_FORMULAS[packet](*args, **kwargs))
         flops = float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
@@ -70,6 +49,9 @@ def op_flops(node: fx.Node) -> float:
 def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]]) -> float:
     """Memory traffic of one traced op in bytes: every distinct input read once, every output written once.
 
+    Of the table that a look-up reads, only the rows that it needs are read. Fused attention reads its inputs
+    and writes its outputs, among them a number per row of the scores, but no scores.
+
     Args:
         storage_of: the storage that an input node sees and its size in bytes. Reading through several views
             of one storage counts no more than the storage.
@@ -77,27 +59,31 @@ def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]
     packet = op_packet(node)
     if packet in _UNTOUCHED:
         return 0.0
-    written = float(sum(size_bytes(tensor) for tensor in tensors_of(node_value(node))))
+    written = _value_bytes(node)
     if packet in _FILLS:
         return written
     read: dict[object, float] = {}
     limit: dict[object, float] = {}
     for source in node.all_input_nodes:
-        seen = float(sum(size_bytes(tensor) for tensor in tensors_of(node_value(source))))
+        seen = _value_bytes(source)
         if packet in _LOOKUPS and source is node.args[0]:
             seen = min(seen, written)
+        elif packet in _BAGS and source is node.args[_BAGS[packet]]:
+            seen = min(seen, _bag_bytes(node))
         key, limit[key] = storage_of(source)
         read[key] = read.get(key, 0.0) + seen
     return written + sum(min(amount, limit[key]) for key, amount in read.items())
 
 
-def op_packet(node: fx.Node) -> Any:
-    """The op that a node calls, without its overload."""
-    return getattr(node.target, "overloadpacket", node.target)
+def _value_bytes(node: fx.Node) -> float:
+    return float(sum(tensor_bytes(node, tensor) for tensor in tensors_of(node_value(node))))
 
 
-def _as_value(item: Any) -> Any:
-    return node_value(item) if isinstance(item, fx.Node) else item
+def _bag_bytes(node: fx.Node) -> float:
+    """Bytes of the rows that the bags of a node look up."""
+    at = _BAGS[op_packet(node)]
+    table, indices = (node_value(source) for source in node.args[at : at + 2])  # type: ignore[arg-type]
+    return float(indices.numel() * table.shape[1] * table.element_size())
 
 
 def _packets(*names: str) -> frozenset[Any]:
@@ -141,6 +127,11 @@ def _scatter_rows(grad: Tensor, *_: object, **__: object) -> int:
     return grad.numel()
 
 
+def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
+    """One addition per element of the rows that are looked up."""
+    return indices.numel() * table.shape[1]
+
+
 def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
     """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
     return _fft_flops(list(x.shape), dims)
@@ -167,12 +158,25 @@ _FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.embedding_dense_backward: _scatter_rows,
+    aten._embedding_bag: _bag,
+    aten._embedding_bag_forward_only: _bag,
+    aten._embedding_bag_backward: _bag,
+    aten._embedding_bag_dense_backward: _bag,
     aten._fft_c2c: _fft,
     aten._fft_r2c: _fft_of_real,
     aten._fft_c2r: _fft_to_real,
 }
 
-_UNTOUCHED = _packets("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_BAGS: dict[Any, int] = {
+    aten._embedding_bag: 0,
+    aten._embedding_bag_forward_only: 0,
+    aten._embedding_bag_per_sample_weights_backward: 1,
+}
+"""Ops that look up rows, and which argument is the table; the next one has the indices."""
+
+_UNTOUCHED = frozenset({SPARSE_WRAP}) | _packets(
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
+)
 _FILLS = _packets(
     *("full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
     *("arange", "eye", "scalar_tensor", "rand", "rand_like", "randn", "randn_like"),

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graphs.capture.op_costs import node_value, op_packet, size_bytes
+from graphs.capture.sparse import tensor_bytes
 from graphs.capture.tracing import Trace, is_mutable
+from graphs.capture.values import node_value, op_packet
 
 _ALIASES = (torch.ops.aten._unsafe_view, torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 
@@ -50,7 +51,7 @@ def _viewed_storage(view: fx.Node, found: Mapping[fx.Node, Any]) -> Storage | No
 
 def _allocate(node: fx.Node) -> Any:
     def storage(value: Any) -> Storage | None:
-        return Storage(node, size_bytes(value)) if isinstance(value, Tensor) else None
+        return Storage(node, tensor_bytes(node, value)) if isinstance(value, Tensor) else None
 
     value = node_value(node)
     return storage(value) if isinstance(value, Tensor) else tree_map(storage, value)

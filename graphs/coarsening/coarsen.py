@@ -146,6 +146,7 @@ def _in_program_order(graph: OpGraph, part: IntArray) -> IntArray:
 
 
 def _coarse_graph(graph: OpGraph, part: IntArray, unit: IntArray) -> OpGraph:
+    """The coarse graph; a sum of ops is no one product, so `dtypes` and `gemm` are not kept."""
     n_parts = int(part.max()) + 1
     members = Csr.from_pairs(part, np.arange(graph.n_ops), n_parts)
     first = members.items[members.ptr[:-1]]

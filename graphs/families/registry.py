@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from graphs.errors import InputError
 from graphs.registry import Registry
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ Drawn: TypeAlias = "tuple[nn.Module, tuple[Tensor, ...]]"
 Drawer: TypeAlias = "Callable[[np.random.Generator], Drawn]"
 
 
-class FamilyError(ValueError):
+class FamilyError(InputError):
     """A family that does not exist, a name that is taken, or a seed that a family cannot be drawn from."""
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from graphs.io.json_fields import array, fields, integer, json_number, name, text
 from graphs.io.json_files import (
+    MAX_DECOMPRESSED_BYTES,
     FileFormatError,
+    first_repeated,
     read_json,
     read_json_lines,
     write_json_atomic,
@@ -30,16 +32,20 @@ TENSOR_OPTIONAL = frozenset({"bytes"})
 Record = Mapping[str, Any]
 
 
-def read_graphs(path: str | os.PathLike[str]) -> list[OpGraph]:
+def read_graphs(path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> list[OpGraph]:
     """Reads every graph of a file, at least one.
 
+    Args:
+        limit_bytes: greatest size of what a `.gz` file decompresses to.
+
     Raises:
-        FileFormatError: the path is no readable graph file, or the file breaks the format.
+        FileFormatError: the path is no readable graph file, is too large, or the file breaks the format.
         GraphError: a graph breaks a rule of `OpGraph`.
     """
     if _plain_suffix(Path(path)) == ".json":
-        return [graph_from_json(read_json(path), str(path))]
-    graphs = [graph_from_json(value, where) for where, value in read_json_lines(path)]
+        return [graph_from_json(read_json(path, limit_bytes=limit_bytes), str(path))]
+    lines = read_json_lines(path, limit_bytes=limit_bytes)
+    graphs = [graph_from_json(value, where) for where, value in lines]
     if not graphs:
         raise FileFormatError(f"{path}: holds no graph; expected one a line")
     return graphs
@@ -86,11 +92,14 @@ def graph_from_json(value: object, where: str) -> OpGraph:
 
 
 def graph_to_json(graph: OpGraph) -> dict[str, Any]:
-    """Converts a graph to JSON values: whole numbers become integers; `seconds` names measured kinds only."""
+    """Converts a graph to JSON values: whole numbers become integers.
+
+    `seconds` names measured kinds only; an op has `dtype` and `gemm` only where they are known.
+    """
     amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
     sizes = _json_column(graph.tensor_bytes)
-    colocate = graph.colocate.tolist()
+    colocate, gemm = graph.colocate.tolist(), graph.gemm.tolist()
     ops = []
     for op, op_name in enumerate(graph.op_names):
         record: dict[str, Any] = {
@@ -102,7 +111,8 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "colocate": None if colocate[op] < 0 else colocate[op],
         }
         seconds = {kind: values[op] for kind, values in measured.items() if values[op] is not None}
-        ops.append(record | {"seconds": seconds} if seconds else record)
+        known = {"seconds": seconds, "dtype": graph.dtypes[op], "gemm": gemm[op] if any(gemm[op]) else None}
+        ops.append(record | {key: value for key, value in known.items() if value})
     tensors = [
         {"producer": producer, "bytes": sizes[tensor], "consumers": graph.consumers.row(tensor).tolist()}
         for tensor, producer in enumerate(graph.tensor_producer.tolist())
@@ -130,8 +140,9 @@ def _consumers(tensors: Sequence[Record], where: str) -> Csr:
         for value in row:
             integer(value, f"{where} {index}: a consumer")
         if len(set(row)) != len(row):
-            twice = next(value for at, value in enumerate(row) if value in row[:at])
-            raise FileFormatError(f"{where} {index}: lists consumer {twice} twice; expected each once")
+            raise FileFormatError(
+                f"{where} {index}: lists consumer {first_repeated(row)} twice; expected each once"
+            )
     owner = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     return Csr.from_pairs(
         owner, np.array([v for row in rows for v in sorted(row)], dtype=np.int64), len(rows)

@@ -10,32 +10,53 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from graphs.errors import InputError
+
+DRAFT = ".*.tmp"
+"""Pattern of the names of drafts."""
 
 
-class FileFormatError(ValueError):
+MAX_DECOMPRESSED_BYTES = 2**30
+"""Bytes that a gzip file may decompress to where nothing else is said: some thirty times the largest graph of
+`graphs.families.large`, but no bomb, of which 1 MB may hold a thousand times as much."""
+CHUNK_BYTES = 2**20
+
+H = TypeVar("H", bound=Hashable)
+
+
+class FileFormatError(InputError):
     """A file that cannot be read or breaks its format; the message says where and what would be right."""
 
 
-def read_json(path: str | os.PathLike[str]) -> object:
+def read_json(path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> object:
     """Read the JSON value that a file holds; a name ending in `.gz` is decompressed.
 
+    Args:
+        limit_bytes: greatest size of what is decompressed; a plain file may have any size.
+
     Raises:
-        FileFormatError: the path is no readable file, or holds no strict JSON.
+        FileFormatError: the path is no readable file, is too large, or holds no strict JSON.
     """
-    return parse_json(_read_text(Path(path)), str(path))
+    return parse_json(_read_text(Path(path), limit_bytes), str(path))
 
 
-def read_json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, object]]:
+def read_json_lines(
+    path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[tuple[str, object]]:
     """Read one JSON value a line, blank lines left out; yields (`path:line`, value).
 
+    Args:
+        limit_bytes: greatest size of what is decompressed, all lines together.
+
     Raises:
-        FileFormatError: the path is no readable file, or a line holds no strict JSON.
+        FileFormatError: the path is no readable file, is too large, or a line holds no strict JSON.
     """
     # str.splitlines would also cut at U+2028 and others, which JSON strings may hold.
-    for number, line in enumerate(_read_text(Path(path)).split("\n"), start=1):
+    for number, line in enumerate(_read_text(Path(path), limit_bytes).split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
             yield where, parse_json(line, where)
@@ -54,7 +75,18 @@ def parse_json(text: str, where: str) -> object:
     except RecursionError:
         raise FileFormatError(f"{where}: is nested too deeply") from None
     except ValueError as error:
-        raise FileFormatError(f"{where}: is no strict JSON: {error}") from None
+        reason = "an integer has too many digits" if "integer string" in str(error) else error
+        raise FileFormatError(f"{where}: is no strict JSON: {reason}") from None
+
+
+def first_repeated(values: Iterable[H]) -> H | None:
+    """Finds the first value that equals an earlier one; None where all are distinct."""
+    seen: set[H] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: object, *, indent: int | None = 2) -> None:
@@ -82,7 +114,7 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     A name ending in `.gz` is compressed without a time stamp, so equal data make equal files.
     """
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    draft = draft_of(target)
     try:
         with draft.open("wb") as file:
             file.write(_gzip(data) if target.suffix == ".gz" else data)
@@ -91,15 +123,28 @@ def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
-def _read_text(path: Path) -> str:
+def draft_of(target: Path) -> Path:
+    """Path that this process writes before it renames it to the target."""
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_text(path: Path, limit_bytes: int) -> str:
     try:
         if path.exists() and not path.is_file():
             raise FileFormatError(f"{path}: is no regular file; expected a JSON file")
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        return _read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: is not UTF-8 (byte {error.start})") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -112,12 +157,26 @@ def _read_text(path: Path) -> str:
         raise FileFormatError(f"{str(path)!r}: is no path: {error}") from None
 
 
+def _read_bytes(path: Path, limit_bytes: int) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    parts, left_bytes = [], limit_bytes
+    with gzip.open(path) as file:
+        while part := file.read(CHUNK_BYTES):
+            parts.append(part)
+            left_bytes -= len(part)
+            if left_bytes < 0:
+                raise FileFormatError(
+                    f"{path}: holds more than {limit_bytes} bytes when it is decompressed; decompress it "
+                    "yourself, or for a graph file raise --max-decompressed-bytes"
+                )
+    return b"".join(parts)
+
+
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for index, key in enumerate(keys) if key in keys[:index])
-        raise ValueError(f"key {twice!r} is given twice")
+        raise ValueError(f"key {first_repeated(key for key, _ in pairs)!r} is given twice")
     return record
 
 
@@ -130,11 +189,3 @@ def _gzip(data: bytes) -> bytes:
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
         file.write(data)
     return buffer.getvalue()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

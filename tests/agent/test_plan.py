@@ -115,6 +115,16 @@ def test_wrong_arguments_are_refused_in_one_line(changes, clause):
     assert "\n" not in str(refused.value)
 
 
+def test_a_module_is_placed_for_inference_and_in_another_precision():
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(4, 8),)
+    plan = place(module, inputs, placer="single", training=False)
+    assert set(plan.graph.phases) == {"forward"}
+    half = place(module, inputs, placer="single", precision="bf16")
+    assert set(half.graph.dtypes) == {"bf16"}
+    with pytest.raises(ValueError, match="unknown precision 'fp8'; use one of fp32, tf32, amp-bf16"):
+        place(module, inputs, placer="single", precision="fp8")
+
+
 def test_a_module_without_inputs_is_refused():
     with pytest.raises(ValueError, match="example inputs"):
         place(nn.Linear(2, 2))

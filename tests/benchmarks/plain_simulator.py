@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from envs.problem import Problem
-from envs.problem_arrays import N_LINKS
+from envs.problem_arrays import N_CLOCKS
 
 FINISH, ARRIVAL = 0, 1
 
@@ -32,7 +32,7 @@ class PlainSimulator:
         self.resident = graph.resident_bytes.tolist()
         self.bandwidth, self.latency = cluster.bytes_per_s.tolist(), cluster.latency_s.tolist()
         self.link = problem.arrays.link.tolist()
-        self.n_links = int(problem.arrays.rules[N_LINKS])
+        self.n_clocks = int(problem.arrays.rules[N_CLOCKS])
         self.op_gap_s, self.transfer_gap_s = cluster.op_gap_s, cluster.transfer_gap_s
 
     def run(self, device_of: list[int], memory: bool) -> tuple[float, list[float]]:
@@ -41,7 +41,7 @@ class PlainSimulator:
         self.start, self.finish = [0.0] * self.n_ops, [0.0] * self.n_ops
         self.sent: dict[tuple[int, int], float] = {}
         self.arrival: dict[tuple[int, int], float] = {}
-        self.device_free, self.link_free = [0.0] * self.n_devices, [0.0] * self.n_links
+        self.device_free, self.link_free = [0.0] * self.n_devices, [0.0] * self.n_clocks
         self.schedule()
         return max(self.finish), self._peaks() if memory else []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
+from envs.cluster.cluster import COPIES, SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
 from graphs import OpGraph, build_graph
 
 
@@ -43,23 +45,36 @@ def random_graph(
     return build_graph(name, "random", ops, tensors)
 
 
-def random_cluster(rng: np.random.Generator, n_devices: int, *, ties: bool = False) -> Cluster:
+def random_cluster(
+    rng: np.random.Generator, n_devices: int, *, ties: bool = False, schedule: str | None = None
+) -> Cluster:
     """Draws a heterogeneous cluster under random rules; `ties` makes its times small integers."""
     shape = (n_devices, n_devices)
     uneven = bool(rng.random() < 0.5) and not ties
-    return Cluster(
+    cluster = Cluster(
         name="random",
         devices=tuple(
             Device(f"d{index}", str(rng.choice(["a", "b"])), 1e3, 1.0, 1.0, 0.0) for index in range(n_devices)
         ),
         bytes_per_s=rng.uniform(0.3, 3.0, shape) if uneven else np.ones(shape),
         latency_s=rng.uniform(0.0, 1.0, shape) if uneven else np.full(shape, float(rng.integers(0, 2))),
-        schedule=str(rng.choice(SCHEDULES)),
+        schedule=schedule or str(rng.choice(SCHEDULES)),
         sharing=str(rng.choice(SHARING)),
         transfer_per=str(rng.choice(TRANSFER_PER)),
         op_gap_s=float(rng.integers(0, 2)) * (1.0 if ties else 0.1),
         transfer_gap_s=float(rng.integers(0, 2)) * (1.0 if ties else 0.1),
     )
+    n_half = rng.uniform(0.0, 1.0, shape) if uneven else float(rng.integers(0, 2))
+    cluster = replace(cluster, n_half_bytes=n_half if rng.random() < 0.5 else 0.0)
+    return under_a_host(cluster, rng, ties=ties) if cluster.schedule == "program" else cluster
+
+
+def under_a_host(cluster: Cluster, rng: np.random.Generator, *, ties: bool = False) -> Cluster:
+    """Draws how the one host thread issues ops and copies; half of the hosts take no time."""
+    issue_s = (1.0 if ties else float(rng.choice([0.01, 0.3, 2.0]))) * float(rng.integers(0, 2))
+    copies = str(rng.choice(COPIES))
+    transfer_per = "destination" if copies == "eager" else cluster.transfer_per
+    return replace(cluster, issue_s=issue_s, copies=copies, transfer_per=transfer_per)
 
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import Cluster
+from envs.cluster.cluster import Cluster, Device
 from envs.coarse_problem import coarse_problem
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
-from graphs import OpGraph
+from envs.simulator.simulate import simulate_problem, step_time_s
+from graphs import OpGraph, build_graph
 from tests.benchmarks.cases import layered_graph, v100s
 from tests.envs.random_problems import problems
 
@@ -22,7 +24,7 @@ def test_a_coarse_op_takes_as_long_as_its_ops(
     case: tuple[OpGraph, Cluster, np.ndarray], n_groups: int
 ) -> None:
     graph, cluster, _ = case
-    problem = Problem(graph, cluster)
+    problem = Problem(graph, replace(cluster, issue_s=0.0))
     coarse = coarse_problem(problem, n_groups)
     assert coarse.op_seconds.shape == (coarse.graph.n_ops, cluster.n_devices)
     rests = cluster.op_gap_s * np.maximum((problem.op_seconds > 0).sum(axis=0) - 1, 0)
@@ -35,7 +37,7 @@ def test_on_one_device_the_coarse_step_is_the_step(
     case: tuple[OpGraph, Cluster, np.ndarray], n_groups: int
 ) -> None:
     graph, cluster, _ = case
-    problem = Problem(graph, cluster)
+    problem = Problem(graph, replace(cluster, issue_s=0.0))
     coarse = coarse_problem(problem, n_groups)
     for device in range(cluster.n_devices):
         placed = np.full(coarse.graph.n_ops, device)
@@ -44,6 +46,19 @@ def test_on_one_device_the_coarse_step_is_the_step(
         step_s = simulate_problem(problem, expanded).total_s
         # Ops of no time that come last wait for the device's rest only where they are ops of their own.
         assert simulate_problem(coarse, placed).total_s == pytest.approx(step_s, abs=cluster.op_gap_s + 1e-9)
+
+
+@pytest.mark.parametrize(("issue_s", "expected_s"), [(0.5, 6.5), (1.0, 7.0), (3.0, 19.0)])
+def test_equal_ops_are_issued_in_the_time_of_the_step(issue_s: float, expected_s: float) -> None:
+    ops = [{"name": f"op{index}", "seconds": {"gpu": 1.0}} for index in range(6)]
+    graph = build_graph("chain", "", ops, [(index, 1.0, [index + 1]) for index in range(5)])
+    device = Device("d", "gpu", 100.0, 1.0, 1.0, 0.0)
+    problem = Problem(graph, Cluster("one", (device,), np.ones((1, 1)), np.zeros((1, 1)), issue_s=issue_s))
+    coarse = coarse_problem(problem, 1)
+    assert len(coarse.graph.units) == 1
+    for each in (problem, coarse):
+        assert step_time_s(each, np.zeros(each.graph.n_ops, dtype=np.int64)) == pytest.approx(expected_s)
+        assert each.single_device_s == pytest.approx(expected_s)
 
 
 def test_less_memory_leaves_the_times_of_coarse_ops() -> None:

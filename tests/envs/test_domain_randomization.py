@@ -4,6 +4,8 @@ import pytest
 from envs.cluster.presets import get_cluster
 from envs.domain_randomization import SCARCE_MEMORY, randomize_domain, resize
 from graphs.dataset import load_family
+from graphs.limits import MAX_SECONDS, MIN_SECONDS
+from graphs.op_graph import build_graph
 from tests.envs.random_problems import random_graph
 
 
@@ -30,6 +32,17 @@ def test_a_slower_link_stays_slower():
     off_diagonal = ~np.eye(len(kept), dtype=bool)
     factors = (cluster.bytes_per_s / given.bytes_per_s[np.ix_(kept, kept)])[off_diagonal]
     assert factors == pytest.approx(factors[0])
+
+
+def test_what_lies_at_a_bound_stays_within_it():
+    ops = [
+        {"name": "mm", "flops": 0.9 * MAX_SECONDS * 156e12},
+        {"name": "add", "seconds": {"a100": MIN_SECONDS}},
+    ]
+    graph, given = build_graph("g", "", ops, []), get_cluster("8xa100")
+    kept = [randomize_domain(graph, given, np.random.default_rng(seed)).graph is graph for seed in range(30)]
+    assert any(kept)
+    assert not all(kept)
 
 
 def test_scarce_memory_is_scarce():

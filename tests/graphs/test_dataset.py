@@ -98,6 +98,14 @@ def test_a_graph_hash_depends_on_every_number() -> None:
     assert graph_hash(tiny("ptb", 1)) != graph_hash(tiny("ptb", 2))
 
 
+def test_a_graph_hash_counts_the_arithmetic_where_it_is_said() -> None:
+    hashes = {
+        graph_hash(build_graph("g", "", [{"name": "a", **said}], []))
+        for said in ({}, {"dtype": ""}, {"gemm": [0] * 4}, {"dtype": "fp32"}, {"gemm": [1, 2, 3, 4]})
+    }
+    assert len(hashes) == 3
+
+
 def test_a_changed_file_is_refused(folder: Path) -> None:
     write_graphs(folder / "vit.jsonl.gz", [tiny("vit", 3)])
     with pytest.raises(DatasetError, match=r"vit\.jsonl\.gz: is not the file that the manifest"):

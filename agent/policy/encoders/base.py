@@ -8,11 +8,12 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from agent.policy.graph_batch import GraphBatch
+from graphs.errors import InputError
 from graphs.op_graph import OpGraph
 from graphs.registry import Registry
 
 
-class EncoderError(ValueError):
+class EncoderError(InputError):
     """An unknown encoder, or a graph that is too large for one; the message says what would be right."""
 
 

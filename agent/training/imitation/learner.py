@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from agent.policy.policy import Policy
+from agent.training.divergence import check_finite
 from agent.training.imitation.trajectories import Trajectory
 from agent.training.performance.parallel import scores_in_threads
 
@@ -46,6 +47,9 @@ class ImitationLearner:
         Returns:
             Metrics (loss, value loss, and accuracy: the mean soft target of the policy's first choices), and
             the number of decisions.
+
+        Raises:
+            FloatingPointError: a loss or the norm of the gradient is not finite; no step was made by it.
         """
         sequence = np.random.default_rng([*self._seed, number]).permutation(len(self.trajectories))
         totals = np.zeros(4)
@@ -82,7 +86,8 @@ def _learn(
     value_loss = F.mse_loss(values, obs["value"])
     optimizer.zero_grad()
     (loss + 0.5 * value_loss).backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    check_finite(loss=loss.item(), value_loss=value_loss.item(), norm_of_the_gradient=norm.item())
     optimizer.step()
     n = len(values)
     accuracy = target.gather(1, log_probs.argmax(1, keepdim=True)).sum()

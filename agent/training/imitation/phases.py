@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from agent.training.checkpoints import CheckpointError
 from agent.training.clock import between
 from agent.training.imitation.demonstrations import own_placements
 from agent.training.imitation.learner import ImitationLearner
 from agent.training.imitation.search import SearchedPlacements, search_placements
-from agent.training.imitation.search_file import read_searched, write_searched
+from agent.training.imitation.search_file import FILE, read_searched, write_searched
 from agent.training.imitation.trajectories import Trajectory, improvement_trajectories, replay_demonstrations
 from agent.training.phase import Phase
 from agent.training.state import TrainingState
@@ -22,8 +24,9 @@ PASSES_PER_ROUND = 2
 class SearchForDemonstrations(Phase):
     """Searches the placements to imitate, in one step; it changes no policy.
 
-    What was found is kept in the run's folder, as checkpoints do not hold it. It is for constructions; a
-    policy that improves placements imitates greedy improvement instead.
+    What was found is kept in the run's folder, as checkpoints do not hold it; if that file is damaged, it is
+    searched again, which finds the same, unless time was limited. It is for constructions; a policy that
+    improves placements imitates greedy improvement instead.
     """
 
     name = "search for demonstrations"
@@ -32,10 +35,9 @@ class SearchForDemonstrations(Phase):
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
         self._found: SearchedPlacements | None = None
-        if self.is_on and (kept := read_searched(state.context.folder)) is not None:
-            self._found, wall_s = kept
-            state.clock.go_on_from(wall_s)
-            self.steps = 1
+        self._damage = ""
+        if self.is_on:
+            self._read()
 
     @property
     def is_on(self) -> bool:
@@ -65,6 +67,8 @@ class SearchForDemonstrations(Phase):
     def learn(self) -> dict[str, float]:
         """Searches until all is found, the time is up or the context wants to stop."""
         state, config = self.state, self.state.config
+        if self._damage:
+            state.context.announce(f"{self._damage}; its placements are searched again", 0.0)
         found = search_placements(
             state.problems,
             repeats=config.demonstrations,
@@ -79,13 +83,38 @@ class SearchForDemonstrations(Phase):
             write_searched(state.context.folder, found, state.clock.wall_s)
         return {}
 
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: what was found is lost, and there is no time to search it again.
+        """
+        super().load_state_dict(saved)
+        if self.steps and not self.is_complete and (self.timed_out or self.state.config.minutes):
+            damage = self._damage or f"{self.state.context.folder / FILE}: is missing"
+            raise CheckpointError(
+                f"{damage}; a search in limited time finds other placements, so put the file back, or train "
+                "anew under another name"
+            )
+
+    def _read(self) -> None:
+        """Takes what the run's folder holds; a file that cannot be read counts as none."""
+        try:
+            kept = read_searched(self.state.context.folder, self.state.problems)
+        except CheckpointError as error:
+            self._damage = str(error)
+            return
+        if kept is not None:
+            self._found, wall_s = kept
+            self.state.clock.go_on_from(wall_s)
+            self.steps = 1
+
 
 class _ImitationPhase(Phase):
     """Updates a planned number of times by imitation, at a learning rate that falls as the phase goes on."""
 
     unit: str
     planned: int
-    first_rate: float
 
     @property
     def is_complete(self) -> bool:
@@ -99,7 +128,8 @@ class _ImitationPhase(Phase):
 
     def set_learning_rate(self) -> float:
         """Sets the optimizer's learning rate to that of this step, and returns it."""
-        rate = between(self.first_rate, self.state.config.final_learning_rate, self.progress(self.planned))
+        config = self.state.config
+        rate = between(getattr(config, self.rate), config.final_learning_rate, self.progress(self.planned))
         for group in self.state.ppo.policy.optimizer.param_groups:
             group["lr"] = rate
         return rate
@@ -134,11 +164,11 @@ class Imitation(_ImitationPhase):
     name = "imitation"
     share = 0.2
     unit = "passes"
+    rate = "imitation_rate"
 
     def __init__(self, state: TrainingState, search: SearchForDemonstrations) -> None:
         super().__init__(state)
         self.planned = state.config.imitation_epochs if state.config.demonstrations else 0
-        self.first_rate = state.config.imitation_rate
         self._search = search
         self._learner: ImitationLearner | None = None
 
@@ -176,11 +206,11 @@ class OnPolicyImitation(_ImitationPhase):
     name = "on-policy imitation"
     share = 0.25
     unit = "rounds"
+    rate = "dagger_rate"
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
         self.planned = state.config.dagger_rounds
-        self.first_rate = state.config.dagger_rate
         self._first_seed = state.config.imitation_epochs if state.config.demonstrations else 0
 
     @property

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from numpy.typing import NDArray
 
-from agent.training.checkpoints import CheckpointError
+from agent.training.checkpoints import CheckpointError, read_tensors, write_tensors
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.search import SearchedPlacements
-from graphs.io.json_files import write_bytes_atomic
+from envs.problem import Problem
 
 FILE = "demonstrations.safetensors"
-FORMAT = "placewalk.demonstrations/1"
+FORMAT = "placewalk.demonstrations/2"
 COUNTS = ("n_asked", "n_complete", "n_partial")
 
 
@@ -31,32 +31,40 @@ def write_searched(folder: Path, found: SearchedPlacements, wall_s: float) -> No
         tensors[f"{index}/device_of"] = np.asarray(each.device_of)
         tensors[f"{index}/regret"] = each.regret
     counts = {name: getattr(found, name) for name in COUNTS}
-    state = json.dumps({"n_found": len(found.demonstrations), "wall_s": wall_s, **counts})
-    write_bytes_atomic(folder / FILE, save(tensors, metadata={"format": FORMAT, "state": state}))
+    state = {"n_found": len(found.demonstrations), "wall_s": wall_s, **counts}
+    write_tensors(folder / FILE, FORMAT, tensors, state)
 
 
-def read_searched(folder: Path) -> tuple[SearchedPlacements, float] | None:
+def read_searched(folder: Path, problems: Sequence[Problem]) -> tuple[SearchedPlacements, float] | None:
     """Reads what `write_searched` wrote, and its `wall_s`; None where there is no file.
 
+    Args:
+        problems: that were searched.
+
     Raises:
-        CheckpointError: the file is corrupt or of another version.
+        CheckpointError: the file is damaged, of another version, or of other problems.
     """
     path = folder / FILE
     if not path.exists():
         return None
+    arrays, state = read_tensors(path, FORMAT)
     try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; delete it to search again") from None
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: is no {FORMAT} file; delete it to search again")
-    state = json.loads(metadata["state"])
-    demonstrations = tuple(
-        Demonstration(
-            int(arrays[f"{index}/problem"]), arrays[f"{index}/device_of"], arrays[f"{index}/regret"]
-        )
-        for index in range(state["n_found"])
-    )
-    return SearchedPlacements(demonstrations, **{name: state[name] for name in COUNTS}), state["wall_s"]
+        demonstrations = tuple(_demonstration(arrays, at, problems) for at in range(state["n_found"]))
+        counts = {name: int(state[name]) for name in COUNTS}
+        return SearchedPlacements(demonstrations, **counts), float(state["wall_s"])
+    except (LookupError, TypeError, ValueError):
+        raise CheckpointError(f"{path}: holds placements of other problems than this run's") from None
+
+
+def _demonstration(
+    arrays: Mapping[str, NDArray[Any]], index: int, problems: Sequence[Problem]
+) -> Demonstration:
+    """One of the demonstrations; a `ValueError` or `LookupError` if it is not of these problems."""
+    at, device_of, regret = (arrays[f"{index}/{name}"] for name in ("problem", "device_of", "regret"))
+    problem = problems[int(at)]
+    n_ops, n_units, n_devices = problem.graph.n_ops, len(problem.graph.units), problem.n_devices
+    if device_of.shape != (n_ops,) or regret.shape != (n_units, n_devices):
+        raise ValueError("other shapes")
+    if device_of.min() < 0 or device_of.max() >= n_devices:
+        raise ValueError("other devices")
+    return Demonstration(int(at), device_of, regret)

@@ -13,6 +13,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
 from agent.policy.policy import MASKED_LOGIT, Policy
+from agent.training.divergence import check_scores
 from agent.training.performance.parallel import scores_in_threads
 
 Masks = NDArray[np.bool_] | Tensor | None
@@ -47,8 +48,12 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     def forward(
         self, obs: Mapping[str, Tensor], deterministic: bool = False, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step."""
-        logits, values = self.placer.scores(obs)
+        """Computes actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step.
+
+        Raises:
+            FloatingPointError: a score is not finite.
+        """
+        logits, values = self._scores(obs)
         log_probs = _log_probs(logits, action_masks)
         actions = log_probs.argmax(1) if deterministic else torch.multinomial(log_probs.exp(), 1).squeeze(1)
         return actions, values[:, None], log_probs.gather(1, actions[:, None]).squeeze(1)
@@ -64,14 +69,23 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
 
     def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
         """Returns the distribution over devices, for `predict`."""
-        distribution = self.action_dist.proba_distribution(self.placer.scores(obs)[0])
+        distribution = self.action_dist.proba_distribution(self._scores(obs)[0])
         if action_masks is not None:
             distribution.apply_masking(action_masks)
         return distribution
 
     def predict_values(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Computes state values, float32 (n, 1)."""
-        return self.placer.scores(obs)[1][:, None]
+        """Computes state values, float32 (n, 1).
+
+        Raises:
+            FloatingPointError: a score is not finite.
+        """
+        return self._scores(obs)[1][:, None]
+
+    def _scores(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits, values = self.placer.scores(obs)
+        check_scores(logits, values)
+        return logits, values
 
 
 def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:

@@ -19,6 +19,7 @@ class Reinforcement(Phase):
 
     name = "reinforcement"
     share = 0.2
+    rate = "learning_rate"
 
     def __init__(self, state: TrainingState, metrics: RelativeMetrics) -> None:
         super().__init__(state)
@@ -47,12 +48,12 @@ class Reinforcement(Phase):
         state, config = self.state, self.state.config
         state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
         decisions = config.n_envs * config.n_steps
-        state.ppo.learn(decisions, callback=self._log, log_interval=None, reset_num_timesteps=False)
+        metrics = ppo.learn(state.ppo, decisions, self._log)
         state.timesteps = state.ppo.num_timesteps
         return {
             "update/learning_rate": state.learning_rate(),
             "update/entropy_weight": state.ppo.ent_coef,
-            **ppo.update_metrics(state.ppo),
+            **metrics,
             **self._episode_metrics(),
         }
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from sb3_contrib import MaskablePPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import obs_as_tensor
 
 from agent.policy.policy import Policy
 from agent.training.checkpoints import Checkpoint, under
 from agent.training.config import TrainConfig
+from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementActorCritic
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from envs.mdp.batched_env import BatchedPlacementEnv
@@ -65,7 +68,23 @@ def make_ppo(
     return ppo
 
 
-def update_metrics(ppo: MaskablePPO) -> dict[str, float]:
+def learn(ppo: MaskablePPO, decisions: int, callback: BaseCallback) -> dict[str, float]:
+    """Makes a rollout and the updates from it, and returns their metrics.
+
+    Raises:
+        FloatingPointError: a loss, or a score of the policy during the rollout or afterwards, is not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        ppo.learn(decisions, callback=callback, log_interval=None, reset_num_timesteps=False)
+    metrics = _update_metrics(ppo)
+    check_finite(**{name: metrics[f"update/{name}"] for name in ("policy_loss", "value_loss", "loss")})
+    with torch.no_grad():
+        # The next rollout begins with these scores; they are kept until then.
+        ppo.policy.predict_values(obs_as_tensor(ppo._last_obs, ppo.device))
+    return metrics
+
+
+def _update_metrics(ppo: MaskablePPO) -> dict[str, float]:
     """Reads what the last update recorded, under our names."""
     recorded = ppo.logger.name_to_value
     metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items() if theirs in recorded}
@@ -99,13 +118,18 @@ def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
 
 
 def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
-    """Puts a fresh PPO into the state of another that was captured; it goes on as that one would have."""
+    """Puts a fresh PPO into the state of another that was captured; it goes on as that one would have.
+
+    Raises:
+        LookupError, RuntimeError, TypeError, ValueError: the checkpoint is of another network or environment.
+    """
     tensors, state = checkpoint.tensors, checkpoint.state
     ppo.policy.load_state_dict(under("policy/", tensors))
     slots: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in under("optimizer/", tensors).items():
         index, slot = name.split("/")
         slots.setdefault(int(index), {})[slot] = tensor
+    _check_slots(slots, list(ppo.policy.parameters()))
     groups = ppo.policy.optimizer.state_dict()["param_groups"]
     ppo.policy.optimizer.load_state_dict({"state": slots, "param_groups": groups})
     torch.set_rng_state(tensors["random/torch"])
@@ -119,6 +143,14 @@ def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) 
     env.load_state_dict(state["env"])
     ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
     begin_episodes(ppo, env)
+
+
+def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Sequence[torch.Tensor]) -> None:
+    """Checks the optimizer's tensors, by index of the weights; torch would find a wrong shape much later."""
+    for index, each in slots.items():
+        for slot, tensor in each.items():
+            if tensor.shape not in (weights[index].shape, ()):
+                raise ValueError(f"optimizer/{index}/{slot} has the shape {tuple(tensor.shape)}")
 
 
 def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:

@@ -1,11 +1,14 @@
 """Lower bounds: known answers, and never above what any placement reaches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.evaluation.bounds import device_weights, lower_bound_s
+from envs.cluster.cluster import COPIES
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.op_graph import build_graph
@@ -60,10 +63,29 @@ def test_free_graph_has_bound_zero():
     assert lower_bound_s(problem_of([0.0, 0.0])) == 0.0
 
 
+def test_the_host_issues_one_op_after_the_other():
+    problem = problem_of([1e9] * 6, n_devices=3, issue_s=5e-3)
+    assert lower_bound_s(problem) == pytest.approx(6 * 5e-3 + 1e-3 + 1e-6)
+
+
+def test_ops_that_take_no_time_are_not_issued():
+    problem = problem_of([1e9, 0.0, 1e9, 0.0], [(2, 1.0, [3])], issue_s=5e-3)
+    assert lower_bound_s(problem) == pytest.approx(2 * 5e-3 + 1e-3 + 1e-6)
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 4))
-def test_no_placement_beats_the_bound(seed, n_devices):
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 1e-4, 1e-2]),
+    st.sampled_from(COPIES),
+    st.sampled_from([0.0, 1e6]),
+)
+def test_no_placement_beats_the_bound(seed, n_devices, issue_s, copies, n_half_bytes):
     problem = random_problem(seed, n_ops=12, n_devices=n_devices)
+    if problem.cluster.schedule == "program":
+        cluster = replace(problem.cluster, issue_s=issue_s, copies=copies, n_half_bytes=n_half_bytes)
+        problem = Problem(problem.graph, cluster)
     rng = np.random.default_rng(seed)
     units = rng.integers(n_devices, size=(64, len(problem.graph.units)))
     units[:n_devices] = np.arange(n_devices)[:, None]

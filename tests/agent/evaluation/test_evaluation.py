@@ -3,62 +3,24 @@
 import csv
 import json
 import math
-from contextlib import closing
+import time
 
 import numpy as np
 import pytest
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.html_report import write_report
-from agent.evaluation.results import COLUMNS, Journal, ResultsError, Trial, write_results
+from agent.evaluation.results import COLUMNS, write_csv, write_results
 from agent.evaluation.run import evaluate, open_folder, placement_path
-from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.spec import _check_names
 from agent.evaluation.summary import geometric_mean, summarise
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS
 from agent.placers.completion import complete_placement
 from envs.placement.files import read_placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate
+from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import GB, make_cluster, training_graph
-
-
-def small_spec(**changes):
-    settings = {
-        "graphs": (training_graph(2, 2, name="a"), training_graph(3, 1, name="b")),
-        "clusters": (make_cluster(2, name="two"),),
-        "placers": ("single", "random"),
-        "seeds": 2,
-        "budget": Budget(20),
-    }
-    return EvaluationSpec(**(settings | changes))
-
-
-def quiet(done, total):
-    pass
-
-
-def make_trial(**changes):
-    base = {
-        "graph": "g",
-        "family": "f",
-        "cluster": "c",
-        "order": "",
-        "placer": "p",
-        "seed": 0,
-        "step_time_s": 2.0,
-        "feasible": True,
-        "evaluations": 5,
-        "wall_s": 0.1,
-        "lower_bound_s": 1.0,
-        "single_s": 4.0,
-        "seen": False,
-    }
-    return Trial(**(base | changes))
-
-
-def rows_of(folder):
-    with (folder / "results.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_only_random_placers_run_for_every_seed():
@@ -84,7 +46,7 @@ def test_orders_multiply_learned_placers_only():
 
 def test_results_have_the_contract_columns_and_true_values(tmp_path):
     spec = small_spec()
-    trials = evaluate(spec, tmp_path, report=quiet)
+    trials = evaluate(spec, tmp_path, report=quiet).trials
     rows = rows_of(tmp_path)
     assert tuple(rows[0]) == COLUMNS
     assert len(rows) == len(trials) == len(spec.tasks())
@@ -100,7 +62,7 @@ def test_results_have_the_contract_columns_and_true_values(tmp_path):
 
 
 def test_two_evaluations_differ_in_wall_time_only(tmp_path):
-    first, second = (evaluate(small_spec(), tmp_path / name, report=quiet) for name in "xy")
+    first, second = (evaluate(small_spec(), tmp_path / name, report=quiet).trials for name in "xy")
     for one, other in zip(first, second, strict=True):
         assert (one.key, one.step_time_s, one.evaluations) == (
             other.key,
@@ -110,8 +72,8 @@ def test_two_evaluations_differ_in_wall_time_only(tmp_path):
 
 
 def test_a_trial_does_not_depend_on_what_else_is_evaluated(tmp_path):
-    both = evaluate(small_spec(), tmp_path / "x", report=quiet)
-    alone = evaluate(small_spec(graphs=(small_spec().graphs[1],)), tmp_path / "y", report=quiet)
+    both = evaluate(small_spec(), tmp_path / "x", report=quiet).trials
+    alone = evaluate(small_spec(graphs=(small_spec().graphs[1],)), tmp_path / "y", report=quiet).trials
     assert [trial.step_time_s for trial in both[3:]] == [trial.step_time_s for trial in alone]
 
 
@@ -131,29 +93,16 @@ def test_interrupted_evaluation_goes_on_and_keeps_its_rows(tmp_path):
 
 
 def test_processes_find_what_one_process_finds(tmp_path):
-    alone = evaluate(small_spec(), tmp_path / "x", report=quiet)
-    shared = evaluate(small_spec(), tmp_path / "y", jobs=2, report=quiet)
+    alone = evaluate(small_spec(), tmp_path / "x", report=quiet).trials
+    shared = evaluate(small_spec(), tmp_path / "y", jobs=2, report=quiet).trials
     assert [(t.key, t.step_time_s) for t in alone] == [(t.key, t.step_time_s) for t in shared]
-
-
-def test_other_settings_do_not_share_a_folder(tmp_path):
-    open_folder(tmp_path, small_spec())
-    open_folder(tmp_path, small_spec())
-    with pytest.raises(EvaluationError, match="differs in seeds, budget"):
-        open_folder(tmp_path, small_spec(seeds=3, budget=Budget(9)))
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(EvaluationError, match="not empty"):
-        open_folder(tmp_path, small_spec())
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_given_placements_are_scored_under_their_name(tmp_path):
     graph = training_graph(2, 2, name="a")
     given = {("a", "two", "mine"): np.ones(graph.n_ops, dtype=np.int64)}
-    trials = evaluate(small_spec(graphs=(graph,), placers=("single",), given=given), tmp_path, report=quiet)
+    spec = small_spec(graphs=(graph,), placers=("single",), given=given)
+    trials = evaluate(spec, tmp_path, report=quiet).trials
     assert [trial.placer for trial in trials] == ["mine", "single"]
     assert trials[0].step_time_s == trials[0].single_s
     assert trials[0].evaluations == 1
@@ -181,22 +130,6 @@ def test_a_cluster_too_small_for_every_graph_is_refused():
     with pytest.raises(InfeasibleError, match="graph 'a' on cluster 'small'"):
         small_spec(clusters=(small,)).check_feasible()
     small_spec(clusters=(make_cluster(2, memory_bytes=1.8 * GB),)).check_feasible()
-
-
-def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    with closing(Journal(path)) as journal:
-        journal.add(make_trial())
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"graph": "g", "fam')
-    with closing(Journal(path)) as journal:
-        journal.add(make_trial(seed=1))
-    assert len(path.read_text().splitlines()) == 2
-    with closing(Journal(path)) as journal:
-        assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
-    path.write_text('{"graph": "g"}\n')
-    with pytest.raises(ResultsError, match=r"journal.jsonl:1: is no trial"):
-        Journal(path)
 
 
 def test_a_placement_that_does_not_fit_is_neither_best_nor_compared(tmp_path):
@@ -270,3 +203,28 @@ def test_settings_name_all_that_decides_the_results(tmp_path):
     assert settings["budget"] == {"evaluations": 20, "seconds": None}
     assert set(settings["graphs"]) == {"a", "b"}
     assert set(settings["placers"]) <= set(PLACERS)
+
+
+def test_names_are_checked_in_linear_time():
+    began = time.perf_counter()
+    _check_names("graph", map(str, range(100_000)))
+    assert time.perf_counter() - began < 10.0
+
+
+def test_cells_of_csv_files_are_no_formulas(tmp_path):
+    cells = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "a=1", "", -1.5, None]
+    write_csv(tmp_path / "rows.csv", [str(index) for index in range(len(cells))], [cells])
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        _, row = csv.reader(file)
+    assert row == ["'=1+1", "'+1", "'-1", "'@x", r"\t=1", r"\r=1", "a=1", "", "-1.5", ""]
+
+
+def test_names_that_cannot_be_printed_are_refused():
+    given = {("a", "two", "mine\x1b"): np.zeros(1, dtype=np.int64)}
+    with pytest.raises(EvaluationError, match=r"placement 'mine\\x1b' has a name .*; rename it"):
+        small_spec(given=given)
+
+
+def test_a_command_that_is_not_utf_8_is_reported(tmp_path):
+    write_report(tmp_path / "report.html", [make_trial()], summarise([make_trial()]), "evaluate.py \udcff")
+    assert "evaluate.py \\udcff" in (tmp_path / "report.html").read_text()

@@ -48,6 +48,33 @@ def test_seconds_alone_leave_evaluations_without_limit(evaluations, seconds, bud
     assert make_budget(evaluations, seconds) == budget
 
 
+@pytest.mark.parametrize("setting", [{"optimizer": "sgd"}, {"inference": True}])
+def test_how_a_model_is_captured_needs_a_model(file, setting):
+    with pytest.raises(EvaluationError, match="give --model"):
+        EvaluationConfig(graphs=(file,), **setting).spec()
+
+
+def test_graphs_are_costed_in_the_precision_that_is_asked_for(file):
+    spec, _ = EvaluationConfig(graphs=(file,), placers=("single",), precision="bf16").spec()
+    plain, _ = EvaluationConfig(graphs=(file,), placers=("single",)).spec()
+    assert spec.graphs[0].tensor_bytes.sum() == plain.graphs[0].tensor_bytes.sum() / 2
+    assert spec.to_json() != plain.to_json()
+
+
+def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "one_layer.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(8, 8), torch.zeros(4, 8)\n"
+    )
+    settings = {"model": "one_layer:make", "placers": ("single",)}
+    (sgd,) = EvaluationConfig(**settings, optimizer="sgd", precision="tf32").spec()[0].graphs
+    assert sgd.op_types[-1] == "optim.sgd"
+    assert sgd.dtypes[sgd.op_types.index("aten.addmm")] == "tf32"
+    (forward,) = EvaluationConfig(**settings, inference=True).spec()[0].graphs
+    assert set(forward.phases) == {"forward"}
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -55,6 +82,8 @@ def test_seconds_alone_leave_evaluations_without_limit(evaluations, seconds, bud
         ({"budget": 0}, "budget is 0; use at least 1"),
         ({"seconds": 0.0}, "seconds is 0.0; use more than 0"),
         ({"coarsen": 0}, "coarsen is 0; use at least 1"),
+        ({"precision": "fp8"}, "precision is 'fp8'; use fp32 or tf32 or amp-bf16"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'; use adam or sgd or adamw"),
         ({"cluster": []}, "cluster is empty; give at least one"),
         ({"placer": ["heft"]}, "unknown key 'placer'; use families"),
     ],

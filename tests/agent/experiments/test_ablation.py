@@ -73,5 +73,5 @@ def test_rows_hold_the_numbers_of_the_table(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "rows.csv").read_text().splitlines() == [
         "variant,flags,families,placer,ratio,low,high,spread_over_trainings,graphs",
         "full-model,,trained families,policy,1.0,1.0,1.0,,1",
-        "rounds-1,--rounds 1,trained families,policy,2.0,2.0,2.0,,1",
+        "rounds-1,'--rounds 1,trained families,policy,2.0,2.0,2.0,,1",
     ]

@@ -28,20 +28,42 @@ def begin(name, minutes, *files):
         (folder / file).write_text(json.dumps({"minutes": minutes}))
 
 
+def end(name, **result):
+    (launcher.run_folder(name) / "result.json").write_text(json.dumps(result))
+
+
 def test_a_new_run_gets_the_flags_and_one_that_was_stopped_goes_on(asked):
     launcher.train_run("new", CONFIG, 2.5, ["--rounds", "1"])
     assert asked.pop()[:7] == ["--config", "some.json", "--threads", "1", "--minutes", "2.5", "--rounds"]
-    begin("stopped", 2.5, "checkpoints/1.safetensors")
+    begin("stopped", 2.5)
     launcher.train_run("stopped", CONFIG, 2.5, ["--rounds", "1"])
     assert asked.pop() == ["--resume", "--name", "stopped"]
-    begin("done", 2.5, "result.json")
+    begin("done", 2.5)
+    end("done", finished=True)
     launcher.train_run("done", CONFIG, 2.5, [])
     assert not asked
 
 
-@pytest.mark.parametrize("file", ["result.json", "checkpoints/1.safetensors"])
-def test_a_run_of_other_minutes_is_not_taken_for_this_one(asked, capsys, file):
-    begin("short", 1.0, file)
+def test_a_run_that_diverged_is_not_done(asked):
+    begin("diverged", 2.5)
+    end("diverged", finished=False, failure="training diverged in imitation, update 3: the loss is nan")
+    launcher.train_run("diverged", CONFIG, 2.5, [])
+    assert asked.pop() == ["--resume", "--name", "diverged"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"finished": "yes"}'])
+def test_a_damaged_result_is_one_line(asked, capsys, text):
+    begin("damaged", 2.5)
+    (launcher.run_folder("damaged") / "result.json").write_text(text)
+    assert launcher.exit_code("experiment", lambda: launcher.train_run("damaged", CONFIG, 2.5, [])) == 2
+    error = capsys.readouterr().err
+    assert "damaged/result.json: " in error
+    assert error.count("\n") == 1
+    assert not asked
+
+
+def test_a_run_of_other_minutes_is_not_taken_for_this_one(asked, capsys):
+    begin("short", 1.0)
     work = lambda: launcher.train_run("short", CONFIG, 3, [])  # noqa: E731
     assert launcher.exit_code("experiment", work) == 2
     folder = launcher.run_folder("short")

@@ -34,7 +34,7 @@ def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
     graph, cluster = training_graph(3, 2), make_cluster(2)
     spec = EvaluationSpec((graph,), (cluster,), ("heft", "annealing"), budget=Budget(100), coarsen=5)
     assert spec.to_json()["coarsen"] == 5
-    for trial in evaluate(spec, tmp_path, report=lambda done, total: None):
+    for trial in evaluate(spec, tmp_path, report=lambda done, total: None).trials:
         placement = read_placement(placement_path(tmp_path, trial), graph, cluster)
         assert trial.step_time_s == simulate(graph, cluster, placement).total_s
         assert len(set(placement.device_of.tolist())) <= 2

@@ -51,7 +51,7 @@ def test_groups_are_placed_within_memory_too() -> None:
 
 def test_a_placer_that_is_out_of_memory_is_reported_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     study = EvaluationSpec(tuple(LLAMAS[:2]), (CLUSTER,), ("single", "memory-fill"), budget=Budget(20))
-    trials = evaluate(study, tmp_path, report=lambda done, total: None)
+    trials = evaluate(study, tmp_path, report=lambda done, total: None).trials
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     reported = {(row["placer"], row["feasible"], bool(row["ratio_to_single"])) for row in rows}

@@ -74,6 +74,20 @@ def test_rules_have_defaults() -> None:
     )
     assert (cluster.schedule, cluster.sharing, cluster.transfer_per) == ("program", "egress", "destination")
     assert (cluster.op_gap_s, cluster.transfer_gap_s) == (0, 0)
+    assert (cluster.issue_s, cluster.copies) == (0, "stream")
+    assert cluster.n_half_matrix.tolist() == [[0]]
+
+
+def test_the_rules_of_the_host_thread_arrive() -> None:
+    links = {"bytes_per_s": 1e9, "latency_s": 0, "n_half_bytes": [[0, 1e4], [2e4, 0]]}
+    value = record(schedule="program", issue_s=5e-6, copies="eager", links=links)
+    cluster = cluster_from_json(value, "here")
+    assert (cluster.issue_s, cluster.copies) == (5e-6, "eager")
+    assert cluster.n_half_matrix.tolist() == [[0, 1e4], [2e4, 0]]
+    written = cluster_to_json(cluster)
+    assert (written["issue_s"], written["copies"]) == (5e-6, "eager")
+    assert written["links"]["n_half_bytes"] == [[0, 1e4], [2e4, 0]]
+    assert cluster_to_json(cluster_from_json(written, "again")) == written
 
 
 @pytest.mark.parametrize("cluster", [build() for build in PRESETS.values()], ids=PRESETS.keys())
@@ -87,23 +101,49 @@ def test_written_clusters_are_read_back(tmp_path: Path, cluster: Cluster) -> Non
 BAD_RECORDS = {
     "not an object": ([], "is an array; expected an object"),
     "format": (record(format="placewalk.opgraph/1"), "format is 'placewalk.opgraph/1'; expected"),
-    "unknown key": (record(gap=0), "unknown key 'gap'; known keys are devices"),
+    "unknown key": (record(gap=0), "unknown key 'gap'; known keys are copies, devices"),
     "missing key": ({"format": "placewalk.cluster/1", "name": "c", "devices": []}, "key 'links' is missing"),
     "no devices": (record(devices=[]), "has 0 devices; give 1 to 1024"),
     "too many devices": (record(devices=[DEVICE] * 1025), "has 1025 devices; give 1 to 1024"),
     "device names": (with_device(name="gpu0"), "device 1 \\('gpu0'\\) has the name of device 0"),
     "unknown device key": (with_device(cores=4), "device 1: unknown key 'cores'"),
     "missing device key": (record(devices=[{"name": "gpu0"}]), "device 0: keys 'bytes_per_s', 'flops_per_s'"),
-    "no speed": (with_device(flops_per_s=0), "device 1 .*flops_per_s is 0.0; use a finite number > 0"),
-    "negative memory": (with_device(memory_bytes=-1), "memory_bytes is -1.0; use a finite number > 0"),
+    "no speed": (
+        with_device(flops_per_s=0),
+        "device 1 .*flops_per_s is 0.0; use a number from 0.001 to 1e\\+24",
+    ),
+    "negative memory": (with_device(memory_bytes=-1), "memory_bytes is -1.0; use a number from 1 to 1e\\+21"),
     "speed is a string": (with_device(bytes_per_s="fast"), "device 1: bytes_per_s: is a string"),
     "speed is a boolean": (with_device(bytes_per_s=True), "device 1: bytes_per_s: is a boolean"),
     "speed is huge": (with_device(bytes_per_s=10**400), "device 1: bytes_per_s: is too large"),
-    "negative launch": (with_device(launch_s=-1e-6), "launch_s is -1e-06; use a finite number >= 0"),
+    "negative launch": (with_device(launch_s=-1e-6), "launch_s is -1e-06; use 0, or from 1e-15 to 1e\\+09 s"),
+    "too much memory": (with_device(memory_bytes=1e22), "memory_bytes is 1e\\+22; use a number from 1 to"),
+    "hardly any memory": (with_device(memory_bytes=0.5), "memory_bytes is 0.5; use a number from 1 to"),
+    "too much speed": (with_device(flops_per_s=1e308), "flops_per_s is 1e\\+308; use a number from"),
+    "endless launch": (with_device(launch_s=1e308), "launch_s is 1e\\+308; use 0, or from"),
+    "endless gap": (record(transfer_gap_s=1e308), "transfer_gap_s is 1e\\+308; use 0, or from"),
+    "hardly any gap": (record(op_gap_s=5e-324), "op_gap_s is 5e-324; use 0, or from"),
+    "endless latency": (with_links(latency_s=1e308), "to 'gpu1': latency_s is 1e\\+308; use 0, or from"),
+    "hardly any bandwidth": (with_links(bytes_per_s=5e-324), "bytes_per_s is 5e-324; use a number from"),
     "schedule": (record(schedule="lifo"), "schedule is 'lifo'; use one of program, fifo"),
     "sharing": (with_links(sharing="bus"), "sharing is 'bus'; use one of egress, pair, none"),
     "transfer_per": (with_links(transfer_per=1), "transfer_per: is a number; expected a string"),
-    "negative gap": (record(op_gap_s=-1), "op_gap_s is -1.0; use a finite number >= 0"),
+    "issue under fifo": (
+        record(issue_s=1e-6),
+        "issue_s is 1e-06, but under schedule 'fifo' no host .* use 0",
+    ),
+    "eager under fifo": (record(copies="eager"), "copies is 'eager', but under schedule 'fifo' .* 'stream'"),
+    "eager to all": (
+        record(schedule="program", copies="eager"),
+        "copies is 'eager' and transfer_per 'tensor', but an eager copy has one destination",
+    ),
+    "copies": (record(copies="lazy"), "copies is 'lazy'; use one of stream, eager"),
+    "negative issue": (record(issue_s=-1), "issue_s is -1.0; use 0, or from 1e-15 to 1e\\+09 seconds"),
+    "negative n_half": (with_links(n_half_bytes=-1), "to 'gpu1': n_half_bytes is -1; use 0, or a size"),
+    "endless n_half": (with_links(n_half_bytes=1e20), "n_half_bytes is 1e\\+20; use 0, or a size"),
+    "hardly any n_half": (with_links(n_half_bytes=1e-9), "n_half_bytes is 1e-09; use 0, or a size"),
+    "ragged n_half": (with_links(n_half_bytes=[[0, 1]]), "n_half_bytes: expected one number, or 2 rows of 2"),
+    "negative gap": (record(op_gap_s=-1), "op_gap_s is -1.0; use 0, or from 1e-15 to 1e\\+09 seconds"),
     "no bandwidth": (with_links(bytes_per_s=0), "link from 'gpu0' to 'gpu1': bytes_per_s is 0.0"),
     "negative latency": (
         with_links(latency_s=[[0, 0], [-1, 0]]),
@@ -126,13 +166,31 @@ def test_rules_hold_without_a_file() -> None:
     cluster = cluster_from_json(record(), "here")
     with pytest.raises(ClusterError, match=r"bytes_per_s of the links has shape \(3, 3\); use \(2, 2\)"):
         replace(cluster, bytes_per_s=np.ones((3, 3)))
+    with pytest.raises(
+        ClusterError, match=r"n_half_bytes of the links has shape \(3, 3\); use one number, or"
+    ):
+        replace(cluster, n_half_bytes=np.ones((3, 3)))
     with pytest.raises(ClusterError, match="latency_s is nan"):
         replace(cluster, latency_s=np.full((2, 2), np.nan))
 
 
-def test_the_diagonal_is_free_to_be_anything() -> None:
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "\x1b[2J"])
+def test_names_can_be_written_and_read_back(name: str) -> None:
+    cluster = cluster_from_json(record(), "here")
+    for changes in (
+        {"name": name},
+        {"devices": (replace(cluster.devices[0], name=name), cluster.devices[1])},
+        {"devices": (replace(cluster.devices[0], kind=name), cluster.devices[1])},
+    ):
+        with pytest.raises(ClusterError, match="give a name of printable characters"):
+            replace(cluster, **changes)
+
+
+def test_the_diagonal_is_free_to_be_any_number() -> None:
     cluster = cluster_from_json(with_links(bytes_per_s=[[0, 1], [1, 0]]), "here")
     assert cluster.bytes_per_s[0, 0] == 0
+    with pytest.raises(ClusterError, match="bytes_per_s is nan"):
+        replace(cluster, bytes_per_s=np.array([[np.nan, 1], [1, 1]]))
 
 
 @given(data=st.data())

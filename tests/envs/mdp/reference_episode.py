@@ -77,10 +77,16 @@ class ReferenceEpisode:
         return self.footprint[int(self.graph.unit_of[op])]
 
     def alone_s(self, device: int) -> float:
-        """Step time with all ops on one device: they run one after the other with a gap between them."""
-        seconds = [row[device] for row in self.op_s]
-        n_gaps = max(sum(each > 0 for each in seconds) - 1, 0)
-        return sum(seconds) + n_gaps * self.cluster.op_gap_s
+        """Step time with all ops on one device: they run one after the other with a gap between them.
+
+        None starts before the host thread has issued it.
+        """
+        seconds = [row[device] for row in self.op_s if row[device] > 0]
+        finish_s = 0.0
+        for n_issued, each in enumerate(seconds, start=1):
+            free_s = finish_s + self.cluster.op_gap_s if n_issued > 1 else 0.0
+            finish_s = max(free_s, n_issued * self.cluster.issue_s) + each
+        return finish_s
 
     def load_bytes(self, device: int) -> float:
         """Footprint of all units placed on a device."""

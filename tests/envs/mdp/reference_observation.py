@@ -134,7 +134,7 @@ def timeline_features(episode: ReferenceEpisode, candidates: list[Candidate]) ->
         "device_free_over_earliest": in_op_times(episode, over_least(device_free_s)),
         "link_busy_beyond_start": in_op_times(episode, busy_s),
         "idle_time": in_op_times(episode, idle_s),
-        "step_time": [episode.time_s / episode.scale_s] * len(device_free_s),
+        "step_time": [min(episode.time_s / episode.scale_s, 1000.0)] * len(device_free_s),
     }
 
 

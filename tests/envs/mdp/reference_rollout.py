@@ -61,7 +61,8 @@ class Rollout:
         timeline, device = self.timeline, self.device_of[op]
         ready_s = max([self.receive(tensor, device) for tensor, _ in self.placed_inputs(op)], default=0.0)
         seconds = self.episode.op_s[op][device]
-        start_s = max(ready_s, timeline.device_free_s[device])
+        start_s = self.start_s(op, device, ready_s)
+        timeline.host_free_s += self.cluster.issue_s if seconds > 0.0 else 0.0
         timeline.finish_s[op] = start_s + seconds
         gap_s = self.cluster.op_gap_s if seconds > 0.0 else 0.0
         timeline.device_free_s[device] = timeline.finish_s[op] + gap_s
@@ -85,10 +86,15 @@ class Rollout:
         others = [target for target in self.episode.devices if target != source]
         targets = others if sends_once(self.cluster) else [device]
         rate = min(float(self.cluster.bytes_per_s[source, target]) for target in targets)
-        begin_s = max(self.made_s(tensor), self.free_s(link))
-        end_s = begin_s + float(self.graph.tensor_bytes[tensor]) / rate
+        n_half = max(float(self.cluster.n_half_matrix[source, target]) for target in targets)
+        begin_s = self.copy_start_s(tensor, source, device)
+        timeline.host_free_s += self.cluster.issue_s
+        end_s = begin_s + (float(self.graph.tensor_bytes[tensor]) + n_half) / rate
         if link is not None:
             timeline.link_free_s[link] = end_s + self.cluster.transfer_gap_s
+        if self.cluster.copies == "eager":
+            arrival_s = end_s + float(self.cluster.latency_s[source, device])
+            timeline.device_free_s[source] = timeline.device_free_s[device] = arrival_s
         for target in targets:
             timeline.sent_s[tensor, target] = end_s
 
@@ -109,21 +115,35 @@ class Rollout:
 
     def free_and_run_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if its inputs were there."""
-        return self.timeline.device_free_s[device] + self.episode.op_s[op][device]
+        return self.start_s(op, device, 0.0) + self.episode.op_s[op][device]
 
     def finish_s(self, op: int, device: int) -> float:
-        """Finish of an op on a device if each input to be sent were alone in waiting for its link."""
-        ready_s = self.timeline.device_free_s[device]
+        """Finish of an op on a device if each copy that it needs, and it itself, were issued next."""
+        ready_s = 0.0
         for tensor, source in self.placed_inputs(op):
             there_s = self.made_s(tensor)
             if (tensor, device) in self.timeline.arrival_s:
                 there_s = self.timeline.arrival_s[tensor, device]
             elif source != device:
-                begin_s = max(there_s, self.free_s(link_of(self.cluster, source, device)))
+                begin_s = self.copy_start_s(tensor, source, device)
                 size = float(self.graph.tensor_bytes[tensor])
                 there_s = begin_s + transfer_s(self.cluster, size, source, device)
             ready_s = max(ready_s, there_s)
-        return ready_s + self.episode.op_s[op][device]
+        return self.start_s(op, device, ready_s) + self.episode.op_s[op][device]
+
+    def start_s(self, op: int, device: int, ready_s: float) -> float:
+        """Start of an op that is issued next; one that takes no time need not be issued."""
+        takes_time = self.episode.op_s[op][device] > 0.0
+        issued_s = self.timeline.host_free_s + self.cluster.issue_s if takes_time else 0.0
+        return max(ready_s, issued_s, self.timeline.device_free_s[device])
+
+    def copy_start_s(self, tensor: int, source: int, device: int) -> float:
+        """Start of a copy that is issued next; an eager one waits for both devices."""
+        issued_s = self.timeline.host_free_s + self.cluster.issue_s
+        start_s = max(self.made_s(tensor), issued_s, self.free_s(link_of(self.cluster, source, device)))
+        if self.cluster.copies == "eager":
+            start_s = max(start_s, self.timeline.device_free_s[source], self.timeline.device_free_s[device])
+        return start_s
 
     def placed_inputs(self, op: int) -> list[tuple[int, int]]:
         """Tensors that an op reads from placed ops, and the devices of those."""

@@ -23,6 +23,7 @@ class Timeline:
             same end on every device but the sender.
         arrival_s: by (tensor, device), where an op that reads the tensor was simulated on the device.
         device_free_s: when each device can start another op, (n_devices,).
+        host_free_s: when the host thread can issue something else.
         link_free_s: when each link can start another transfer; links that never carried anything are missing.
     """
 
@@ -32,6 +33,7 @@ class Timeline:
     sent_s: dict[tuple[int, int], float]
     arrival_s: dict[tuple[int, int], float]
     device_free_s: list[float]
+    host_free_s: float
     link_free_s: dict[Link, float]
 
 
@@ -50,14 +52,16 @@ def transfer_s(cluster: Cluster, size_bytes: float, source: int, target: int) ->
     """Seconds that a tensor of some bytes takes over a free link, 0 where it stays on its device."""
     if source == target:
         return 0.0
-    return size_bytes / float(cluster.bytes_per_s[source, target]) + float(cluster.latency_s[source, target])
+    bytes_s = float(cluster.bytes_per_s[source, target])
+    latency_s = float(cluster.latency_s[source, target])
+    return (size_bytes + float(cluster.n_half_matrix[source, target])) / bytes_s + latency_s
 
 
 def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
     """Simulate the ops that have a device.
 
-    A device is free when its last op ends, after an op that took time an op gap later; a link is free a
-    transfer gap after its last transfer.
+    A device is free when its last op ends, after an op that took time an op gap later, and when the last
+    eager copy from or to it has arrived; a link is free a transfer gap after its last transfer.
     """
     graph, cluster = problem.graph, problem.cluster
     step = simulate_plainly(graph, cluster, device_of)
@@ -66,6 +70,9 @@ def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
         device = device_of[op]
         gap_s = cluster.op_gap_s if problem.op_seconds[op, device] > 0 else 0.0
         device_free_s[device] = max(device_free_s[device], finish_s + gap_s)
+    for (tensor, target), at in step.arrival.items() if cluster.copies == "eager" else ():
+        for device in (device_of[graph.tensor_producer[tensor]], target):
+            device_free_s[device] = max(device_free_s[device], at)
     link_free_s: dict[Link, float] = {}
     for (tensor, target), end_s in step.sent.items():
         link = link_of(cluster, device_of[graph.tensor_producer[tensor]], target)
@@ -77,4 +84,13 @@ def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
         for reader in graph.consumers.row(tensor)
     }
     arrival_s = {slot: at for slot, at in step.arrival.items() if slot in readers}
-    return Timeline(step.total_s, step.start, step.finish, step.sent, arrival_s, device_free_s, link_free_s)
+    return Timeline(
+        step.total_s,
+        step.start,
+        step.finish,
+        step.sent,
+        arrival_s,
+        device_free_s,
+        step.host_free,
+        link_free_s,
+    )

@@ -29,8 +29,11 @@ ALL_ORDERS = tuple(ORDERS)
 def some_problems(seed: int = 0) -> list[Problem]:
     """Graphs of several sizes on clusters of several widths and rules."""
     rng = np.random.default_rng(seed)
-    clusters = [random_cluster(rng, n_devices) for n_devices in (1, 2, 4, 3)]
-    clusters[2] = replace(clusters[2], schedule="program")
+    schedules = (None, None, "program", None)
+    clusters = [
+        random_cluster(rng, n_devices, schedule=schedule)
+        for n_devices, schedule in zip((1, 2, 4, 3), schedules, strict=True)
+    ]
     return [
         Problem(random_graph(rng, 12 + 9 * i, name=f"g{i}"), cluster) for i, cluster in enumerate(clusters)
     ]

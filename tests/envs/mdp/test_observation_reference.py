@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -94,8 +94,7 @@ def random_problem(rng: np.random.Generator, schedule: str, max_ops: int) -> Pro
         graph = random_graph(rng, int(rng.integers(1, max_ops)), ties=ties)
     if not graph.is_compute.any():
         return random_problem(rng, schedule, max_ops)
-    cluster = random_cluster(rng, int(rng.integers(1, 5)), ties=ties)
-    problem = Problem(graph, replace(cluster, schedule=schedule))
+    problem = Problem(graph, random_cluster(rng, int(rng.integers(1, 5)), ties=ties, schedule=schedule))
     if rng.random() < 0.5:
         needed = problem.footprint_bytes.sum() * rng.uniform(1.05, 2.0)
         shares = rng.dirichlet(np.full(problem.n_devices, 5.0))
@@ -222,7 +221,7 @@ def test_equals_the_plain_reference_in_program_order_beyond_the_last_horizon(sch
     rng = np.random.default_rng(5)
     graphs = [training_graph(rng, 12, ties=ties, together=1.0) for ties in (False, True)]
     problems = [
-        Problem(graph, replace(random_cluster(rng, n_devices), schedule=schedule))
+        Problem(graph, random_cluster(rng, n_devices, schedule=schedule))
         for graph, n_devices in zip(graphs, (2, 4), strict=True)
     ]
     pair = begin(problems, ["topo", "topo"], "construct", True, 0)

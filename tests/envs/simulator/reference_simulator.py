@@ -24,6 +24,7 @@ class Reference:
     total_s: float = 0.0
     transfer_bytes: float = 0.0
     peak_bytes: list[float] = field(default_factory=list)
+    host_free: float = 0.0
 
 
 def simulate_plainly(graph: OpGraph, cluster: Cluster, device_of: list[int]) -> Reference:
@@ -53,14 +54,26 @@ class _Step:
     def send(self, tensor: int, source: int, targets: list[int], not_before: float) -> None:
         """Puts one transfer on its link, after those before it."""
         cluster, others = self.cluster, [d for d in range(self.cluster.n_devices) if d != source]
-        rates = [cluster.bytes_per_s[source, target] for target in (others if self.per_tensor else targets)]
+        reached = others if self.per_tensor else targets
+        rates = [cluster.bytes_per_s[source, target] for target in reached]
+        n_half = [cluster.n_half_matrix[source, target] for target in reached]
         link = self.link(tensor, source, targets[0])
-        end = max(not_before, self.link_free[link]) + self.graph.tensor_bytes[tensor] / min(rates)
+        if cluster.copies == "eager":
+            not_before = max(not_before, self.device_free[source], self.device_free[targets[0]])
+        seconds = (self.graph.tensor_bytes[tensor] + max(n_half)) / min(rates)
+        end = max(not_before, self.link_free[link]) + seconds
         self.link_free[link] = end + cluster.transfer_gap_s
         self.out.transfer_bytes += self.graph.tensor_bytes[tensor]
-        for target in others if self.per_tensor else targets:
+        for target in reached:
             self.out.sent[tensor, target] = end
             self.out.arrival[tensor, target] = end + cluster.latency_s[source, target]
+        if cluster.copies == "eager":
+            self.device_free[source] = self.device_free[targets[0]] = self.out.arrival[tensor, targets[0]]
+
+    def issue(self) -> float:
+        """Lets the host thread issue an op or a copy; returns when that is done."""
+        self.out.host_free += self.cluster.issue_s
+        return self.out.host_free
 
     def execute(self, op: int, ready: float) -> None:
         device = self.device_of[op]
@@ -81,10 +94,11 @@ class _Step:
                 if source < 0:
                     continue
                 if source != device and (tensor, device) not in self.out.arrival:
-                    self.send(tensor, source, [device], self.out.finish[producer])
+                    self.send(tensor, source, [device], max(self.out.finish[producer], self.issue()))
                 there = self.out.finish[producer] if source == device else self.out.arrival[tensor, device]
                 ready = max(ready, there)
-            self.execute(op, ready)
+            takes_time = self.seconds[op, device] > 0
+            self.execute(op, max(ready, self.issue()) if takes_time else ready)
 
     def fifo(self) -> None:
         """Goes from instant to instant: finishes ops, delivers tensors, queues ready ops, starts what can."""

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
 
+aten = torch.ops.aten
+
 
 class Once(nn.Module):
     """One function of trainable tensors, then of the inputs."""
@@ -115,3 +117,69 @@ def test_fourier_transforms_count_five_n_log_n_and_half_for_real_signals() -> No
     assert cost(real, "aten._fft_c2r")[0] == full / 2
     plane = capture(Once(torch.fft.fft2), (complex_tensor(4, 8),), training=False)
     assert cost(plane, "aten._fft_c2c")[0] == 5 * 32 * 5
+
+
+BAGS, LOOKED_UP, ROWS, WIDTH = 4, 12, 1000, 8
+BAG_NOTES = 8 * (LOOKED_UP + 2 * BAGS)
+"""Bytes that a bag of embeddings notes: the bag of each look-up, and the size and maximum of each bag."""
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_bags_of_embeddings_read_their_rows_not_their_table(training: bool) -> None:
+    tokens = torch.zeros(BAGS, LOOKED_UP // BAGS, dtype=torch.long)
+    graph = capture(nn.EmbeddingBag(ROWS, WIDTH), tokens, training=training)
+    kind = next(kind for kind in graph.op_types if kind.startswith("aten._embedding_bag"))
+    read = 4 * LOOKED_UP * WIDTH + 8 * LOOKED_UP + 8 * BAGS  # rows, their indices, where bags begin
+    assert cost(graph, kind) == (LOOKED_UP * WIDTH, read + 4 * BAGS * WIDTH + BAG_NOTES)
+    if training:
+        flops, moved = cost(graph, "aten._embedding_bag_backward")
+        assert flops == LOOKED_UP * WIDTH
+        noted = 8 * LOOKED_UP + 8 * BAGS + BAG_NOTES  # what the forward pass read and noted
+        assert moved == 4 * BAGS * WIDTH + noted + 4 * ROWS * WIDTH
+
+
+def test_a_sparse_gradient_of_bags_moves_rows_alone() -> None:
+    tokens = torch.zeros(BAGS, LOOKED_UP // BAGS, dtype=torch.long)
+    graph = capture(nn.EmbeddingBag(ROWS, WIDTH, sparse=True), tokens)
+    flops, moved = cost(graph, "aten._embedding_bag_backward")
+    noted = 8 * LOOKED_UP + 8 * BAGS + BAG_NOTES
+    assert flops == LOOKED_UP * WIDTH
+    assert moved == 4 * BAGS * WIDTH + noted + (4 * WIDTH + 8) * LOOKED_UP
+
+
+def test_4096_look_ups_in_ten_million_rows_move_a_megabyte() -> None:
+    with torch.device("meta"):
+        table, tokens = nn.EmbeddingBag(10_000_000, 64), torch.zeros(4096, 1, dtype=torch.long)
+    _, moved = cost(capture(table, tokens, training=False), "aten._embedding_bag_forward_only")
+    assert 1e6 < moved < 2.5e6  # of a table of 2.56e9
+
+
+FUSED = {
+    "flash_attention": lambda *qkv: aten._scaled_dot_product_flash_attention(*qkv)[0],
+    "efficient_attention": lambda *qkv: aten._scaled_dot_product_efficient_attention(*qkv, None, True)[0],
+    "cudnn_attention": lambda *qkv: aten._scaled_dot_product_cudnn_attention(*qkv, None, True)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_attention_moves_its_inputs_and_outputs_and_no_scores(name: str) -> None:
+    heads, queries, keys, width = 6, 64, 96, 16
+    shapes = [(2, 3, length, width) for length in (queries, keys, keys)]
+    graph = capture(Once(FUSED[name], *shapes), ())
+    ends, sums = 4 * heads * width * (2 * queries + 2 * keys), 4 * heads * queries
+    flops, moved = cost(graph, f"aten._scaled_dot_product_{name}")
+    product = 2 * heads * queries * keys * width
+    assert flops == 2 * product
+    assert moved == pytest.approx(ends + sums, abs=64)  # and the state of the random numbers
+    flops, moved = cost(graph, f"aten._scaled_dot_product_{name}_backward")
+    assert flops == 5 * product
+    gradients = 4 * heads * width * (2 * queries + 2 * keys)
+    assert moved == pytest.approx(ends + sums + gradients, abs=64)
+
+
+def test_attention_of_separate_ops_moves_its_scores() -> None:
+    shapes = [(2, 3, 64, 16)] * 3
+    graph = capture(Once(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), *shapes), ())
+    scores = 4 * 6 * 64 * 64
+    assert cost(graph, "aten._safe_softmax")[1] == 2 * scores
+    assert cost(graph, "aten.bmm")[1] == 2 * 4 * 6 * 64 * 16 + scores

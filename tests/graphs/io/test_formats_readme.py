@@ -13,8 +13,9 @@ import envs.cluster.files as cluster_files
 import envs.placement.files as placement_files
 from envs.cluster.cluster import SCHEDULES, SHARING, TRANSFER_PER
 from envs.simulator.simulate import simulate
-from graphs import op_graph, op_records
+from graphs import limits, op_graph, op_records
 from graphs.io import graph_files
+from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "graphs" / "io" / "README.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ KEYS = {
     "Op": (op_records.OP_REQUIRED, op_records.OP_OPTIONAL),
     "Tensor": (graph_files.TENSOR_REQUIRED, graph_files.TENSOR_OPTIONAL),
     "Cluster": (cluster_files.REQUIRED, cluster_files.OPTIONAL),
-    "Device": (cluster_files.DEVICE_KEYS, NONE),
+    "Device": (cluster_files.DEVICE_KEYS, cluster_files.DEVICE_OPTIONAL),
     "Links": (cluster_files.LINK_REQUIRED, cluster_files.LINK_OPTIONAL),
     "Placement": (placement_files.KEYS, NONE),
 }
@@ -111,9 +112,19 @@ def test_choices_are_all_named() -> None:
     rows = {heading: table(text) for heading, text in sections().items()}
     for choices, row in (
         (op_graph.PHASES, rows["Op"]["phase"]),
+        (op_graph.DTYPES, rows["Op"]["dtype"]),
         (op_graph.SOURCE_TYPES, rows["Op"]["type"]),
         (SCHEDULES, rows["Cluster"]["schedule"]),
         (SHARING, rows["Links"]["sharing"]),
         (TRANSFER_PER, rows["Links"]["transfer_per"]),
     ):
         assert all(f"`{choice}`" in row[3] for choice in choices)
+
+
+def test_bounds_are_those_of_the_code() -> None:
+    bounds = next(text for text in PAGE.split("\n\n") if text.startswith("| what | bounds |"))
+    stated = {float(number) for number in re.findall(r"\d+e-?\d+", bounds)}
+    kept = {limits.MAX_FLOPS, limits.MAX_BYTES, limits.MAX_SECONDS, limits.MIN_SECONDS}
+    assert stated == kept | {limits.MIN_PER_S, limits.MAX_PER_S, limits.MAX_EXTENT}
+    assert MAX_DECOMPRESSED_BYTES == 2**30
+    assert "at\nmost 1 GiB" in PAGE

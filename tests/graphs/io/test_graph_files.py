@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
+import time
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs.coarsening.coarsen import coarsen
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
-from graphs.io.json_files import FileFormatError, read_json, write_bytes_atomic, write_json_atomic
+from graphs.io.json_files import (
+    CHUNK_BYTES,
+    FileFormatError,
+    parse_json,
+    read_json,
+    read_json_lines,
+    write_bytes_atomic,
+    write_json_atomic,
+)
+from graphs.limits import MAX_BYTES, MAX_FLOPS
 from graphs.op_graph import GraphError, build_graph
 from tests.json_values import JSON_VALUES
 
@@ -22,7 +37,8 @@ def record(**changes: Any) -> dict[str, Any]:
     """A small conforming graph, with some top-level keys changed."""
     ops = [
         {"name": "w", "type": "parameter", "resident_bytes": 64, "colocate": 0},
-        {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 0.5, "colocate": 0},
+        {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 0.5, "colocate": 0}
+        | {"dtype": "tf32", "gemm": [1, 32, 4, 4]},
         {"name": "mm_grad", "phase": "backward", "seconds": {"k80": 1e-4}},
     ]
     tensors = [
@@ -57,6 +73,16 @@ def test_every_field_arrives() -> None:
     np.testing.assert_array_equal(graph.tensor_bytes, [16, 4096])
     assert [graph.consumers.row(tensor).tolist() for tensor in range(2)] == [[1, 2], [2]]
     np.testing.assert_array_equal(graph.seconds["k80"], [np.nan, np.nan, 1e-4])
+    assert graph.dtypes == ("", "tf32", "")
+    np.testing.assert_array_equal(graph.gemm, [[0, 0, 0, 0], [1, 32, 4, 4], [0, 0, 0, 0]])
+
+
+def test_a_graph_that_says_nothing_of_its_arithmetic_is_written_as_before() -> None:
+    value = graph_to_json(build_graph("g", "", [{"name": "a"}], []))
+    assert value["ops"] == [
+        {"name": "a", "type": "", "module": "", "phase": "forward", "flops": 0}
+        | {"bytes_moved": 0, "resident_bytes": 0, "colocate": None}
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl", ".jsonl.gz"])
@@ -133,6 +159,10 @@ BAD_RECORDS = {
     "flops is a string": (with_op(flops="1"), "op 1: flops: is a string"),
     "flops is huge": (with_op(flops=10**400), "op 1: flops: is too large"),
     "flops is infinite": (with_op(flops=float("inf")), "flops"),
+    "flops beyond physics": (with_op(flops=1e308), "flops of the whole step is 1e\\+308, at op 1 \\('b'\\)"),
+    "seconds of a century": (with_op(seconds={"k80": 4e9}), "seconds of 'k80' of the whole step is 4e\\+09"),
+    "bytes beyond physics": (with_tensor(bytes=1e22), "bytes of the whole step is 1e\\+22, at tensor 0"),
+    "flops with an exponent": (with_op(flops=float("1e999")), "op 1: flops: is too large"),
     "flops is negative": (with_op(flops=-1), "op 1 \\('b'\\) has flops -1.0; use a finite number >= 0"),
     "colocate is a float": (with_op(colocate=1.0), "op 1: colocate: is 1.0; expected an integer"),
     "colocate is negative": (with_op(colocate=-1), "op 1: colocate is -1; expected an id >= 0 or null"),
@@ -140,6 +170,15 @@ BAD_RECORDS = {
     "seconds is a number": (with_op(seconds=1), "op 1: seconds: is a number; expected an object"),
     "seconds of a kind": (with_op(seconds={"k80": None}), "op 1: seconds on k80: is null; expected a number"),
     "seconds is negative": (with_op(seconds={"k80": -1}), "has seconds of 'k80' -1.0"),
+    "unknown dtype": (with_op(dtype="fp31"), "op 1 \\('b'\\) has dtype 'fp31'; use one of fp64, fp32, tf32"),
+    "dtype is null": (with_op(dtype=None), "op 1: dtype: is null; expected a string"),
+    "gemm is a number": (with_op(gemm=1), "op 1: gemm: is a number; expected an array"),
+    "gemm of three": (with_op(gemm=[1, 2, 3]), "op 1: gemm: has 3 numbers; expected \\[batch, m, n, k\\]"),
+    "gemm of a float": (with_op(gemm=[1, 2, 3, 4.0]), "op 1: gemm: is 4.0; expected an integer"),
+    "gemm with a zero": (with_op(gemm=[1, 2, 0, 4]), "op 1 \\('b'\\) has gemm \\[1, 2, 0, 4\\]; use four"),
+    "gemm is negative": (with_op(gemm=[1, 2, -1, 4]), "use four extents from 1 to 1e\\+15"),
+    "gemm too long": (with_op(gemm=[1, 2**52, 1, 1]), "use four extents from 1 to 1e\\+15"),
+    "gemm too large": (with_op(gemm=[10**10] * 4), "of at most 1e\\+27 flops"),
     "producer is a float": (with_tensor(producer=0.0), "tensor 0: producer: is 0.0; expected an integer"),
     "producer is a boolean": (with_tensor(producer=False), "tensor 0: producer: is False"),
     "producer is unknown": (with_tensor(producer=7), "tensor 0 is produced by op 7, but ops are 0 to 2"),
@@ -189,6 +228,42 @@ def test_graphs_built_in_python_may_hold_numbers_of_numpy() -> None:
     assert (graph.flops[0], graph.bytes_moved[0], graph.colocate[0]) == (3.0, 0.5, 2)
 
 
+@pytest.mark.parametrize("amount", ["flops", "bytes_moved", "resident_bytes"])
+def test_amounts_that_overflow_together_are_refused(amount: str) -> None:
+    with pytest.raises(GraphError, match=f"{amount} of the whole step is inf, at op 0 .* at most"):
+        build_graph("g", "", [{"name": str(at), amount: 1.5e308} for at in range(2)], [])
+    most = {"flops": MAX_FLOPS}.get(amount, MAX_BYTES)
+    with pytest.raises(GraphError, match=f"a step has at most {re.escape(f'{most:g}')}"):
+        build_graph("g", "", [{"name": str(at), amount: most / 2} for at in range(3)], [])
+    thirds = [{"name": str(at), amount: most / 3} for at in range(3)]
+    assert coarsen(build_graph("g", "", thirds, []), 2).coarse.n_ops == 2
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\ud800", "\u2028"])
+def test_what_cannot_be_printed_cannot_be_constructed(text: str) -> None:
+    graph = graph_from_json(record(), "here")
+    names = ("w", "mm", text)
+    for changes in (
+        {"name": text},
+        {"family": text},
+        {"op_names": names},
+        {"op_types": names},
+        {"modules": names},
+        {"seconds": {text: graph.flops}},
+    ):
+        with pytest.raises(GraphError, match="holds characters that cannot be printed"):
+            replace(graph, **changes)
+
+
+def test_what_has_no_name_cannot_be_constructed() -> None:
+    graph = graph_from_json(record(), "here")
+    for changes in ({"name": ""}, {"op_names": ("w", "mm", "")}, {"seconds": {"": graph.flops}}):
+        with pytest.raises(GraphError, match="has an empty name"):
+            replace(graph, **changes)
+    with pytest.raises(GraphError, match="at most 2"):
+        replace(graph, colocate=np.array([2**60, -1, -1]))
+
+
 GOOD = json.dumps(record()).encode()
 BAD_FILES = {
     "empty": ("g.json", b"", "is empty"),
@@ -199,7 +274,7 @@ BAD_FILES = {
     "Infinity": ("g.json", b'{"flops": -Infinity}', "-Infinity is no JSON number"),
     "duplicate key": ("g.json", b'{"name": 1, "name": 2}', "key 'name' is given twice"),
     "deep": ("g.json", b"[" * 100_000, "is nested too deeply"),
-    "long integer": ("g.json", b"1" * 10_000, "is no strict JSON"),
+    "long integer": ("g.json", b"1" * 10_000, "is no strict JSON: an integer has too many digits"),
     "an array of graphs": ("g.json", b"[" + GOOD + b"]", "is an array; expected an object"),
     "second line": ("g.jsonl", GOOD + b"\n{}\n", "g.jsonl:2: keys 'format', 'name', 'ops', 'tensors' are"),
     "no gzip": ("g.json.gz", GOOD, "is no complete gzip file"),
@@ -219,7 +294,48 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, file: str, data: byte
     assert "\n" not in str(caught.value)
 
 
+def test_what_decompresses_to_too_much_is_refused_at_the_limit(tmp_path: Path) -> None:
+    bomb, most = tmp_path / "g.json.gz", 3 * CHUNK_BYTES
+    bomb.write_bytes(gzip.compress(bytes(300 * CHUNK_BYTES), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match=f"holds more than {most} bytes .*--max-decompressed-bytes"):
+            read_graphs(bomb, limit_bytes=most)
+        assert tracemalloc.get_traced_memory()[1] < 20 * CHUNK_BYTES
+    finally:
+        tracemalloc.stop()
+    for name, read in (("g.json", read_json), ("g.jsonl", lambda *a, **b: list(read_json_lines(*a, **b)))):
+        plain, packed = tmp_path / name, tmp_path / f"{name}.gz"
+        plain.write_bytes(GOOD)
+        packed.write_bytes(gzip.compress(GOOD))
+        assert read(plain, limit_bytes=1)
+        assert read(packed, limit_bytes=len(GOOD)) == read(packed)
+        with pytest.raises(FileFormatError, match="holds more than"):
+            read(packed, limit_bytes=len(GOOD) - 1)
+
+
+def test_gzip_files_may_have_many_parts(tmp_path: Path) -> None:
+    path = tmp_path / "g.json.gz"
+    path.write_bytes(b"".join(gzip.compress(GOOD[at : at + 1]) for at in range(len(GOOD))))
+    assert read_graphs(path)[0].name == "g"
+
+
+def test_repeated_keys_and_consumers_are_found_in_linear_time() -> None:
+    n = 100_000
+    keys = ",".join(f'"{at}": 0' for at in range(n))
+    consumers = [*range(1, n), n - 1]
+    began = time.perf_counter()
+    with pytest.raises(FileFormatError, match=f"key '{n - 1}' is given twice"):
+        parse_json(f'{{{keys}, "{n - 1}": 0}}', "here")
+    with pytest.raises(FileFormatError, match=f"tensor 0: lists consumer {n - 1} twice"):
+        graph_from_json(with_tensor(consumers=consumers), "here")
+    assert time.perf_counter() - began < 10
+
+
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json.gz")
+    with pytest.raises(FileFormatError, match="is no regular file"):
+        read_graphs(tmp_path / "pipe.json.gz")
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(FileFormatError, match="is no regular file"):
         read_graphs(tmp_path / "folder.json")

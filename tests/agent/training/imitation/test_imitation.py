@@ -93,10 +93,10 @@ def test_no_search_begins_when_the_time_is_up(problems: list[Problem]) -> None:
 
 
 def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> None:
-    assert read_searched(tmp_path) is None
+    assert read_searched(tmp_path, problems) is None
     found = search(problems, evaluations=200)
     write_searched(tmp_path, found, 12.5)
-    kept = read_searched(tmp_path)
+    kept = read_searched(tmp_path, problems)
     assert kept is not None
     read, wall_s = kept
     assert wall_s == 12.5
@@ -108,10 +108,36 @@ def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> N
         assert each.regret.dtype == again.regret.dtype
 
 
-def test_a_file_that_holds_no_demonstrations_is_named(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_demonstrations_is_named(problems: list[Problem], tmp_path: Path) -> None:
     (tmp_path / "demonstrations.safetensors").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_searched(tmp_path)
+        read_searched(tmp_path, problems)
+
+
+def test_demonstrations_of_other_problems_are_refused(problems: list[Problem], tmp_path: Path) -> None:
+    write_searched(tmp_path, search(problems, evaluations=200), 12.5)
+    for others in (problems[:1], problems[::-1]):
+        with pytest.raises(CheckpointError, match="of other problems than this run's"):
+            read_searched(tmp_path, others)
+
+
+@pytest.mark.parametrize(("weight", "found"), [(float("nan"), "the loss is nan"), (1e18, "is inf|is nan")])
+def test_no_step_is_made_by_numbers_that_are_not_finite(
+    problems: list[Problem], weight: float, found: str
+) -> None:
+    policy = Policy(PlacementNetwork(current_shape("none", 4, 1)))
+    policy.set_problems(problems)
+    with torch.no_grad():
+        next(policy.network.critic.parameters()).fill_(weight)
+        if weight != weight:
+            next(policy.network.actor.parameters()).fill_(weight)
+    before = [weights.clone() for weights in policy.parameters()]
+    trajectories = replay_demonstrations(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
+    learner = ImitationLearner(trajectories, (0,))
+    with pytest.raises(FloatingPointError, match=found):
+        learner.epoch(0, policy, torch.optim.Adam(policy.parameters()), max_grad_norm=0.5)
+    for weights, same in zip(policy.parameters(), before, strict=True):
+        torch.testing.assert_close(weights.detach(), same, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_trajectory_holds_the_episode(problems: list[Problem]) -> None:

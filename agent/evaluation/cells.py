@@ -1,0 +1,55 @@
+"""What the reports of an evaluation share: lines by case, and numbers as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from agent.evaluation.summary import Line
+
+Case = tuple[str, str, bool]
+
+
+def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
+    """Lines by family, cluster and whether seen: the shortest step first, those never feasible last."""
+
+    def case(line: Line) -> Case:
+        return line.family, line.cluster, line.seen
+
+    def rank(line: Line) -> tuple[bool, float]:
+        return line.ratio_to_single is None, line.ratio_to_single or 0.0
+
+    for key, part in groupby(sorted(lines, key=case), key=case):
+        yield key, sorted(part, key=rank)
+
+
+def title(case: Case) -> str:
+    """Heading of the table of a case."""
+    family, cluster, seen = case
+    return f"{family or 'no family'} on {cluster}" + (" (seen by the policy in training)" if seen else "")
+
+
+def figures(line: Line) -> tuple[str, ...]:
+    """Formats step time, the ratio to single and its spread, those to best and bound, and what it cost."""
+    return (
+        milliseconds(line.step_time_s),
+        number(line.ratio_to_single),
+        number(line.seed_spread),
+        number(line.ratio_to_best),
+        number(line.ratio_to_bound),
+        f"{line.feasible_share:.0%}",
+        f"{line.evaluations:,.0f}",
+        f"{line.wall_s:.2g}",
+    )
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds with four digits or more, or a dash."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1.0 else f"{seconds * 1e3:.4g}"

@@ -1,0 +1,81 @@
+"""Makes the trials of an evaluation: in this process, or in several that may die or hang."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from multiprocessing.connection import wait
+
+from agent.evaluation.failures import Failure
+from agent.evaluation.spec import EvaluationSpec, Task
+from agent.evaluation.worker import Outcome, Worker
+from agent.evaluation.worker_process import Death, WorkerProcess
+
+ATTEMPTS = 2
+"""How often a trial is tried whose process dies or hangs."""
+LONGEST_WAIT_S = 3600.0
+"""Longest wait at once: the system does not take any number."""
+TrialProcess = WorkerProcess[Task, Outcome]
+
+
+def run_trials(
+    spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
+) -> Generator[tuple[Task, Outcome], None, None]:
+    """Makes trials, in any order; an exception in one of them makes it a `Failure`.
+
+    A trial whose process died or hung is tried once more in another process. Each process has one trial at a
+    time, so that it is known which one to blame.
+
+    Args:
+        jobs: number of processes. One job runs in this process, if it has no timeout.
+        timeout_s: seconds after which the process of a trial is killed; None = never.
+
+    Yields:
+        Each task, and what came of it. Close the generator to end the processes.
+    """
+    if jobs > 1 or timeout_s is not None:
+        yield from _run_in_processes(spec, tasks, jobs, timeout_s)
+    else:
+        worker = Worker(spec)
+        for task in tasks:
+            yield task, worker.attempt(task)
+
+
+def _run_in_processes(
+    spec: EvaluationSpec, tasks: Sequence[Task], jobs: int, timeout_s: float | None
+) -> Generator[tuple[Task, Outcome], None, None]:
+    waiting = deque((task, 1) for task in tasks)
+    processes = [TrialProcess(Worker(spec).attempt, timeout_s) for _ in range(min(jobs, len(tasks)))]
+    busy: dict[TrialProcess, tuple[Task, int]] = {}
+    outcomes: list[tuple[Task, Outcome]] = []
+    try:
+        while waiting or busy or outcomes:
+            for process in processes:
+                if process not in busy and waiting:
+                    busy[process] = waiting.popleft()
+                    process.give(busy[process][0])
+            # All processes have work before the results of the last trials are written.
+            yield from outcomes
+            outcomes = []
+            for process, answer in _answers(busy):
+                task, attempt = busy.pop(process)
+                if not isinstance(answer, Death):
+                    outcomes.append((task, answer))
+                elif attempt < ATTEMPTS:
+                    waiting.append((task, attempt + 1))
+                else:
+                    outcomes.append((task, Failure(spec.key(task), attempt, answer.reason)))
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _answers(busy: Mapping[TrialProcess, object]) -> list[tuple[TrialProcess, Outcome | Death]]:
+    """Waits until one of the processes says something or takes too long; that may be no answer yet."""
+    if not busy:
+        return []
+    patience_s = min(process.deadline_s for process in busy) - time.monotonic()
+    wait([process.connection for process in busy], min(max(patience_s, 0.0), LONGEST_WAIT_S))
+    answers = ((process, process.answer()) for process in busy)
+    return [(process, answer) for process, answer in answers if answer is not None]

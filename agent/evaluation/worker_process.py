@@ -1,0 +1,155 @@
+"""A process that handles one request at a time, and may die or hang: whoever waits for it is told.
+
+This module loads nothing else of ours, so that a process looks after its parent as soon as it is there.
+
+`ProcessPoolExecutor` would not do: it waits for ever for the rest of an answer when a process dies while it
+sends one. Here each process has a pipe of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from threading import Thread, current_thread, main_thread
+from typing import Generic, TypeVar
+
+GRACE_S = 5.0
+"""Seconds that a process has to end after it closed its pipe."""
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why a process ended, or was ended, before it had an answer."""
+
+    reason: str
+
+
+class WorkerProcess(Generic[Request, Answer]):
+    """Handles one request at a time in a process, which is started when it is needed, also after a death.
+
+    The process ends with this one, whatever ends that, and leaves Ctrl-C to it.
+
+    Args:
+        handler: makes the answer to a request, never None; it is sent to the process.
+        timeout_s: seconds after which a request has taken too long; None = never.
+
+    Attributes:
+        connection: becomes readable when there may be an answer.
+        deadline_s: time on the monotonic clock when the present request has taken too long. The start of the
+            process does not count.
+    """
+
+    def __init__(self, handler: Callable[[Request], Answer], timeout_s: float | None) -> None:
+        self._handler = handler
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._process: BaseProcess | None = None
+        self._unsent: list[object] = []
+
+    def give(self, request: Request) -> None:
+        """Hands over a request; the one before has been answered."""
+        if self._process is None:
+            self._start()
+            self._unsent = [self._handler, request]
+        else:
+            self._unsent = [request]
+            self._send()
+
+    def answer(self) -> Answer | Death | None:
+        """Returns the answer, or None where there is none so far."""
+        try:
+            if self.connection.poll():
+                answer: Answer | None = self.connection.recv()
+                if answer is None:
+                    self._send()
+                return answer
+        except (EOFError, OSError):
+            return Death(self._reason())
+        if time.monotonic() < self.deadline_s:
+            return None
+        self.kill()
+        return Death(f"no result in {self._timeout_s:g} s")
+
+    def kill(self) -> None:
+        """Ends the process at once, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self.connection.close()
+            self._process = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.deadline_s = math.inf
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        with theirs, _interrupts_put_off():
+            process.start()
+            self._process = process
+
+    def _send(self) -> None:
+        """Sends what the process waits for; if that has died, `answer` finds out."""
+        with suppress(OSError):
+            self.connection.send(self._unsent.pop(0))
+        if not self._unsent:
+            self.deadline_s = time.monotonic() + self._timeout_s
+
+    def _reason(self) -> str:
+        """Waits for the end of the process, which closed its pipe, and describes it."""
+        assert self._process is not None
+        self._process.join(GRACE_S)
+        code = self._process.exitcode
+        self.kill()
+        if code is None:
+            return "worker closed its pipe"
+        if code >= 0:
+            return f"worker died (exit code {code})"
+        with suppress(ValueError):
+            return f"worker killed by {signal.Signals(-code).name}"
+        return f"worker killed by signal {-code}"
+
+
+@contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Lets a process be started completely, and ignore SIGINT from its first moment to its last."""
+    resource_tracker.ensure_running()  # starting it unblocks SIGINT
+    came: list[int] = []
+    with ExitStack() as restored:
+        if current_thread() is main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(number, lambda number, _: came.append(number))
+                restored.callback(signal.signal, number, before)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
+        restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+        yield
+    for interrupt in came:
+        signal.raise_signal(interrupt)
+
+
+def _serve(connection: Connection) -> None:
+    """Asks with a None for the handler, and for the first request; each answer asks for the next."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError):  # the parent has ended
+        connection.send(None)
+        handler = connection.recv()
+        connection.send(None)
+        while True:
+            connection.send(handler(connection.recv()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,132 @@
+"""How far simulated times are from times that were measured on real GPUs.
+
+`python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
+and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
+`--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
+`--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.command_line import OneLineParser
+from agent.evaluation.policies import make_placer, open_policy
+from agent.evaluation.results import write_csv
+from agent.experiments import fidelity_classes, fidelity_ops, fidelity_placements, fidelity_steps
+from agent.experiments.fidelity_models import GraphCache
+from agent.experiments.launcher import exit_code, markdown_table
+from agent.placers.base import Budget
+from envs.cluster.kinds import device_of_name
+from envs.cluster.presets import get_cluster
+from graphs.dataset import load_graphs
+from graphs.families import FAMILIES
+
+STEPS = Path(__file__).parent / "measured" / "steps"
+"""The measured steps that come with the project."""
+PLACED_BY = ("heft", "annealing", "policy", "policy-refine")
+"""Placers of `--placements`; those that learned take the shipped policy."""
+
+
+def compare_steps(folder: Path, out: Path) -> None:
+    """Writes `steps.csv`, and `classes.csv` if there are traces; prints their tables."""
+    steps, left_out = fidelity_steps.read_steps(folder)
+    graphs = GraphCache(out)
+    rows = fidelity_steps.compare_steps(steps, graphs.graph, device_of_name)
+    write_csv(out / "steps.csv", fidelity_steps.COLUMNS, fidelity_steps.csv_rows(rows))
+    print("Whole steps: simulated over measured, less 1\n")
+    print(markdown_table(fidelity_steps.steps_table(rows)), "\n")
+    for reason, count in left_out.items():
+        print(f"{count} left out: {reason}")
+    classes = fidelity_classes.compare_classes(steps, graphs.graph, device_of_name)
+    if classes:
+        write_csv(out / "classes.csv", fidelity_classes.COLUMNS, fidelity_classes.csv_rows(classes))
+        print("\nOps of these steps by class: sums of simulated and of measured seconds\n")
+        print(markdown_table(fidelity_classes.classes_table(classes)), "\n")
+
+
+def compare_ops(files: Sequence[Path], out: Path) -> None:
+    """Writes `ops.csv`; prints the errors by device and class, and how often devices are ranked right."""
+    rows = fidelity_ops.compare_ops(files, out)
+    print("\nOps: |simulated / measured - 1| on shapes that nothing was fitted to\n")
+    print(fidelity_ops.errors_table(fidelity_ops.op_errors(rows)))
+    print("\nPairs of devices that are ranked as measured\n")
+    print(fidelity_ops.orders_table(fidelity_ops.device_orders(rows)), "\n")
+
+
+def compare_placements(pairs: Sequence[tuple[str, str]], budget: Budget, out: Path) -> None:
+    """Writes `placements.csv` of the graphs that the shipped policy was not trained on, and prints its table.
+
+    Args:
+        pairs: presets or files of clusters, with the old and with the new costs.
+    """
+    clusters = [(get_cluster(old), get_cluster(new)) for old, new in pairs]
+    graphs = load_graphs(FAMILIES)
+    policy = open_policy("pretrained", graphs)
+    seen = policy.seen(graphs)
+    held_out = [graph for graph in graphs if graph.name not in seen]
+    placers = [make_placer(name, policy, "topo") for name in PLACED_BY]
+    rows = [
+        row
+        for old, new in clusters
+        for row in fidelity_placements.compare_placements(old, new, held_out, placers, budget)
+    ]
+    write_csv(out / "placements.csv", fidelity_placements.COLUMNS, fidelity_placements.csv_rows(rows))
+    print("\nPlacements found under old costs, timed under new ones: geometric means\n")
+    print(markdown_table(fidelity_placements.placements_table(rows)), "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
+    parser = OneLineParser(prog="agent.experiments.fidelity", description=__doc__)
+    parser.add_argument(
+        "--steps",
+        type=Path,
+        default=STEPS,
+        metavar="DIR",
+        help="measured steps, a folder a device (default: those that come with the project)",
+    )
+    parser.add_argument(
+        "--ops",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured ops, CSV files as `python -m envs.calibration fit` takes them",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/fidelity"),
+        metavar="DIR",
+        help="takes the tables as CSV, and the captured graphs for the next time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--placements",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("OLD", "NEW"),
+        help="clusters with old and new costs, presets or files; may be given again",
+    )
+    parser.add_argument(
+        "--evaluations", type=int, default=10_000, metavar="N", help="of a placer (default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+
+    def work() -> None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        budget = Budget(options.evaluations)
+        compare_steps(options.steps, options.out)
+        if options.ops:
+            compare_ops(options.ops, options.out)
+        if options.placements:
+            compare_placements(options.placements, budget, options.out)
+
+    return exit_code("agent.experiments.fidelity", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

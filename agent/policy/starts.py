@@ -1,0 +1,45 @@
+"""The placements that `improve` starts from: a placer's, or the best of several placers'."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from agent.placers.base import PLACERS, Budget, SearchState
+from agent.policy.mdp_config import BEST, SINGLE
+from envs.mdp.episodes import Start, on_fastest_device
+from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+
+def start_names() -> list[str]:
+    """Names of all starts: `best`, and the placers without randomness."""
+    return [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
+
+
+@cache
+def start_of(placer: str) -> Start:
+    """Makes a start from a placer without randomness, or from the best of them; a problem's is found once.
+
+    Args:
+        placer: one of `start_names`.
+
+    Raises:
+        PlacerError: an unknown name.
+    """
+    if placer == SINGLE:
+        return on_fastest_device
+    names = start_names()[1:] if placer == BEST else [placer]
+    found: dict[int, tuple[Problem, IntArray]] = {}
+
+    def place(problem: Problem) -> IntArray:
+        if id(problem) not in found:
+            search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
+            for name in names:
+                PLACERS[name].strategy(search, rng)
+            assert search.best is not None
+            found[id(problem)] = (problem, search.best)
+        return found[id(problem)][1]
+
+    return place

@@ -1,0 +1,66 @@
+"""`python -m envs.calibration`: fits efficiency models to measured ops, or to this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from graphs.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code, 2 where the input is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m envs.calibration", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
+    fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
+    fit.add_argument("--out", required=True, metavar="DIR", help="folder for one file a device kind")
+    measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
+    measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
+    measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "fit":
+            fit_files(options.ops, Path(options.out))
+        else:
+            from envs.calibration.measure import measure_cpu
+
+            (device,) = measure_cpu(options.repeats, options.threads).devices
+            print(f"{device.kind}: {device.flops_per_s:.3g} flops/s, {device.bytes_per_s:.3g} bytes/s")
+    except (InputError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1024")
+    return int(text)
+
+
+def fit_files(files: Sequence[str], out: Path) -> None:
+    """Fits all device kinds to files of measured ops, writes `<kind>.json` each, prints the held-out errors.
+
+    Raises:
+        MeasurementError: a file cannot be used.
+        FileFormatError: a calibration cannot be written.
+    """
+    from envs.calibration.calibration import write_calibration
+    from envs.calibration.fit import calibrate
+    from envs.calibration.measured_ops import read_ops, tables
+
+    calibrations = calibrate(tables(read_ops(files)))
+    out.mkdir(parents=True, exist_ok=True)
+    for calibration in calibrations:
+        write_calibration(out / f"{calibration.kind}.json", calibration)
+        print(f"{calibration.kind}: {calibration.origin}")
+        for name, fit in calibration.classes.items():
+            if fit.held_out_rows:
+                print(f"  {name:12} {fit.rows:5} rows, held out {fit.median:6.1%} median, {fit.p90:6.1%} p90")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

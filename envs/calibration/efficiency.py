@@ -1,0 +1,182 @@
+"""Efficiency models: the seconds of ops as work over what a device achieves of its peaks.
+
+A matrix product is computed in tiles, which the multiprocessors share in waves. All else is memory traffic.
+Both models are vectorised over ops, and have few parameters, which `envs.calibration.fit` fits.
+
+Source: the tiles and waves follow NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001);
+predicting achieved throughput rather than time is from Lee et al., "NeuSight", ASPLOS 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.op_graph import FloatArray, IntArray
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32))
+"""Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
+CAP_SHARPNESS = 8.0
+LONG_K, LONG_K_STEEPNESS = 8192.0, 4.0
+WINOGRAD_TILE, WINOGRAD_KERNEL = 16, 9
+"""Outputs of a tile of F(4x4, 3x3), and weights of its kernel."""
+WINOGRAD_PRODUCTS = 36
+"""Matrix products into which it turns a convolution."""
+
+
+@dataclass(frozen=True)
+class MatmulModel:
+    """How a device computes matrix products.
+
+    Attributes:
+        launch_s: time of a product of no work, with what the host adds when each op is timed alone.
+        efficiency: share of the peak that a large tile reaches before power limits it.
+        sustained: share of the peak that the power limit allows.
+        traffic: share of the memory bandwidth that is achieved.
+        prologue: extra steps of k that each tile takes to begin and end.
+        tile_cost: size at which a tile reaches half of `efficiency`, in rows * columns / (rows + columns).
+        waves: 1 if the last wave takes as long as a full one, 0 if its share.
+        overlap: how well arithmetic and traffic overlap; their times add in the norm of this order.
+        cache: speed at which tiles reread their operands, as a multiple of the memory bandwidth.
+        deep: further time where k is beyond `LONG_K`, as a share.
+    """
+
+    launch_s: float
+    efficiency: float
+    sustained: float
+    traffic: float
+    prologue: float
+    tile_cost: float
+    waves: float
+    overlap: float
+    cache: float
+    deep: float
+
+    def seconds(self, work: MatmulWork, machine: Machine) -> FloatArray:
+        """Computes the seconds of matrix products without their launch, (n,)."""
+        direct = self._products(work, machine)
+        chosen = np.flatnonzero(work.winograd)
+        if len(chosen):
+            direct[chosen] = np.minimum(direct[chosen], self._winograd(work.select(chosen), machine))
+        return direct
+
+    def _products(self, work: MatmulWork, machine: Machine) -> FloatArray:
+        batch, m, n, k = work.shape.T
+        deep = 1 + self.deep / (1 + (np.maximum(k, 1.0) / LONG_K) ** -LONG_K_STEEPNESS)
+        memory_s = work.bytes_moved / (machine.bytes_per_s * self.traffic)
+        best = np.full(len(m), np.inf)
+        for rows, columns in TILES:
+            blocks = batch * np.ceil(m / rows) * np.ceil(n / columns)
+            full = blocks / machine.multiprocessors
+            waves = self.waves * np.ceil(full) + (1 - self.waves) * np.maximum(full, 1)
+            rate = work.flops_per_s / machine.multiprocessors * self.achieved(rows, columns)
+            compute_s = deep * waves * 2 * rows * columns * (k + self.prologue) / rate
+            reread = blocks * k * (rows + columns) * work.item_bytes
+            traffic_s = memory_s + reread / (machine.bytes_per_s * self.cache)
+            best = np.minimum(best, both(compute_s, traffic_s, self.overlap))
+        return best
+
+    def _winograd(self, work: MatmulWork, machine: Machine) -> FloatArray:
+        """Computes the seconds of 3x3 convolutions as 36 products of transformed tiles, (n,).
+
+        Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, F(4x4, 3x3).
+        """
+        batch, m, n, k = work.shape.T
+        tiles, channels = np.ceil(m / WINOGRAD_TILE), k / WINOGRAD_KERNEL
+        shape = np.stack([batch * WINOGRAD_PRODUCTS, tiles, n, channels], axis=1)
+        transformed = WINOGRAD_PRODUCTS * batch * (tiles * (channels + n) + channels * n)
+        bytes_moved = work.bytes_moved + 2 * transformed * work.item_bytes
+        none = np.zeros(len(m), dtype=bool)
+        return self._products(replace(work, shape=shape, bytes_moved=bytes_moved, winograd=none), machine)
+
+    def seconds_of_flops(self, flops: FloatArray, work: MatmulWork, machine: Machine) -> FloatArray:
+        """Computes the seconds of large products of unknown shape, (n,): as many waves as it takes."""
+        compute_s = flops / (work.flops_per_s * self.achieved(*TILES[0]))
+        return both(compute_s, work.bytes_moved / (machine.bytes_per_s * self.traffic), self.overlap)
+
+    def achieved(self, rows: int, columns: int) -> float:
+        """Returns the share of the peak that tiles of a size reach."""
+        size = rows * columns / (rows + columns)
+        reached = self.efficiency * size / (size + self.tile_cost)
+        return float((reached**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
+
+
+@dataclass(frozen=True)
+class TrafficModel:
+    """How a device streams memory.
+
+    Attributes:
+        launch_s: time of an op of no work, with what the host adds when each op is timed alone.
+        efficiency: share of the memory bandwidth that is achieved where rows are short.
+        reread: further traffic where rows are long, as a share of the traffic of one pass.
+        in_flight: rows that each multiprocessor has under way; where they fill the L2, half of `reread` is
+            paid.
+        steepness: how fast it sets in, as a power of the length.
+    """
+
+    launch_s: float
+    efficiency: float
+    reread: float = 0.0
+    in_flight: float = 20.0
+    steepness: float = 4.0
+
+    def seconds(self, bytes_moved: FloatArray, row_bytes: FloatArray, machine: Machine) -> FloatArray:
+        """Computes the seconds of ops without their launch, (n,).
+
+        Args:
+            bytes_moved: memory traffic in bytes, (n,).
+            row_bytes: bytes of one row, (n,).
+        """
+        room = machine.l2_bytes / (machine.multiprocessors * self.in_flight)
+        passes = 1 + self.reread / (1 + (np.maximum(row_bytes, 1.0) / room) ** -self.steepness)
+        return bytes_moved * passes / (machine.bytes_per_s * self.efficiency)
+
+
+Model = MatmulModel | TrafficModel
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the models need of a device: bytes a second of its memory, multiprocessors, bytes of its L2."""
+
+    bytes_per_s: float
+    multiprocessors: int
+    l2_bytes: float
+
+
+@dataclass(frozen=True)
+class MatmulWork:
+    """Matrix products.
+
+    Attributes:
+        shape: batch, m, n and k, (n, 4).
+        bytes_moved: memory traffic in bytes, (n,).
+        item_bytes: bytes of an element, (n,).
+        flops_per_s: peak of the device for the dtype, (n,).
+        winograd: whether an op may run as a Winograd convolution, bool (n,).
+    """
+
+    shape: FloatArray
+    bytes_moved: FloatArray
+    item_bytes: FloatArray
+    flops_per_s: FloatArray
+    winograd: NDArray[np.bool_]
+
+    def select(self, rows: IntArray) -> MatmulWork:
+        """Returns some of the products, by index."""
+        columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.winograd)
+        return MatmulWork(*(column[rows] for column in columns))  # type: ignore[arg-type]
+
+    def traffic_over(self, repeats: FloatArray) -> MatmulWork:
+        """Returns the products with their traffic divided by the times that each is computed, (n,)."""
+        return replace(self, bytes_moved=self.bytes_moved / repeats)
+
+
+def both(first: FloatArray, second: FloatArray, order: float) -> FloatArray:
+    """Adds two times that overlap in part, elementwise: a norm of order 1 (their sum) or more."""
+    longer, shorter = np.maximum(first, second), np.minimum(first, second)
+    share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+    total: FloatArray = longer * (1 + share**order) ** (1 / order)
+    return total

@@ -1,0 +1,91 @@
+"""Classes of ops that use a device alike; an op's class follows from its type."""
+
+from __future__ import annotations
+
+from functools import cache
+
+CLASSES = (
+    "gemm",
+    "bmm",
+    "conv",
+    "attention",
+    "softmax",
+    "norm",
+    "elementwise",
+    "reduction",
+    "gather",
+    "optimizer",
+    "move",
+    "other",
+)
+MATMULS = ("gemm", "bmm", "conv", "attention")
+"""Classes whose time is arithmetic in tiles; that of the others is memory traffic."""
+TENSOR = "gemm-tensor"
+"""What calibrations call matrix products on tensor cores (tf32, fp16, bf16), of all classes in `MATMULS`."""
+
+_PREFIXES = (
+    ("optim.", "optimizer"),
+    ("aten._foreach", "optimizer"),
+    ("aten._fused_adam", "optimizer"),
+    ("aten._fused_sgd", "optimizer"),
+    ("aten._scaled_dot_product", "attention"),
+    ("aten.scaled_dot_product", "attention"),
+    ("aten._flash_attention", "attention"),
+    ("aten._efficient_attention", "attention"),
+    ("aten.convolution", "conv"),
+    ("aten.conv", "conv"),
+    ("aten.cudnn_convolution", "conv"),
+    ("aten.log_softmax", "softmax"),
+    ("aten._log_softmax", "softmax"),
+    ("aten.softmax", "softmax"),
+    ("aten._softmax", "softmax"),
+    ("aten._safe_softmax", "softmax"),
+    ("aten.native_layer_norm", "norm"),
+    ("aten.native_group_norm", "norm"),
+    ("aten._native_batch_norm", "norm"),
+    ("aten.native_batch_norm", "norm"),
+    ("aten.cudnn_batch_norm", "norm"),
+    ("aten._batch_norm", "norm"),
+    ("aten.batch_norm", "norm"),
+    ("aten._fused_rms_norm", "norm"),
+    ("aten.rms_norm", "norm"),
+    ("aten.layer_norm", "norm"),
+    ("aten.embedding", "gather"),
+    ("aten._embedding_bag", "gather"),
+    ("aten.index", "gather"),
+    ("aten._unsafe_index", "gather"),
+    ("aten._index_put", "gather"),
+    ("aten.gather", "gather"),
+    ("aten.scatter", "gather"),
+    ("aten.take", "gather"),
+    ("aten.nll_loss", "gather"),
+    ("aten.grid_sampler", "gather"),
+)
+"""Classes by how a type begins; names of variants (`_backward`, `_forward`, `.default`) follow."""
+
+_NAMES = {
+    "gemm": "mm addmm linear matmul _grouped_mm mv addmv _addmm_activation _scaled_mm linear_backward",
+    "bmm": "bmm baddbmm",
+    "reduction": "sum mean amax amin max min argmax argmin prod var var_mean std norm linalg_vector_norm any "
+    "all logsumexp cumsum avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d topk sort count_nonzero",
+    "move": "clone copy copy_ _to_copy cat stack fill zeros ones full empty zeros_like ones_like full_like "
+    "new_zeros new_ones new_full contiguous constant_pad_nd slice_backward select_backward "
+    "slice_scatter select_scatter repeat roll flip split expand transpose permute view arange",
+    "elementwise": "add sub mul div pow neg abs exp log sqrt rsqrt reciprocal sigmoid sigmoid_backward tanh "
+    "tanh_backward relu threshold_backward gelu gelu_backward silu silu_backward where maximum "
+    "minimum clamp native_dropout native_dropout_backward bernoulli addcmul addcdiv erf sin cos "
+    "hardtanh hardtanh_backward leaky_relu leaky_relu_backward elu elu_backward softplus "
+    "softplus_backward masked_fill lerp rsub square sign eq ne lt le gt ge logical_and logical_or "
+    "logical_not bitwise_and bitwise_or bitwise_not hardswish hardswish_backward hardsigmoid "
+    "hardsigmoid_backward mse_loss mse_loss_backward log1p expm1 floor round rand randn",
+}
+_BY_NAME = {f"aten.{name}": kind for kind, names in _NAMES.items() for name in names.split()}
+
+
+@cache
+def op_class(op_type: str) -> str:
+    """Returns the class of an op, one of `CLASSES`, by its type, e.g. `aten.addmm`; else `other`."""
+    for beginning, kind in _PREFIXES:
+        if op_type.startswith(beginning):
+            return kind
+    return _BY_NAME.get(".".join(op_type.split(".")[:2]), "other")

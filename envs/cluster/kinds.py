@@ -1,0 +1,183 @@
+"""Device kinds: what the datasheets of GPUs say, and the kinds that names of real GPUs stand for.
+
+Peaks are dense (no sparsity). `fp16` is with fp32 accumulation, as PyTorch multiplies; GeForce boards have
+half of the tensor rate there. Capacities are decimal, which leaves room for the CUDA context.
+
+Sources:
+    P4, P100: NVIDIA Tesla P4 and P100 PCIe datasheets (2016); Pascal architecture whitepaper.
+    V100: NVIDIA Tesla V100 datasheet and architecture whitepaper WP-08608-001 (2017).
+    T4, RTX 2080, Titan RTX: NVIDIA T4 datasheet; Turing architecture whitepaper WP-09183-001 (2018).
+    A100: NVIDIA A100 datasheet (2020, 80 GB: 2021) and Ampere architecture whitepaper.
+    RTX 3090: NVIDIA Ampere GA102 architecture whitepaper (2020).
+    L4: NVIDIA L4 datasheet (2023), halved where it counts sparsity; Ada architecture whitepaper.
+    H100, GH200: NVIDIA H100 and Grace Hopper (96 GB HBM3) datasheets (2023), Hopper architecture whitepaper.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from envs.cluster.cluster import ClusterError, Device
+
+LAUNCH_S = 3e-6
+"""Seconds between kernels of one stream that depend on each other; what the host needs is another matter."""
+GIGA, TERA, MIB = 1e9, 1e12, 2.0**20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a datasheet says of a GPU.
+
+    Attributes:
+        name: e.g. `a100-pcie-40gb`.
+        generation: architecture, e.g. `ampere`.
+        bus: how it reaches the others, `pcie`, `sxm` or `nvlink-c2c`.
+        memory_bytes, bytes_per_s: capacity and bandwidth of its memory.
+        peaks: floating-point operations a second by dtype.
+        multiprocessors: number of streaming multiprocessors.
+        l2_bytes: size of the L2 cache.
+        power_w: power limit of the board in watts.
+        process_nm: feature size of the chip's process; 16 nm and 12 nm are one process, here 12.
+    """
+
+    name: str
+    generation: str
+    bus: str
+    memory_bytes: float
+    bytes_per_s: float
+    peaks: dict[str, float]
+    multiprocessors: int
+    l2_bytes: float
+    power_w: float
+    process_nm: float
+
+    def device(self, name: str = "gpu") -> Device:
+        """Returns a device of this kind; its `flops_per_s` is the peak in fp32."""
+        return Device(
+            name,
+            self.name,
+            self.memory_bytes,
+            self.peaks["fp32"],
+            self.bytes_per_s,
+            LAUNCH_S,
+            peaks=dict(self.peaks),
+        )
+
+
+def _kind(
+    name: str,
+    generation: str,
+    bus: str,
+    memory_gb: float,
+    gb_per_s: float,
+    tflops: dict[str, float],
+    chip: tuple[int, float, float, float],
+) -> Kind:
+    """Builds a kind from a datasheet's units; `chip` is (multiprocessors, L2 in MiB, watts, nanometres)."""
+    peaks = {dtype: rate * TERA for dtype, rate in tflops.items()}
+    return Kind(
+        name,
+        generation,
+        bus,
+        memory_gb * GIGA,
+        gb_per_s * GIGA,
+        peaks,
+        chip[0],
+        chip[1] * MIB,
+        chip[2],
+        chip[3],
+    )
+
+
+P100 = {"fp64": 4.7, "fp32": 9.3, "fp16": 18.7}
+V100_SXM = {"fp64": 7.8, "fp32": 15.7, "fp16": 125.0}
+V100_PCIE = {"fp64": 7.0, "fp32": 14.0, "fp16": 112.0}
+A100 = {"fp64": 9.7, "fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}
+H100_SXM = {"fp64": 33.5, "fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4}
+H100_PCIE = {"fp64": 25.6, "fp32": 51.2, "tf32": 378.0, "fp16": 756.0, "bf16": 756.0}
+L4 = {"fp64": 0.47, "fp32": 30.3, "tf32": 60.0, "fp16": 121.0, "bf16": 121.0}
+RTX3090 = {"fp64": 0.56, "fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        _kind("p4", "pascal", "pcie", 8, 192, {"fp64": 0.17, "fp32": 5.5, "fp16": 5.5}, (20, 2, 75, 12)),
+        _kind("p100-pcie-16gb", "pascal", "pcie", 16, 732, P100, (56, 4, 250, 12)),
+        _kind("v100-pcie-16gb", "volta", "pcie", 16, 900, V100_PCIE, (80, 6, 250, 12)),
+        _kind("v100-pcie-32gb", "volta", "pcie", 32, 900, V100_PCIE, (80, 6, 250, 12)),
+        _kind("v100-sxm2-16gb", "volta", "sxm", 16, 900, V100_SXM, (80, 6, 300, 12)),
+        _kind("v100-sxm2-32gb", "volta", "sxm", 32, 900, V100_SXM, (80, 6, 300, 12)),
+        _kind("t4", "turing", "pcie", 16, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0}, (40, 4, 70, 12)),
+        _kind(
+            "rtx2080", "turing", "pcie", 8, 448, {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3}, (46, 4, 215, 12)
+        ),
+        _kind(
+            "titan-rtx",
+            "turing",
+            "pcie",
+            24,
+            672,
+            {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5},
+            (72, 6, 280, 12),
+        ),
+        _kind("a100-pcie-40gb", "ampere", "pcie", 40, 1555, A100, (108, 40, 250, 7)),
+        _kind("a100-pcie-80gb", "ampere", "pcie", 80, 1935, A100, (108, 40, 300, 7)),
+        _kind("a100-sxm4-40gb", "ampere", "sxm", 40, 1555, A100, (108, 40, 400, 7)),
+        _kind("a100-sxm4-80gb", "ampere", "sxm", 80, 2039, A100, (108, 40, 400, 7)),
+        _kind("rtx3090", "ampere", "pcie", 24, 936, RTX3090, (82, 6, 350, 8)),
+        _kind("l4", "ada", "pcie", 24, 300, L4, (58, 48, 72, 5)),
+        _kind("h100-pcie-80gb", "hopper", "pcie", 80, 2000, H100_PCIE, (114, 50, 350, 5)),
+        _kind("h100-sxm5-80gb", "hopper", "sxm", 80, 3350, H100_SXM, (132, 50, 700, 5)),
+        _kind("gh200", "hopper", "nvlink-c2c", 96, 4000, H100_SXM, (132, 50, 700, 5)),
+    )
+}
+"""Kinds by name."""
+
+NAMES = {
+    "p100 pcie 16gb": "p100-pcie-16gb",
+    "v100 pcie 16gb": "v100-pcie-16gb",
+    "v100 pcie 32gb": "v100-pcie-32gb",
+    "v100 sxm2 16gb": "v100-sxm2-16gb",
+    "v100 sxm2 32gb": "v100-sxm2-32gb",
+    "v100 16": "v100-sxm2-16gb",
+    "a100 40": "a100-sxm4-40gb",
+    "a100 80gb pcie": "a100-pcie-80gb",
+    "h100 80gb hbm3": "h100-sxm5-80gb",
+    "h100 pcie": "h100-pcie-80gb",
+    "gh 96": "gh200",
+    "gh200 480gb": "gh200",
+    "rtx 2080": "rtx2080",
+    "rtx 3090": "rtx3090",
+}
+"""Kinds by the names of CUDA and of published measurements, in the form of `_plain`."""
+
+
+def kind_of(name: str) -> str:
+    """Finds the kind of a GPU by the name that CUDA or a published measurement gives it.
+
+    Args:
+        name: e.g. `Tesla V100-PCIE-32GB`, `NVIDIA_H100_80GB_HBM3` or the name of a kind.
+
+    Raises:
+        ClusterError: no kind has this name.
+    """
+    plain = _plain(name)
+    kind = NAMES.get(plain, plain.replace(" ", "-"))
+    if kind not in KINDS:
+        raise ClusterError(f"no device kind is known for {name!r}; known kinds are {', '.join(KINDS)}")
+    return kind
+
+
+def device_of_name(name: str) -> Device:
+    """Builds a device of the kind that `kind_of` finds for a name.
+
+    Raises:
+        ClusterError: no kind has this name.
+    """
+    return KINDS[kind_of(name)].device()
+
+
+def _plain(name: str) -> str:
+    words = re.split(r"[\s_-]+", name.strip().lower())
+    return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))

@@ -1,0 +1,254 @@
+"""Costs of a step in another precision, from a graph of the step in 32-bit floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.errors import InputError
+from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.step_settings import PRECISIONS
+
+BoolArray = NDArray[np.bool_]
+
+
+class PrecisionError(InputError):
+    """A precision that does not exist, or a graph that is in another one already."""
+
+
+def _types(*names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names)
+
+
+_ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn"))
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_CONVOLUTIONS = _types("convolution", "convolution_backward")
+_PRODUCTS = _CONVOLUTIONS | _types(
+    *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "linear", "prelu"),
+    *(f"{name}{suffix}" for name in (*_ATTENTION, _CPU_ATTENTION) for suffix in ("", "_backward")),
+)
+"""Ops that autocast computes in the low precision."""
+_IN_FP32 = _types(
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal"),
+    *("rsqrt", "sinh", "tan", "pow", "softplus", "native_layer_norm", "_fused_rms_norm"),
+    *("native_group_norm", "nll_loss_forward", "nll_loss2d_forward", "huber_loss", "mse_loss"),
+    *("smooth_l1_loss", "binary_cross_entropy_with_logits", "_cdist_forward", "renorm", "logsumexp"),
+    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+)
+"""Ops of a forward pass that autocast computes in fp32."""
+_TO_FP32 = _types("_softmax", "_safe_softmax", "_log_softmax", "sum", "prod", "cumsum", "cumprod") | _types(
+    "linalg_vector_norm"
+)
+"""Ops of a forward pass that read what is there and yield fp32 under autocast, in one kernel."""
+_BACK_IN_FP32 = _types(
+    *("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"),
+    *("_fused_rms_norm_backward", "native_group_norm_backward", "nll_loss_backward", "nll_loss2d_backward"),
+    *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward", "softplus_backward"),
+)
+"""Backward passes of ops in fp32, which are in fp32."""
+_AS_FIRST_INPUT = _types(
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *("_native_batch_norm_legit_no_training", "native_batch_norm_backward", "cudnn_batch_norm"),
+)
+"""Ops that yield the type of their activations, whatever that of their weights is."""
+_YIELD_INTEGERS = _types(
+    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf"),
+    *("arange", "argmax", "argmin", "bitwise_and", "bitwise_or", "bitwise_not", "randint"),
+)
+_SECOND_IS_INTEGER = _types(
+    "native_dropout", "max_pool2d_with_indices", "max_pool3d_with_indices", "topk"
+) | (_types("sort", "max", "min", "kthvalue", "mode"))
+"""Ops whose first output is of floats, and the others of integers or masks."""
+_SCALAR_BYTES = 8
+"""A tensor of one number does not decide the type of a result."""
+
+
+def check_precision(precision: str) -> None:
+    """Raises `PrecisionError` if there is no such precision."""
+    if precision not in PRECISIONS:
+        raise PrecisionError(f"unknown precision '{precision}'; use one of {', '.join(PRECISIONS)}")
+
+
+def with_precision(graph: OpGraph, precision: str) -> OpGraph:
+    """Costs of the same ops in another precision.
+
+    - `fp32`, `tf32`: the dtype of matrix products and convolutions.
+    - `amp-bf16`, `amp-fp16`: as under autocast for CUDA. Products, convolutions and attention compute and
+      write 2-byte floats; softmax, norms, losses and sums write fp32; any other op follows its widest input.
+      Casts are no ops of their own, and the memory of what they make is not counted: their traffic is that of
+      the op that needs them. A weight is cast once, and gradients of parameters are cast to fp32. Weights,
+      gradients and optimizer state stay in fp32.
+    - `bf16`: all floats, resident ones too, take 2 bytes.
+
+    Args:
+        graph: of a step in 32-bit floats; where it does not say its dtypes, all are taken to be floats but
+            the results of comparisons and indices.
+
+    Returns:
+        A graph with the same ops and tensors; traffic of an op changes as the sizes of the tensors at it do.
+
+    Raises:
+        PrecisionError: no such precision, or the graph computes in another precision than fp32 or tf32.
+
+    Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
+    """
+    check_precision(precision)
+    for op, dtype in enumerate(graph.dtypes):
+        if dtype not in ("", "fp32", "tf32", "int"):
+            raise PrecisionError(
+                f"graph '{graph.name}': op {op} ('{graph.op_names[op]}') computes in {dtype}; only a graph "
+                f"in fp32 can be given precision {precision}"
+            )
+    if precision in ("fp32", "tf32"):
+        return replace(graph, dtypes=_product_dtypes(graph, precision))
+    if precision == "bf16":
+        return _in_two_bytes(graph)
+    return _Autocast(graph, precision.removeprefix("amp-")).run()
+
+
+def _dtype(graph: OpGraph, op: int) -> str:
+    """The dtype of an op, guessed where it is not said."""
+    if graph.dtypes[op]:
+        return graph.dtypes[op]
+    if graph.op_types[op] in _YIELD_INTEGERS:
+        return "int"
+    return "tf32" if graph.op_types[op] in _CONVOLUTIONS else "fp32"
+
+
+def _product_dtypes(graph: OpGraph, precision: str) -> tuple[str, ...]:
+    return tuple(
+        precision if kind in _PRODUCTS and graph.dtypes[op] != "int" else _dtype(graph, op)
+        for op, kind in enumerate(graph.op_types)
+    )
+
+
+def _holds_floats(graph: OpGraph) -> BoolArray:
+    """Whether each tensor is of floats, bool (n_tensors,)."""
+    floats = np.array([_dtype(graph, op) != "int" for op in range(graph.n_ops)])
+    floats &= np.array([kind not in _YIELD_INTEGERS for kind in graph.op_types])
+    held: BoolArray = floats[graph.tensor_producer]
+    for op, kind in enumerate(graph.op_types):
+        if kind in _SECOND_IS_INTEGER:
+            held[graph.outputs.row(op)[1:]] = False
+    return held
+
+
+def _in_two_bytes(graph: OpGraph) -> OpGraph:
+    dtypes = tuple("int" if _dtype(graph, op) == "int" else "bf16" for op in range(graph.n_ops))
+    share = np.where(_holds_floats(graph), 0.5, 1.0)
+    moved = np.array([_share_at(graph, op, share) for op in range(graph.n_ops)])
+    is_float = np.array(dtypes) == "bf16"
+    return replace(
+        graph,
+        dtypes=dtypes,
+        tensor_bytes=graph.tensor_bytes * share,
+        bytes_moved=graph.bytes_moved * np.where(_is_update(graph), 0.5, moved),
+        resident_bytes=graph.resident_bytes * np.where(is_float, 0.5, 1.0),
+    )
+
+
+def _is_update(graph: OpGraph) -> BoolArray:
+    is_update: BoolArray = np.array(graph.phases) == "optimizer"
+    return is_update
+
+
+def _share_at(graph: OpGraph, op: int, share: FloatArray) -> float:
+    """The bytes of the tensors at an op over what they were."""
+    tensors = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
+    before = graph.tensor_bytes[tensors].sum()
+    return float((graph.tensor_bytes[tensors] * share[tensors]).sum() / before) if before else 1.0
+
+
+@dataclass
+class _Autocast:
+    """The types of all tensors under autocast, op by op in program order.
+
+    Attributes:
+        low: the dtype of 2 bytes.
+    """
+
+    graph: OpGraph
+    low: str
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.is_float = _holds_floats(graph)
+        self.is_low = np.zeros(graph.n_tensors, dtype=bool)
+        self.was_cast = np.zeros(graph.n_tensors, dtype=bool)
+        of_parameter = np.array([kind == "parameter" for kind in graph.op_types])
+        self.is_weight = of_parameter[graph.tensor_producer]
+        owner = graph.tensor_owner
+        made_forward = (np.array(graph.phases) == "forward") & ~graph.is_source
+        self.is_saved = made_forward[graph.tensor_producer]
+        self.is_gradient = (owner >= 0) & ~self.is_weight
+        self.moved = graph.bytes_moved.copy()
+        self.dtypes = [_dtype(graph, op) for op in range(graph.n_ops)]
+
+    def run(self) -> OpGraph:
+        """Re-costs every op."""
+        graph = self.graph
+        for op in range(graph.n_ops):
+            if not graph.is_source[op] and graph.phases[op] != "optimizer" and self.dtypes[op] != "int":
+                self._decide(op)
+        share = np.where(self.is_low & ~self.is_gradient, 0.5, 1.0)
+        return replace(
+            graph,
+            dtypes=tuple(self.dtypes),
+            tensor_bytes=graph.tensor_bytes * share,
+            bytes_moved=self.moved,
+        )
+
+    def _decide(self, op: int) -> None:
+        """Sets the dtype of an op, the types of its outputs and its traffic, casts included."""
+        graph, kind = self.graph, self.graph.op_types[op]
+        forward = graph.phases[op] == "forward"
+        inputs = graph.inputs.row(op)
+        inputs = inputs[self.is_float[inputs]]
+        outputs = graph.outputs.row(op)
+        outputs = outputs[self.is_float[outputs]]
+        reads_low = self.is_low[inputs]
+        if kind in _PRODUCTS:
+            low, casts = True, ~reads_low
+            reads_low = np.ones(len(inputs), dtype=bool)
+        elif (kind in _IN_FP32 and forward) or kind in _BACK_IN_FP32:
+            low, casts = False, reads_low
+            reads_low = np.zeros(len(inputs), dtype=bool)
+        else:
+            low, casts = self._follows(op, inputs), np.zeros(len(inputs), dtype=bool)
+            low &= not (kind in _TO_FP32 and forward)
+            if low:  # a gradient in fp32 of what is low is cast first
+                casts = ~reads_low & ~self.is_saved[inputs] & (graph.tensor_bytes[inputs] > _SCALAR_BYTES)
+                reads_low = reads_low | casts
+        self.dtypes[op] = self.low if low else "fp32"
+        self.is_low[outputs] = low
+        self._set_traffic(op, inputs, reads_low, outputs, inputs[casts])
+
+    def _follows(self, op: int, inputs: IntArray) -> bool:
+        """Whether an op yields low floats: if the widest that it reads are.
+
+        An op of the backward pass yields the type of what the forward pass saved for it.
+        """
+        if self.graph.op_types[op] in _AS_FIRST_INPUT:
+            inputs = inputs[~self.is_weight[inputs]]
+        large = inputs[self.graph.tensor_bytes[inputs] > _SCALAR_BYTES]
+        if self.graph.phases[op] == "backward" and self.is_saved[large].any():
+            large = large[self.is_saved[large]]
+        return bool(len(large)) and bool(self.is_low[large].all())
+
+    def _set_traffic(
+        self, op: int, inputs: IntArray, reads_low: BoolArray, outputs: IntArray, casts: IntArray
+    ) -> None:
+        sizes = self.graph.tensor_bytes
+        at_op = np.concatenate([self.graph.inputs.row(op), self.graph.outputs.row(op)])
+        before = sizes[at_op].sum()
+        if before:
+            saved = 0.5 * (sizes[inputs[reads_low]].sum() + sizes[outputs[self.is_low[outputs]]].sum())
+            self.moved[op] *= 1 - saved / before
+        # The forward pass leaves its casts to the backward pass, and casts only weights once.
+        keeps = self.was_cast[casts] & (self.is_weight[casts] | (self.graph.phases[op] == "backward"))
+        self.moved[op] += 1.5 * sizes[casts[~keeps]].sum()
+        self.was_cast[casts] = True
+        gradients = outputs[self.is_gradient[outputs] & self.is_low[outputs]]
+        self.moved[op] += 1.5 * sizes[gradients].sum()

@@ -1,0 +1,9 @@
+"""Names of what a step can be captured with and costed in; command lines read them without loading torch."""
+
+from __future__ import annotations
+
+OPTIMIZER_NAMES = ("adam", "sgd", "adamw", "adafactor")
+"""Optimizers whose updates a captured step can end with."""
+PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16")
+"""What a step can be costed in: matrix products and convolutions in fp32 or in TF32; under autocast with bf16
+or fp16 (amp); or wholly in bf16."""

@@ -1,0 +1,139 @@
+"""The folder of an evaluation: what it may hold, and what is refused with which message."""
+
+import json
+import math
+from contextlib import closing
+
+import pytest
+
+from agent.evaluation.config import EvaluationError
+from agent.evaluation.results import Journal, ResultsError
+from agent.evaluation.run import evaluate, open_folder
+from agent.placers.base import Budget
+from graphs.errors import InputError
+from tests.agent.evaluation_cases import make_trial, quiet, small_spec
+
+
+def test_other_settings_do_not_share_a_folder(tmp_path):
+    open_folder(tmp_path, small_spec())
+    open_folder(tmp_path, small_spec())
+    with pytest.raises(EvaluationError, match="differs in seeds, budget"):
+        open_folder(tmp_path, small_spec(seeds=3, budget=Budget(9)))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(EvaluationError, match="not empty"):
+        open_folder(tmp_path, small_spec())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    with closing(Journal(path)) as journal:
+        journal.add(make_trial())
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"graph": "g", "fam')
+    with closing(Journal(path)) as journal:
+        journal.add(make_trial(seed=1))
+    assert len(path.read_text().splitlines()) == 2
+    with closing(Journal(path)) as journal:
+        assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
+    path.write_text('{"graph": "g"}\n')
+    with pytest.raises(ResultsError, match=r"journal.jsonl:1: keys .* are missing; remove the line"):
+        Journal(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "clause"),
+    [
+        ({"step_time_s": "2.0"}, "step_time_s: is a string; expected a number"),
+        ({"step_time_s": math.nan}, "NaN is no JSON number"),
+        ({"seed": 0.5}, "seed: is 0.5; expected an integer"),
+        ({"seed": True}, "seed: is True; expected an integer"),
+        ({"feasible": 1}, "feasible: is 1; expected true or false"),
+        ({"graph": None}, "graph: is null; expected a string"),
+        ({"placer": "\x1b[31m"}, "placer: '.x1b.31m' holds characters that cannot be printed"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"graph": "z"}, "is no trial of this evaluation"),
+        ({"placer": "heft"}, "is no trial of this evaluation"),
+        ({"seed": 7}, "is no trial of this evaluation"),
+    ],
+)
+def test_a_damaged_line_of_the_journal_is_named(tmp_path, change, clause):
+    evaluate(small_spec(), tmp_path, report=quiet)
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | change)
+    refused_as(tmp_path, "\n".join([*lines, ""]).encode(), clause)
+
+
+@pytest.mark.parametrize(
+    ("line", "clause"),
+    [
+        (b"[]", "is an array; expected an object"),
+        (b"7", "is a number; expected an object"),
+        (b"{", "is no strict JSON"),
+        (b'{"graph": "a", "graph": "a"}', "key 'graph' is given twice"),
+        (b"\xff", "is not UTF-8"),
+        (b"\0\0\0", "is no strict JSON"),
+        (b" ", "is empty"),
+        (100_000 * b"[", "is nested too deeply"),
+    ],
+)
+def test_a_line_of_the_journal_that_is_no_trial_is_named(tmp_path, line, clause):
+    evaluate(small_spec(), tmp_path, report=quiet)
+    lines = (tmp_path / "journal.jsonl").read_bytes().splitlines()
+    lines[2] = line
+    refused_as(tmp_path, b"\n".join([*lines, b""]), clause)
+
+
+def refused_as(folder, journal, clause):
+    """Checks that a damaged journal is refused in one line, and nothing is changed."""
+    (folder / "journal.jsonl").write_bytes(journal)
+    results = (folder / "results.csv").read_bytes()
+    with pytest.raises(ResultsError, match=rf"journal\.jsonl:3: .*{clause}.*; remove the line") as refused:
+        evaluate(small_spec(), folder, report=quiet)
+    assert str(refused.value).isprintable()
+    assert (folder / "journal.jsonl").read_bytes() == journal
+    assert (folder / "results.csv").read_bytes() == results
+
+
+@pytest.mark.parametrize("settings", [b"", b"{", b"[]", b"\xff", b'{"format": "other"}'])
+def test_damaged_settings_are_refused_in_one_line(tmp_path, settings):
+    open_folder(tmp_path, small_spec())
+    (tmp_path / "settings.json").write_bytes(settings)
+    with pytest.raises(InputError, match=r"settings\.json: is ") as refused:
+        open_folder(tmp_path, small_spec())
+    assert str(refused.value).isprintable()
+    assert (tmp_path / "settings.json").read_bytes() == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("x" * 300, OSError, "File name too long"),
+        ("file/out", OSError, "Not a directory"),
+        ("file", EvaluationError, "; give another --out"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, name, error, reason):
+    (tmp_path / "file").touch()
+    with pytest.raises(error, match=reason):
+        open_folder(tmp_path / name, small_spec())
+
+
+def test_what_a_killed_process_leaves_of_a_new_folder_is_nothing(tmp_path):
+    for name in (".lock", ".settings.json.123.tmp"):
+        (tmp_path / name).touch()
+    open_folder(tmp_path, small_spec())
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "settings.json"}
+
+
+def test_drafts_of_killed_processes_are_removed_at_the_start(tmp_path):
+    evaluate(small_spec(), tmp_path, report=quiet)
+    drafts = [tmp_path / ".results.csv.1.tmp", tmp_path / "placements" / "two" / "a" / ".single.json.1.tmp"]
+    for draft in drafts:
+        draft.touch()
+    evaluate(small_spec(), tmp_path, report=quiet)
+    assert not any(draft.exists() for draft in drafts)

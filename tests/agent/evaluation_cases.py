@@ -1,0 +1,47 @@
+"""Small evaluations, for the tests of what they find and of what goes wrong."""
+
+import csv
+
+from agent.evaluation.results import Trial
+from agent.evaluation.spec import EvaluationSpec
+from agent.placers.base import Budget
+from tests.agent.placement_cases import make_cluster, training_graph
+
+
+def small_spec(**changes):
+    settings = {
+        "graphs": (training_graph(2, 2, name="a"), training_graph(3, 1, name="b")),
+        "clusters": (make_cluster(2, name="two"),),
+        "placers": ("single", "random"),
+        "seeds": 2,
+        "budget": Budget(20),
+    }
+    return EvaluationSpec(**(settings | changes))
+
+
+def quiet(done, total):
+    pass
+
+
+def make_trial(**changes):
+    base = {
+        "graph": "g",
+        "family": "f",
+        "cluster": "c",
+        "order": "",
+        "placer": "p",
+        "seed": 0,
+        "step_time_s": 2.0,
+        "feasible": True,
+        "evaluations": 5,
+        "wall_s": 0.1,
+        "lower_bound_s": 1.0,
+        "single_s": 4.0,
+        "seen": False,
+    }
+    return Trial(**(base | changes))
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))

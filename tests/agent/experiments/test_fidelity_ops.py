@@ -1,0 +1,90 @@
+"""Predicted against measured ops."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.experiments.fidelity_ops import (
+    COLUMNS,
+    OpTime,
+    compare_ops,
+    device_orders,
+    errors_table,
+    op_errors,
+    orders_table,
+)
+from agent.experiments.fidelity_regressor import compare_regressor
+from envs.calibration.measured_ops import MeasurementError, read_ops, tables
+
+ROW = OpTime("t4", "gemm", "1 2 3 4", True, 1.1, 1.5, 0.5, 1.0)
+
+
+def measured_ops(folder: Path, n: int = 40) -> Path:
+    """A file of sums on two GPUs, at 80 % of the bandwidth of each."""
+    lines = ["OPName,Latency,Device,B,H"]
+    for name, bytes_per_s in (("Tesla T4", 320e9), ("Tesla P4", 192e9)):
+        lines += [f"add,{12 * b * 2**20 / (0.8 * bytes_per_s) * 1e3},{name},{b},{2**20}" for b in range(4, n)]
+    path = folder / "elem.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_rows_are_compared_and_written(tmp_path: Path) -> None:
+    rows = compare_ops([measured_ops(tmp_path)], tmp_path / "out")
+    with open(tmp_path / "out" / "ops.csv", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert list(written[0]) == COLUMNS
+    assert {"device", "class", "name", "predicted_s", "measured_s", "roofline_s"} <= set(COLUMNS)
+    assert len(written) == len(rows) == 72
+    assert [float(row["predicted_s"]) for row in written] == [row.predicted_s for row in rows]
+    for errors in op_errors(rows):
+        assert errors.median < 0.1
+        assert errors.left_out_median < 0.2
+        assert errors.roofline_median > errors.median
+    (order,) = device_orders(rows)
+    assert order.predicted == 1.0
+
+
+def test_bad_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match=r"none\.csv: cannot be read"):
+        compare_ops([tmp_path / "none.csv"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_are_those_of_rows_held_out() -> None:
+    rows = [ROW, replace(ROW, predicted_s=1.3), replace(ROW, predicted_s=9.0, held_out=False)]
+    (errors,) = op_errors(rows)
+    assert (errors.n, errors.device, errors.op_class) == (2, "t4", "gemm")
+    assert errors.median == pytest.approx(0.2)
+    assert errors.p90 == pytest.approx(0.28)
+    assert (errors.left_out_median, errors.roofline_median) == (0.5, 0.5)
+    assert "| t4 | gemm | 2 | 20.0% | 28.0% | 50.0% |" in errors_table([errors])
+
+
+def test_an_unknown_class_elsewhere_is_no_number() -> None:
+    (errors,) = op_errors([replace(ROW, left_out_s=math.nan)])
+    assert math.isnan(errors.left_out_median)
+
+
+def test_devices_are_ranked_by_shape_and_near_ties_left_out() -> None:
+    slow = replace(ROW, device="p4", measured_s=2.0, predicted_s=1.9, roofline_s=0.4)
+    tie = replace(ROW, device="l4", measured_s=1.01)
+    (order,) = device_orders([ROW, slow, tie])
+    assert (order.op_class, order.pairs) == ("gemm", 2)
+    assert (order.predicted, order.roofline) == (1.0, 0.0)
+    assert "| gemm | 2 | 100.0% | 0.0% |" in orders_table([order])
+    assert device_orders([ROW, replace(slow, name="other")]) == []
+
+
+def test_trees_learn_known_devices_and_know_nothing_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    first, second = compare_regressor(tables(read_ops([measured_ops(tmp_path, 300)])))
+    assert {first.device, second.device} == {"p4", "t4"}
+    for row in (first, second):
+        assert row.fitted < 0.02
+        assert row.trees < 0.2

@@ -1,0 +1,118 @@
+"""Reporters: no row is dropped silently, curves have no doubles, and a full disk is an error at once."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from agent.training.metrics import ITERATION
+from agent.training.reporters import MetricsError, MetricsFile, TensorBoard
+
+
+def row(iteration: int) -> str:
+    return f'{{"timesteps": {10 * iteration}, "{ITERATION}": {iteration}}}\n'
+
+
+def rows(*iterations: int) -> str:
+    return "".join(map(row, iterations))
+
+
+@contextmanager
+def files_up_to(n_bytes: int) -> Iterator[None]:
+    """Lets no file of this process grow beyond a size, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "last", ["", '{"timesteps": 3', '{"timesteps": 30, "training/iteration": 3}', "\0\0"]
+)
+def test_a_last_row_that_was_cut_off_is_dropped_and_a_whole_one_kept(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(rows(1, 2) + last)
+    file = MetricsFile(path)
+    whole = last.endswith("}")
+    assert file.last_iteration == 2 + whole
+    file.report(40, {ITERATION: 4})
+    file.close({})
+    assert path.read_text() == rows(1, 2, *[3] * whole, 4)
+
+
+def test_rows_from_the_first_reported_on_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(rows(1, 2, 3, 4))
+    file = MetricsFile(path)
+    assert path.read_text() == rows(1, 2, 3, 4)
+    for iteration in (3, 4):
+        file.report(10 * iteration, {ITERATION: iteration})
+    file.close({})
+    assert path.read_text() == rows(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"\xff\n", "metrics.jsonl:2: is no JSON"),
+        (b'{"timesteps": \n', "metrics.jsonl:2: is no JSON"),
+        (b"[1]\n", "metrics.jsonl:2: has no whole number as 'training/iteration'"),
+        (b'{"timesteps": 20}\n', "metrics.jsonl:2: has no whole number"),
+        (b'{"training/iteration": "2"}\n', "metrics.jsonl:2: has no whole number"),
+        (b'{"training/iteration": null}\n', "metrics.jsonl:2: has no whole number"),
+    ],
+)
+@pytest.mark.parametrize("after", ["", row(3)])
+def test_a_damaged_row_is_named_and_nothing_changed(
+    tmp_path: Path, line: bytes, message: str, after: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    before = row(1).encode() + line + after.encode()
+    path.write_bytes(before)
+    with pytest.raises(MetricsError, match=message):
+        MetricsFile(path)
+    assert path.read_bytes() == before
+
+
+def test_curves_of_a_run_that_goes_on_have_no_doubles(tmp_path: Path) -> None:
+    for first in (1, 3):
+        board = TensorBoard(tmp_path, {"seed": 0, "families": ["a", "b"]})
+        for at in range(first, first + 4):
+            board.report(10 * at, {"update/loss": at + 0.5 * (first == 3)})
+        board.close({"best_score": 0.25} if first == 3 else {})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("update/loss")]
+    assert losses == [(10, 1), (20, 2), (30, 3.5), (40, 4.5), (50, 5.5), (60, 6.5)]
+    assert [event.value for event in events.Scalars("training/final_best_score")] == [0.25]
+    assert "metrics/text_summary" in events.Tags()["tensors"]
+
+
+def test_nothing_is_written_before_the_first_report(tmp_path: Path) -> None:
+    for reporter in (MetricsFile(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path, {})):
+        reporter.close({"best_score": 0.5})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_an_error_at_once_and_leaves_what_was_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    board, file = TensorBoard(tmp_path, {}), MetricsFile(tmp_path / "metrics.jsonl")
+    reporters = (board, file)
+    for reporter in reporters:
+        reporter.report(10, {ITERATION: 1})
+    (events,) = tmp_path.glob("events.*")
+    for reporter, path in ((board, events), (file, tmp_path / "metrics.jsonl")):
+        with files_up_to(path.stat().st_size + 8), pytest.raises(OSError, match=r"large|space"):
+            reporter.report(20, {ITERATION: 2})
+        with files_up_to(path.stat().st_size), pytest.raises(OSError, match=r"large|space"):
+            reporter.close({})
+    assert EventAccumulator(str(tmp_path)).Reload().Scalars(ITERATION)[0].value == 1
+    assert MetricsFile(tmp_path / "metrics.jsonl").last_iteration == 1
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,107 @@
+"""Device kinds and their peaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.cluster.cluster import Cluster, ClusterError
+from envs.cluster.files import cluster_from_json, cluster_to_json
+from envs.cluster.kinds import KINDS, NAMES, device_of_name, kind_of
+from envs.cluster.presets import get_cluster
+from graphs.io.json_files import FileFormatError
+
+
+def alone(**changes: object) -> Cluster:
+    device = replace(device_of_name("t4"), **changes)  # type: ignore[arg-type]
+    return Cluster("c", (device,), np.ones((1, 1)), np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("Tesla_V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("NVIDIA_H100_80GB_HBM3", "h100-sxm5-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA_A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA_A100_80GB_PCIe", "a100-pcie-80gb"),
+        ("NVIDIA_L4", "l4"),
+        ("Tesla T4", "t4"),
+        ("Tesla P4", "p4"),
+        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GeForce RTX 2080", "rtx2080"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA TITAN RTX", "titan-rtx"),
+    ],
+)
+def test_names_of_cuda_have_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+    assert device_of_name(name).kind == kind
+
+
+def test_kinds_are_their_own_names_and_the_table_has_no_other() -> None:
+    assert [kind_of(name) for name in KINDS] == list(KINDS)
+    assert set(NAMES.values()) <= set(KINDS)
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA", "Tesla V100", "Radeon VII"])
+def test_an_unknown_name_is_one_line(name: str) -> None:
+    with pytest.raises(ClusterError, match=f"no device kind is known for '{name}'; known kinds are p4"):
+        kind_of(name)
+
+
+def test_stand_ins_of_peaks() -> None:
+    v100, a100 = device_of_name("v100-sxm2-16gb"), device_of_name("a100-sxm4-40gb")
+    assert v100.peak("tf32") == v100.peak("bf16") == v100.peak("fp32") == v100.flops_per_s == 15.7e12
+    assert (a100.peak("tf32"), a100.peak("bf16"), a100.peak("fp16")) == (156e12, 312e12, 312e12)
+    assert a100.peak("") == a100.peak("int") == a100.flops_per_s == 19.5e12
+    assert replace(a100, peaks={}).peak("fp16") == 19.5e12
+
+
+def test_peaks_are_written_and_read_back() -> None:
+    record = cluster_to_json(alone())
+    assert record["devices"][0]["peaks"]["fp16"] == 65e12
+    assert cluster_from_json(record, "here").devices == alone().devices
+    assert "peaks" not in cluster_to_json(alone(peaks={}))["devices"][0]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "error", "message"),
+    [
+        ([], FileFormatError, "device 0: peaks: is an array; expected an object"),
+        ({"fp8": 1e12}, FileFormatError, "device 0: peaks: unknown key 'fp8'; known keys are bf16, fp16"),
+        ({"fp16": "fast"}, FileFormatError, "device 0: peaks: fp16: is a string; expected a number"),
+        ({"fp16": 0}, ClusterError, "peaks of fp16 is 0.0; use a number from 0.001"),
+    ],
+    ids=["array", "dtype", "string", "zero"],
+)
+def test_bad_peaks_are_refused(peaks: object, error: type[Exception], message: str) -> None:
+    record = cluster_to_json(alone())
+    record["devices"][0]["peaks"] = peaks
+    with pytest.raises(error, match=message):
+        cluster_from_json(record, "here")
+
+
+@pytest.mark.parametrize("name", ["4xv100-sxm2", "4xa100-pcie", "8xa100-sxm4", "4xh100-sxm5"])
+def test_presets_of_kinds_are_calibrated(name: str) -> None:
+    kinds = {device.kind for device in get_cluster(name).devices}
+    assert len(kinds) == 1
+    assert kinds <= set(KINDS)
+
+
+def test_presets_of_unequal_devices() -> None:
+    assert [d.kind for d in get_cluster("a100+v100").devices] == ["a100-pcie-40gb", "v100-pcie-32gb"]
+    cluster = get_cluster("3090+2080+titan")
+    assert [device.kind for device in cluster.devices] == ["rtx3090", "rtx2080", "titan-rtx"]
+    assert [device.name for device in cluster.devices] == ["gpu0", "gpu1", "gpu2"]
+
+
+def test_a_device_refuses_an_unknown_dtype() -> None:
+    with pytest.raises(ClusterError, match="peaks has 'fp8'; use dtypes of fp64, fp32"):
+        alone(peaks={"fp8": 1e12})

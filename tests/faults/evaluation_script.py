@@ -1,0 +1,97 @@
+"""An evaluation to disturb: `python -m tests.faults.evaluation_script OUT --placers ...`.
+
+Where it runs as a command, and in its worker processes, there are placers that go wrong as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.evaluation.html_report import write_report
+from agent.evaluation.run import evaluate
+from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.summary import summarise, write_summary
+from agent.evaluation.terminal_report import print_tables
+from agent.placers.base import PLACERS, Budget, Placer
+from tests.agent.placement_cases import make_cluster, training_graph
+
+BUDGET = 5_000
+"""Evaluations that take a trial of the random placer a tenth of a second."""
+
+
+def make_spec(placers: tuple[str, ...] = ("random",), seeds: int = 20, n_graphs: int = 2) -> EvaluationSpec:
+    graphs = tuple(training_graph(2, index + 1, name=f"g{index}") for index in range(n_graphs))
+    return EvaluationSpec(graphs, (make_cluster(2),), placers, seeds=seeds, budget=Budget(BUDGET))
+
+
+def fail() -> None:
+    raise RuntimeError("\x1b[31mred\nand more")
+
+
+def run_out_of_memory() -> None:
+    raise MemoryError
+
+
+def hang() -> None:
+    print("hangs", flush=True)
+    time.sleep(600)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "exits": lambda: os._exit(3),
+    "hangs": hang,
+    "raises": fail,
+    "memory": run_out_of_memory,
+}
+
+if __name__ in ("__main__", "__mp_main__"):
+    for name, fault in FAULTS.items():
+        PLACERS.register(name, Placer(name, lambda search, rng, fault=fault: fault(), uses_rng=False))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--placers", nargs="+", default=["random"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--graphs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--largest-file", type=int, help="bytes; stands in for a full disk")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options.largest_file, resource.RLIM_INFINITY))
+    try:
+        print("begun", flush=True)
+        result = evaluate(
+            make_spec(tuple(options.placers), options.seeds, options.graphs),
+            options.out,
+            jobs=options.jobs,
+            trial_timeout_s=options.timeout,
+            report=lambda done, total: None,
+        )
+        lines, n_failed = summarise(result.trials), len(result.failures)
+        write_summary(options.out / "summary.csv", lines)
+        write_report(options.out / "report.html", result.trials, lines, "script", n_failed)
+        print_tables(lines, n_failed)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 28
+    return 1 if n_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Real processes that run a command, started from a server that has imported all they need.
+
+Such a process begins within a tenth of a second; a new interpreter would take some seconds to import torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import build_graph
+
+TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"
+PRELOADED = [TRAIN, EVALUATE, "agent.training.trainer", "agent.contexts.local", "agent.evaluation.run"]
+PRELOADED += ["agent.policy.serialization", "torch.utils.tensorboard", "tests.faults.processes"]
+PATIENCE_S = 120.0
+
+TRAINING = "--graphs graphs.jsonl --hidden 8 --rounds 1 --n-envs 8 --repeats 4 --n-steps 16 --batch-size 64"
+TRAINING += " --epochs 1 --timesteps 384 --imitation-epochs 2 --demonstrations 1 --search 500"
+TRAINING += " --dagger-rounds 2 --checkpoint-every 1 --eval-every 1 --threads 1"
+"""Flags of a training that goes through every phase in about a second."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(PRELOADED)
+
+
+class Command:
+    """A command that runs in a process of its own; what it prints is in a file.
+
+    Args:
+        module: with a function `main`.
+        words: the command line.
+        folder: to run in.
+        file_bytes: limit on the size of every file that it writes.
+    """
+
+    def __init__(
+        self, module: str, words: Sequence[str], folder: Path, *, file_bytes: int | None = None
+    ) -> None:
+        # Beside the folder, which may be a disk that is full.
+        self._output = folder.with_name(f"{folder.name}-output-{time.monotonic_ns()}")
+        arguments = (module, list(words), str(folder), str(self._output), file_bytes)
+        self.process: ForkServerProcess = _context.Process(target=_run, args=arguments)
+        self.process.start()
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far, on stdout and stderr."""
+        return self._output.read_text(errors="backslashreplace") if self._output.exists() else ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, unless it has ended."""
+        pid = self.process.pid
+        if pid is not None and self.process.is_alive():
+            os.kill(pid, number)
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        """Waits for its end; returns its exit code, minus the signal if one killed it."""
+        self.process.join(patience_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"it hangs; it printed:\n{self.output}")
+        return self.process.exitcode
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """Waits for something that it does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.is_alive(), f"it ended before:\n{self.output}"
+            assert time.monotonic() < deadline, f"it did not happen:\n{self.output}"
+            time.sleep(0.01)
+
+
+def _run(module: str, words: list[str], folder: str, output: str, file_bytes: int | None) -> None:
+    os.chdir(folder)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    if file_bytes is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    sys.exit(import_module(module).main(words))
+
+
+def write_toys(folder: Path) -> None:
+    """Writes `graphs.jsonl`: eight small graphs of one family."""
+    ops = [{"name": f"op{i}", "flops": 1e12} for i in range(12)]
+    tensors = [(op, 1e3, [op + 3]) for op in range(9)]
+    write_graphs(folder / "graphs.jsonl", [build_graph(f"g{i}", "toys", ops, tensors) for i in range(8)])
+
+
+def train(folder: Path, name: str, *flags: str) -> Command:
+    """Begins a training, or goes on with it if it was begun."""
+    begun = (folder / "runs" / name).exists()
+    words = ["--resume"] if begun else [*TRAINING.split(), *flags]
+    return Command(TRAIN, [*words, "--name", name], folder)
+
+
+def rows_of(run: Path) -> list[dict[str, object]]:
+    """Rows of `metrics.jsonl`, without what depends on the clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timed = ("training/wall_s", "training/decisions_per_s")
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+
+
+def trials_of(out: Path) -> list[dict[str, str]]:
+    """Rows of `results.csv`, without what depends on the clock."""
+    with (out / "results.csv").open() as file:
+        return [{key: value for key, value in row.items() if key != "wall_s"} for row in csv.DictReader(file)]

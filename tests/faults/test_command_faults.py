@@ -1,0 +1,216 @@
+"""What the commands meet at their edges: paths, streams, signals, and code of the user's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, write_toys
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    write_toys(folder)
+    return folder
+
+
+def evaluate_words(*words: str) -> list[str]:
+    return ["--graphs", "graphs.jsonl", "--placers", "single", *words]
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "code", "said"),
+    [
+        (EVALUATE, evaluate_words("--out", LONG), 2, "File name too long"),
+        (EVALUATE, evaluate_words("--out", "graphs.jsonl/out"), 2, "Not a directory"),
+        (EVALUATE, evaluate_words("--out", "/proc/out"), 2, "/proc/out"),
+        (
+            EVALUATE,
+            evaluate_words("--out", "out", "--cluster", "a\x1b[31m\nb.json"),
+            2,
+            "a\\x1b[31m\\nb.json",
+        ),
+        (EVALUATE, ["--graphs", "\x07\udcff.json", "--out", "out"], 2, "\\x07\\udcff.json"),
+        (EVALUATE, evaluate_words("--out", "out", "--wro\x1bng"), 2, "--wro\\x1bng"),
+        (TRAIN, ["--graphs", "\x1b.json", "--name", "run"], 2, "\\x1b.json"),
+        (TRAIN, ["--graphs", "graphs.jsonl", "--name", "../run"], 2, "'../run'"),
+        (TRAIN, ["--resume", "--name", "absent"], 2, "no run 'absent'"),
+    ],
+)
+def test_a_wrong_path_is_one_line_and_nothing_is_written(
+    here: Path, module: str, words: list[str], code: int, said: str
+) -> None:
+    command = Command(module, words, here)
+    assert command.wait() == code, command.output
+    assert command.output.count("\n") == 1
+    assert command.output.startswith(("evaluate.py: ", "train_agent.py: "))
+    assert said in command.output
+    assert command.output.rstrip("\n").isprintable()
+    assert [path.name for path in here.iterdir()] == ["graphs.jsonl"]
+
+
+def test_runs_that_are_a_file_are_one_line(here: Path) -> None:
+    (here / "runs").write_text("mine")
+    command = Command(TRAIN, [*TRAINING.split(), "--name", "run"], here)
+    assert command.wait() == 2, command.output
+    (said,) = (line for line in command.output.splitlines() if line.startswith("train_agent.py: "))
+    assert said.startswith("train_agent.py: runs")
+    assert (here / "runs").read_text() == "mine"
+
+
+def in_shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line of shell in which `evaluate` and `train` are the commands."""
+    commands = {"evaluate": "evaluate.py", "train": "train_agent.py"}
+    functions = [
+        f'{name}() {{ "{sys.executable}" "{ROOT / file}" "$@"; }}' for name, file in commands.items()
+    ]
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", "\n".join([*functions, line])],
+        cwd=here,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("evaluate --print-cluster 4xv100 | head -c 0", 0, ""),
+        (
+            "evaluate --print-cluster 4xv100 > /dev/full",
+            1,
+            "evaluate.py: No space left on device; free some space, and the same command goes on\n",
+        ),
+        ("evaluate --print-cluster 4xv100 > cluster.json 2>&-", 0, ""),
+        ("evaluate --graphs graphs.jsonl --placers single --out out >&- 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(here: Path, line: str, code: int, said: str) -> None:
+    done = in_shell(here, line)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert not done.stdout
+
+
+def test_a_training_goes_on_when_its_stderr_is_closed(here: Path) -> None:
+    """Its reader leaves after the first line, as a terminal does that is closed."""
+    done = in_shell(here, f"train {TRAINING} --name run 2> >(head -n 1 > first)")
+    assert done.returncode == 0
+    assert (here / "runs" / "run" / "result.json").exists()
+    assert (here / "first").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_signal_while_libraries_are_imported_leaves_one_line(
+    here: Path, library: str, number: signal.Signals
+) -> None:
+    command = [sys.executable, str(ROOT / "train_agent.py"), *TRAINING.split(), "--name", "run"]
+    running = subprocess.Popen(command, cwd=here, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    maps = Path(f"/proc/{running.pid}/maps")
+    if not maps.exists():
+        pytest.skip("this system does not show what a process has loaded")
+    deadline = time.monotonic() + 60
+    while f"/{library}/" not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    running.send_signal(number)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert error == "train_agent.py: interrupted before it began\n"
+    assert not (here / "runs").exists()
+
+
+MODELS = """
+import sys
+import torch
+
+def leaves():
+    sys.exit()
+
+def raises():
+    return 1 / 0
+
+def hangs():
+    print("now")
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
+def prints():
+    print("first\\x1b[31m")
+    print("second", end="")
+    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
+
+class Leaves(torch.nn.Module):
+    def forward(self, x):
+        sys.exit("bye")
+
+def leaves_later():
+    return Leaves(), torch.zeros(1, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "spec", "said"),
+    [
+        ({"mine.py": MODELS}, "mine:leaves", "mine.py:6: it calls sys.exit(None); return (module, inputs)"),
+        ({"mine.py": MODELS}, "mine:leaves_later", "mine.py:27: it calls sys.exit('bye')"),
+        ({"mine.py": MODELS}, "mine:raises", "mine.py:9: ZeroDivisionError: division by zero"),
+        ({"mine.py": "import sys\nsys.exit(0)\n"}, "mine:x", "cannot import 'mine': mine.py:2: it calls"),
+        ({"mine.py": "\nimport absent_one\n"}, "mine:x", "mine.py:2: ModuleNotFoundError: No module named"),
+        ({"mine.py": "raise ValueError('a\\x1b[31m\\nb')"}, "mine:x", "ValueError: a\\x1b[31m b"),
+        ({"mine.py": "def f(:\n"}, "mine:x", "SyntaxError: invalid syntax (mine.py, line 1)"),
+    ],
+)
+def test_code_of_the_users_that_fails_is_named_as_theirs(
+    here: Path, files: dict[str, str], spec: str, said: str
+) -> None:
+    for name, text in files.items():
+        (here / name).write_text(text)
+    command = Command(EVALUATE, ["--model", spec, "--placers", "single", "--out", "out"], here)
+    assert command.wait() == 2, command.output
+    assert command.output.startswith(f"evaluate.py: --model {spec}: ")
+    assert said in command.output
+    assert command.output.count("\n") == 1
+    assert not (here / "out").exists()
+
+
+def test_what_a_model_prints_is_marked(here: Path) -> None:
+    (here / "mine.py").write_text(MODELS)
+    command = Command(EVALUATE, ["--model", "mine:prints", "--placers", "single", "--out", "out"], here)
+    assert command.wait() == 0, command.output
+    marked = [line for line in command.output.splitlines() if "mine:prints" in line]
+    assert marked == ["--model mine:prints prints: first\\x1b[31m", "--model mine:prints prints: second"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_model_that_hangs_and_catches_everything_can_be_interrupted(
+    here: Path, number: signal.Signals
+) -> None:
+    (here / "mine.py").write_text(
+        MODELS.replace("while True:\n        try", "print('now')\n    while True:\n        try")
+    )
+    command = Command(EVALUATE, ["--model", "mine:hangs", "--placers", "single", "--out", "out"], here)
+    command.wait_until(lambda: "now" in command.output)
+    command.send(number)
+    assert command.wait(10) == 1
+    assert command.output.endswith("evaluate.py: interrupted before it began\n")

@@ -1,0 +1,275 @@
+"""Evaluations whose processes are killed, crash or hang, and whose folder is full, shared or damaged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.run import evaluate, open_folder
+from agent.folders import FolderError
+from agent.policy.serialization import PRETRAINED, read_card, read_policy, save_policy
+from graphs.io.graph_files import write_graphs
+from tests.agent.placement_cases import training_graph
+from tests.faults.evaluation_script import make_spec
+
+ROOT = Path(__file__).parents[2]
+Rows = list[dict[str, str]]
+
+
+def quiet(done: int, total: int) -> None:
+    pass
+
+
+def table(file: Path) -> Rows:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def found(folder: Path) -> Rows:
+    """The rows of an evaluation without the wall time."""
+    return [
+        {name: cell for name, cell in row.items() if name != "wall_s"}
+        for row in table(folder / "results.csv")
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """What one process finds; afterwards all that other processes need is compiled."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert not evaluate(make_spec(), folder, report=quiet).failures
+    return found(folder)
+
+
+class Script:
+    """A running evaluation, in a session of its own."""
+
+    def __init__(self, out: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.evaluation_script", str(out), *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.lines(1) == ["begun\n"]
+
+    def lines(self, n_lines: int) -> list[str]:
+        """Waits for the next lines that it prints."""
+        assert self.process.stdout is not None
+        return [self.process.stdout.readline() for _ in range(n_lines)]
+
+    def members(self, word: str = "") -> list[int]:
+        """Process ids of the session whose command line has a word; one that has ended has none."""
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._has(pid, word)]
+
+    def workers(self) -> list[int]:
+        return self.members("spawn_main")
+
+    def _has(self, pid: int, word: str) -> bool:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            return os.getsid(pid) == self.process.pid and bool(command) and word in command
+        except OSError:
+            return False
+
+    def end(self) -> tuple[int, str, str]:
+        """Waits for its end and that of its processes; returns exit code, output and errors."""
+        out, error = self.process.communicate(timeout=90)
+        assert wait_for(lambda: not self.members()), "processes are left"
+        return self.process.returncode, out, error
+
+
+@contextmanager
+def script(out: Path, *words: str) -> Iterator[Script]:
+    running = Script(out, *words)
+    try:
+        yield running
+    finally:
+        for pid in running.members():
+            os.kill(pid, signal.SIGKILL)
+        running.process.communicate()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def journal_of(out: Path) -> list[str]:
+    file = out / "journal.jsonl"
+    return file.read_text().splitlines(keepends=True) if file.exists() else []
+
+
+def is_longer(out: Path, n_rows: int) -> bool:
+    return len(journal_of(out)) > n_rows
+
+
+def test_workers_that_are_killed_at_any_moment_change_no_row(tmp_path: Path, undisturbed: Rows) -> None:
+    """Kills in a trial and while starting; a trial that is hit twice is made by the next evaluation."""
+    draw = random.Random(0)
+    out = tmp_path / "out"
+    n_killed = 0
+    with script(out) as running:
+        while n_killed < 10 and running.process.poll() is None:
+            time.sleep(draw.uniform(0.0, 0.6))
+            if workers := running.workers():
+                os.kill(draw.choice(workers), signal.SIGKILL)
+                n_killed += 1
+        code, _, error = running.end()
+    assert n_killed >= 2
+    assert "Traceback" not in error
+    failed = table(out / "failures.csv") if code == 1 else []
+    assert code == (1 if failed else 0)
+    assert len(found(out)) == len(undisturbed) - len(failed)
+    assert not evaluate(make_spec(), out, report=quiet).failures
+    assert found(out) == undisturbed
+
+
+def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed: Rows) -> None:
+    out = tmp_path / "out"
+    faults = ["killed", "segfault", "exits", "hangs", "raises", "memory"]
+    with script(out, "--graphs", "1", "--placers", *faults, "single", "--timeout", "5") as running:
+        code, printed, _ = running.end()
+    assert code == 1
+    failures = table(out / "failures.csv")
+    reasons = {(row["placer"], row["attempts"], row["reason"]) for row in failures}
+    assert reasons == {
+        ("killed", "2", "worker killed by SIGKILL"),
+        ("segfault", "2", "worker killed by SIGSEGV"),
+        ("exits", "2", "worker died (exit code 3)"),
+        ("hangs", "2", "no result in 5 s"),
+        ("raises", "1", r"RuntimeError: \x1b[31mred and more"),
+        ("memory", "1", "MemoryError"),
+    }
+    assert [row["placer"] for row in failures] == faults
+    assert [row["placer"] for row in found(out)] == ["single"]
+    log = (out / "failures.log").read_text()
+    assert log.count("Traceback") == 2
+    assert "raises, seed 0, on graph g0 and cluster toy\n" in log
+    assert "\x1b" not in log + printed
+    assert "6 trials failed; see failures.csv" in printed
+    assert "6 trials failed; see failures.csv" in (out / "report.html").read_text()
+
+
+def test_interruptions_at_any_moment_lose_no_row_and_leave_no_process(
+    tmp_path: Path, undisturbed: Rows
+) -> None:
+    """SIGINT goes to all processes, as Ctrl-C does; SIGKILL and SIGTERM to the parent alone."""
+    draw = random.Random(1)
+    out = tmp_path / "out"
+    stopped = 0
+    for stop in 3 * [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]:
+        before = journal_of(out)
+        next_row = partial(is_longer, out, len(before))
+        with script(out) as running:
+            if draw.random() < 0.5:
+                assert wait_for(lambda: next_row() or running.process.poll() is not None)  # noqa: B023
+            time.sleep(draw.uniform(0.0, 1.0))
+            if stop == signal.SIGINT:
+                os.killpg(running.process.pid, stop)
+            else:
+                running.process.send_signal(stop)
+            running.process.wait(timeout=30)
+            code, _, error = running.end()
+        if code == 0:
+            break  # a fast machine has made every trial by now
+        stopped += 1
+        # Python may end by the signal itself: by SIGINT when that comes into `exec` (a dataclass).
+        assert code in ([-stop] if stop == signal.SIGKILL else [130, -signal.SIGINT, -stop])
+        assert "Traceback" not in error or stop == signal.SIGKILL
+        assert journal_of(out)[: len(before)] == before
+        if code in (130, -signal.SIGINT):
+            assert len(found(out)) == len(journal_of(out))
+    assert stopped
+    assert not evaluate(make_spec(), out, report=quiet).failures
+    assert found(out) == undisturbed
+    assert not [path.name for path in out.rglob(".*") if path.name != ".lock"]
+
+
+def test_a_folder_has_one_evaluation_at_a_time(tmp_path: Path) -> None:
+    """The second is refused while the first runs; when that is killed, nothing of it holds the folder."""
+    out = tmp_path / "out"
+    with script(out, "--placers", "hangs", "--seeds", "1") as running:
+        assert running.lines(2) == ["hangs\n", "hangs\n"]
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(FolderError, match="out: is in use by another process"):
+            evaluate(make_spec(), out, report=quiet)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+        running.process.kill()
+        running.end()
+    (out / "settings.json").unlink()
+    (out / "journal.jsonl").unlink()
+    (out / ".settings.json.1.tmp").touch()
+    open_folder(out, make_spec())
+    assert {path.name for path in out.iterdir()} == {".lock", "settings.json"}
+
+
+def test_a_full_disk_ends_an_evaluation_that_goes_on_later(tmp_path: Path, undisturbed: Rows) -> None:
+    out = tmp_path / "out"
+    with script(out, "--jobs", "1", "--largest-file", "4000") as running:
+        code, _, error = running.end()
+    assert (code, error.count("\n")) == (28, 1)
+    kept = journal_of(out)
+    assert 0 < sum(line.endswith("\n") for line in kept) < len(undisturbed)
+    evaluate(make_spec(), out, report=quiet)
+    assert found(out) == undisturbed
+    assert set(filter(lambda line: line.endswith("\n"), kept)) <= set(journal_of(out))
+    evaluate(make_spec(), out, report=quiet)
+    assert found(out) == undisturbed
+
+
+def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None:
+    """All rows, also those of other processes, are of the policy that was there at the start."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(PRETRAINED, run)
+    write_graphs(tmp_path / "graph.json", [training_graph(2, 3)])
+    config = EvaluationConfig(
+        graphs=(str(tmp_path / "graph.json"),),
+        cluster=("placeto-k80:4",),
+        placers=("policy", "policy-sample"),
+        orders=("topo", "bfs"),
+        seeds=2,
+        budget=1,
+        policy=str(run),
+    )
+    spec, _ = config.spec()
+    assert spec.policy is not None
+
+    def replace(done: int, total: int) -> None:
+        if done == 0:
+            network = read_policy(run).policy().network
+            with torch.no_grad():
+                for weight in network.parameters():
+                    weight.neg_()
+            save_policy(run, network, read_card(run))
+
+    assert not evaluate(spec, out, jobs=2, report=replace).failures
+    assert json.loads((out / "settings.json").read_text())["policy"] == spec.policy.digest
+    evaluate(spec, tmp_path / "before", report=quiet)
+    assert found(out) == found(tmp_path / "before")
+    other, _ = config.spec()
+    evaluate(other, tmp_path / "after", report=quiet)
+    assert found(out) != found(tmp_path / "after")
+    with pytest.raises(EvaluationError, match="out: holds an evaluation that differs in policy; give"):
+        evaluate(other, out, report=quiet)

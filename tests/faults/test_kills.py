@@ -1,0 +1,102 @@
+"""Processes are killed or interrupted at drawn moments, and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.processes import EVALUATE, Command, rows_of, train, trials_of, write_toys
+
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+KILLS_PER_RUN = 8
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with graphs and a training that nothing disturbed, `runs/whole`."""
+    folder = tmp_path_factory.mktemp("kills")
+    write_toys(folder)
+    whole = train(folder, "whole")
+    assert whole.wait() == 0, whole.output
+    return folder
+
+
+def drafts(folder: Path) -> list[Path]:
+    return list(folder.rglob(".*.tmp"))
+
+
+def disturb(command: Command, number: signal.Signals, delay_s: float) -> bool:
+    """Sends a signal after a while; returns whether the command ended by itself, successfully."""
+    time.sleep(delay_s)
+    command.send(number)
+    code = command.wait()
+    assert code in ((0, -KILL) if number == KILL else (0, 1)), command.output
+    assert "Traceback" not in command.output
+    return code == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_training_survives_any_signal_at_any_moment(here: Path, seed: int) -> None:
+    draw, name = random.Random(seed), f"disturbed-{seed}"
+    for _ in range(KILLS_PER_RUN):
+        command = train(here, name)
+        if disturb(command, draw.choice((KILL, KILL, TERM, INT)), draw.uniform(0.0, 1.3)):
+            break
+    last = train(here, name)
+    assert last.wait() == 0, last.output
+    run, whole = here / "runs" / name, here / "runs" / "whole"
+    assert (run / "policy.safetensors").read_bytes() == (whole / "policy.safetensors").read_bytes()
+    assert rows_of(run) == rows_of(whole)
+    assert not drafts(run)
+
+
+PHASES = {
+    "references": "annealing 3 graphs",
+    "search": "searching 5 placements",
+    "imitation": "imitation_loss",
+    "reinforcement": "policy_loss",
+}
+
+
+@pytest.mark.parametrize("number", [KILL, TERM, INT], ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_training_survives_a_signal_in_each_phase(here: Path, phase: str, number: signal.Signals) -> None:
+    name = f"{phase}-{number.name}"
+    metrics = here / "runs" / name / "metrics.jsonl"
+    command = train(here, name)
+    seen = PHASES[phase]
+    command.wait_until(lambda: seen in command.output or (metrics.exists() and seen in metrics.read_text()))
+    disturb(command, number, 0.0)
+    last = train(here, name)
+    assert last.wait() == 0, last.output
+    assert rows_of(here / "runs" / name) == rows_of(here / "runs" / "whole")
+
+
+def evaluate(folder: Path, out: str) -> Command:
+    words = f"--graphs graphs.jsonl --policy runs/whole --include-seen --budget 400 --seeds 2 --out {out}"
+    return Command(EVALUATE, [*words.split(), "--placers", "single", "heft", "annealing", "policy"], folder)
+
+
+def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
+    whole = evaluate(here, "whole")
+    assert whole.wait() == 0, whole.output
+    draw = random.Random(0)
+    disturbed = 0
+    for number in range(3):
+        out = f"disturbed-{number}"
+        for _ in range(KILLS_PER_RUN):
+            command = evaluate(here, out)
+            disturbed += 1
+            if disturb(command, draw.choice((KILL, KILL, TERM, INT)), draw.uniform(0.0, 1.0)):
+                break
+        last = evaluate(here, out)
+        assert last.wait() == 0, last.output
+        assert trials_of(here / out) == trials_of(here / "whole")
+        journal = (here / out / "journal.jsonl").read_text().splitlines()
+        assert len(journal) == len(set(journal)) == len(trials_of(here / "whole"))
+        assert not drafts(here / out)
+    assert disturbed >= KILLS_PER_RUN

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
+from agent.interrupts import SIGNALS
 from graphs.errors import InputError, printable
 
 WRONG_PATH = frozenset(
@@ -34,7 +35,6 @@ WRONG_PATH = frozenset(
 )
 """What the system says of a path that was wrong from the start; all else happens to a right one."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class OneLineParser(argparse.ArgumentParser):

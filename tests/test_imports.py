@@ -18,6 +18,7 @@ ROOMS = (
     ("envs.simulator",),
     ("envs.mdp",),
     ("envs",),
+    ("agent.interrupts",),
     ("agent.settings", "agent.command_line", "agent.folders"),
     ("agent.placers",),
     ("agent.policy",),

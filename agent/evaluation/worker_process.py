@@ -1,6 +1,6 @@
 """A process that handles one request at a time, and may die or hang: whoever waits for it is told.
 
-This module loads nothing else of ours, so that a process looks after its parent as soon as it is there.
+This module loads nothing heavy, so that a process looks after its parent as soon as it is there.
 
 `ProcessPoolExecutor` would not do: it waits for ever for the rest of an answer when a process dies while it
 sends one. Here each process has a pipe of its own, which ends with it.
@@ -14,13 +14,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Generic, TypeVar
+
+from agent.interrupts import interrupts_put_off
 
 GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""
@@ -94,7 +96,7 @@ class WorkerProcess(Generic[Request, Answer]):
         self.connection, theirs = context.Pipe()
         self.deadline_s = math.inf
         process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with theirs, _interrupts_put_off():
+        with theirs, _undisturbed():
             process.start()
             self._process = process
 
@@ -121,20 +123,15 @@ class WorkerProcess(Generic[Request, Answer]):
 
 
 @contextmanager
-def _interrupts_put_off() -> Iterator[None]:
+def _undisturbed() -> Iterator[None]:
     """Lets a process be started completely, and ignore SIGINT from its first moment to its last."""
     resource_tracker.ensure_running()  # starting it unblocks SIGINT
-    came: list[int] = []
-    with ExitStack() as restored:
-        if current_thread() is main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before = signal.signal(number, lambda number, _: came.append(number))
-                restored.callback(signal.signal, number, before)
+    with interrupts_put_off():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
-        restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
-        yield
-    for interrupt in came:
-        signal.raise_signal(interrupt)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.interrupts import interrupts_put_off
 from agent.placers.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.base import BATCH, SearchState, placer
@@ -52,7 +53,9 @@ def run_chain(search: SearchState, rng: np.random.Generator, first: float, last:
     while left := min(search.left, BATCH):
         cooled = (search.progress - began) / (1.0 - began)
         temperature = first * (last / first) ** cooled if first else 0.0
-        anneal(problem.arrays, units, chain, left, temperature, problem.scale_s, track_memory, rng)
+        # numba calls Python code to take a generator apart, and crashes if that is interrupted.
+        with interrupts_put_off():
+            anneal(problem.arrays, units, chain, left, temperature, problem.scale_s, track_memory, rng)
         search.evaluations += left
         search.keep(chain.best, float(chain.best_score[TOTAL_S]), float(chain.best_score[OVER_BYTES]))
 

@@ -60,7 +60,8 @@ class Command:
         return self._output.read_text(errors="backslashreplace") if self._output.exists() else ""
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal when the command has begun, unless it has ended."""
+        self.wait_until(self._output.exists)
         pid = self.process.pid
         if pid is not None and self.process.is_alive():
             os.kill(pid, number)
@@ -83,6 +84,8 @@ class Command:
 
 
 def _run(module: str, words: list[str], folder: str, output: str, file_bytes: int | None) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # as the command does when it has begun
+        signal.signal(number, lambda *_: os._exit(1))
     os.chdir(folder)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

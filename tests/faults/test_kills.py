@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agent.placers.base import PLACERS, Budget
+from envs.problem import Problem
+from tests.agent.placement_cases import make_cluster, training_graph
 from tests.faults.processes import EVALUATE, Command, rows_of, train, trials_of, write_toys
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
@@ -100,3 +107,28 @@ def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
         assert len(journal) == len(set(journal)) == len(trials_of(here / "whole"))
         assert not drafts(here / out)
     assert disturbed >= KILLS_PER_RUN
+
+
+def interrupt_in_a_call_of_a_kernel() -> None:
+    """Ends with code 3 if the interrupt was raised; numba calls `ctypes.cast` while it reads a generator."""
+    cast = ctypes.cast
+
+    def interrupted(*arguments: object) -> object:
+        ctypes.cast = cast
+        signal.raise_signal(signal.SIGINT)
+        return cast(*arguments)  # type: ignore[arg-type]
+
+    problem, rng = Problem(training_graph(2, 1), make_cluster(2)), np.random.default_rng(0)
+    PLACERS["annealing"].place(problem, Budget(100), rng)  # loads the kernels
+    ctypes.cast = interrupted  # type: ignore[assignment]
+    try:
+        PLACERS["annealing"].place(problem, Budget(100), rng)
+    except KeyboardInterrupt:
+        sys.exit(3)
+
+
+def test_an_interrupt_while_a_kernel_is_called_crashes_nothing() -> None:
+    process = multiprocessing.get_context("forkserver").Process(target=interrupt_in_a_call_of_a_kernel)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 3

@@ -87,10 +87,13 @@ def graph_hash(graph: OpGraph) -> str:
     return _sha256(json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":")).encode())
 
 
-def capture_draw(family: str, seed: int) -> OpGraph:
+def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
     The shipped graphs do not say `dtype` and `gemm`: they are what they were before graphs could.
+
+    Args:
+        detailed: whether the graph says them, as calibrated costs need.
 
     Raises:
         FamilyError: unknown family or negative seed.
@@ -99,7 +102,7 @@ def capture_draw(family: str, seed: int) -> OpGraph:
 
     module, inputs = draw(family, seed)
     graph = capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", family=family)
-    return replace(graph, dtypes=(), gemm=graph.gemm[:0])
+    return graph if detailed else replace(graph, dtypes=(), gemm=graph.gemm[:0])
 
 
 def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:

@@ -3,20 +3,25 @@
 `python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
 `--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
-`--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`).
+`--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`); the same
+command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from agent.command_line import OneLineParser
-from agent.evaluation.policies import make_placer, open_policy
+from agent.evaluation.policies import open_policy
 from agent.evaluation.results import write_csv
+from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.terminal_report import progress_bar
 from agent.experiments import fidelity_classes, fidelity_ops, fidelity_placements, fidelity_steps
 from agent.experiments.fidelity_models import GraphCache
+from agent.experiments.fidelity_placements import held_out_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import Budget
 from envs.cluster.kinds import device_of_name
@@ -34,13 +39,13 @@ def compare_steps(folder: Path, out: Path) -> None:
     """Writes `steps.csv`, and `classes.csv` if there are traces; prints their tables."""
     steps, left_out = fidelity_steps.read_steps(folder)
     graphs = GraphCache(out)
-    rows = fidelity_steps.compare_steps(steps, graphs.graph, device_of_name)
+    rows = fidelity_steps.compare_steps(steps, graphs.workload, device_of_name)
     write_csv(out / "steps.csv", fidelity_steps.COLUMNS, fidelity_steps.csv_rows(rows))
     print("Whole steps: simulated over measured, less 1\n")
     print(markdown_table(fidelity_steps.steps_table(rows)), "\n")
     for reason, count in left_out.items():
         print(f"{count} left out: {reason}")
-    classes = fidelity_classes.compare_classes(steps, graphs.graph, device_of_name)
+    classes = fidelity_classes.compare_classes(steps, graphs.workload, device_of_name)
     if classes:
         write_csv(out / "classes.csv", fidelity_classes.COLUMNS, fidelity_classes.csv_rows(classes))
         print("\nOps of these steps by class: sums of simulated and of measured seconds\n")
@@ -56,24 +61,29 @@ def compare_ops(files: Sequence[Path], out: Path) -> None:
     print(fidelity_ops.orders_table(fidelity_ops.device_orders(rows)), "\n")
 
 
-def compare_placements(pairs: Sequence[tuple[str, str]], budget: Budget, out: Path) -> None:
-    """Writes `placements.csv` of the graphs that the shipped policy was not trained on, and prints its table.
+def compare_placements(pairs: Sequence[tuple[str, str]], options: Namespace) -> None:
+    """Writes `placements.csv` of graphs that the shipped policy was not trained on, and prints its table.
 
     Args:
         pairs: presets or files of clusters, with the old and with the new costs.
+        options: those of the command line.
     """
     clusters = [(get_cluster(old), get_cluster(new)) for old, new in pairs]
-    graphs = load_graphs(FAMILIES)
-    policy = open_policy("pretrained", graphs)
-    seen = policy.seen(graphs)
-    held_out = [graph for graph in graphs if graph.name not in seen]
-    placers = [make_placer(name, policy, "topo") for name in PLACED_BY]
-    rows = [
-        row
-        for old, new in clusters
-        for row in fidelity_placements.compare_placements(old, new, held_out, placers, budget)
-    ]
-    write_csv(out / "placements.csv", fidelity_placements.COLUMNS, fidelity_placements.csv_rows(rows))
+    shipped = load_graphs(FAMILIES)
+    policy = open_policy("pretrained", shipped)
+    graphs = held_out_graphs(policy.seen(shipped), options.per_family, GraphCache(options.out))
+    spec = EvaluationSpec(
+        graphs=tuple(graphs),
+        clusters=tuple({cluster.name: cluster for pair in clusters for cluster in pair}.values()),
+        placers=PLACED_BY,
+        budget=Budget(options.evaluations),
+        policy=policy,
+    )
+    with progress_bar() as report:
+        rows = fidelity_placements.compare_placements(
+            clusters, spec, options.out / "placements", jobs=options.jobs, report=report
+        )
+    write_csv(options.out / "placements.csv", fidelity_placements.COLUMNS, fidelity_placements.csv_rows(rows))
     print("\nPlacements found under old costs, timed under new ones: geometric means\n")
     print(markdown_table(fidelity_placements.placements_table(rows)), "\n")
 
@@ -114,16 +124,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--evaluations", type=int, default=10_000, metavar="N", help="of a placer (default: %(default)s)"
     )
+    parser.add_argument(
+        "--per-family", type=int, default=3, metavar="N", help="graphs to place (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
-        budget = Budget(options.evaluations)
         compare_steps(options.steps, options.out)
         if options.ops:
             compare_ops(options.ops, options.out)
         if options.placements:
-            compare_placements(options.placements, budget, options.out)
+            compare_placements(options.placements, options)
 
     return exit_code("agent.experiments.fidelity", work)
 

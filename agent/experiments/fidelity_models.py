@@ -104,7 +104,7 @@ MODELS.register("opt_13", _opt_13)
 
 
 class GraphCache:
-    """Captured graphs of workloads in a folder, each captured once.
+    """Captured graphs in a folder, each captured once.
 
     A change of the code of the capture, of torch or of transformers makes another folder.
 
@@ -116,25 +116,29 @@ class GraphCache:
     def __init__(self, folder: Path, notify: Callable[[str], None] = print) -> None:
         self.folder = folder / f"graphs-{_capture_hash()}"
         self.notify = notify
-        self._graphs: dict[Workload, OpGraph] = {}
+        self._graphs: dict[str, OpGraph] = {}
 
-    def graph(self, workload: Workload) -> OpGraph:
+    def workload(self, workload: Workload) -> OpGraph:
         """Returns the graph of a workload; reads or captures it the first time.
 
         Raises:
             ModelError: an unknown model, or transformers is missing.
             CaptureError: the model cannot be captured.
         """
-        if workload not in self._graphs:
-            path = self.folder / f"{workload}.json.gz"
+        return self.graph(str(workload), lambda: capture_workload(workload))
+
+    def graph(self, name: str, capture: Callable[[], OpGraph]) -> OpGraph:
+        """Returns a graph by its name; reads or captures it the first time."""
+        if name not in self._graphs:
+            path = self.folder / f"{name}.json.gz"
             if path.exists():
-                (self._graphs[workload],) = read_graphs(path)
+                (self._graphs[name],) = read_graphs(path)
             else:
-                self.notify(f"capturing {workload}")
-                self._graphs[workload] = capture_workload(workload)
+                self.notify(f"capturing {name}")
+                self._graphs[name] = capture()
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_graphs(path, [self._graphs[workload]])
-        return self._graphs[workload]
+                write_graphs(path, [self._graphs[name]])
+        return self._graphs[name]
 
 
 def capture_workload(workload: Workload) -> OpGraph:

@@ -6,17 +6,22 @@ and once with the new times of ops and links.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from zlib import crc32
+from functools import partial
+from pathlib import Path
 
-import numpy as np
-
+from agent.evaluation.config import EvaluationError
+from agent.evaluation.run import evaluate, placement_path
+from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean
-from agent.placers.base import Budget, Placer
+from agent.experiments.fidelity_models import GraphCache
 from envs.cluster.cluster import Cluster, ClusterError
+from envs.placement.files import read_placement
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.dataset import capture_draw
+from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
 
 
@@ -47,43 +52,77 @@ COLUMNS = tuple(field.name for field in fields(PlacementRow))
 """Columns of `placements.csv`."""
 
 
+def held_out_graphs(seen: frozenset[str], per_family: int, cache: GraphCache) -> Iterator[OpGraph]:
+    """Captures graphs of the benchmark set with the dtypes and products that calibrated costs need.
+
+    Args:
+        seen: names of graphs that are left out.
+        per_family: number of graphs of each family, the first of the others.
+    """
+    for family, n_draws in FAMILIES.items():
+        names = {f"{family}-{draw:02d}": draw for draw in range(n_draws)}
+        for name in [name for name in names if name not in seen][:per_family]:
+            yield cache.graph(name, partial(capture_draw, family, names[name], detailed=True))
+
+
 def compare_placements(
-    old: Cluster, new: Cluster, graphs: Iterable[OpGraph], placers: Sequence[Placer], budget: Budget
-) -> Iterator[PlacementRow]:
+    pairs: Sequence[tuple[Cluster, Cluster]],
+    spec: EvaluationSpec,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    report: Callable[[int, int], None],
+) -> list[PlacementRow]:
     """Places graphs under both costs, and times both placements under the new ones.
 
     Args:
-        old, new: clusters whose devices correspond by their index.
-        budget: of each run of a placer; both runs draw from the same seed.
+        pairs: old and new clusters whose devices correspond by their index.
+        spec: the graphs, placers and budget; its clusters are those of the pairs.
+        folder: of the evaluation that finds the placements; goes on with one that was stopped.
+        jobs: processes.
+        report: called with (placements found, placements in all).
 
     Raises:
-        ClusterError: the clusters have different numbers of devices.
+        ClusterError: clusters of a pair have different numbers of devices.
+        EvaluationError: the folder holds another evaluation, or a trial failed.
     """
-    if old.n_devices != new.n_devices:
-        raise ClusterError(
-            f"clusters '{old.name}' and '{new.name}' have {old.n_devices} and {new.n_devices} devices; "
-            "compare clusters of as many"
-        )
-    for graph in graphs:
-        before, after = Problem(graph, old), Problem(graph, new)
-        for placer in placers:
-            found = [
-                placer.place(problem, budget, np.random.default_rng([crc32(graph.name.encode())]))
-                for problem in (before, after)
-            ]
-            old_step, new_step = (simulate_problem(after, each.placement.device_of) for each in found)
-            yield PlacementRow(
-                old.name,
-                new.name,
-                placer.name,
-                graph.family,
-                graph.name,
-                old_s=old_step.total_s,
-                new_s=new_step.total_s,
-                old_fits=old_step.fits,
-                new_fits=new_step.fits,
-                single_s=float(after.single_device_s.min()),
+    for old, new in pairs:
+        if old.n_devices != new.n_devices:
+            raise ClusterError(
+                f"clusters '{old.name}' and '{new.name}' have {old.n_devices} and {new.n_devices} devices; "
+                "compare clusters of as many"
             )
+    found = evaluate(spec, folder, jobs=jobs, report=report)
+    if found.failures:
+        raise EvaluationError(f"{len(found.failures)} trials failed; see {folder / 'failures.csv'}")
+    trial_of = {(trial.graph, trial.cluster, trial.placer): trial for trial in found.trials}
+    rows = []
+    for old, new in pairs:
+        for graph in spec.graphs:
+            problem = Problem(graph, new)
+            for placer in spec.placers:
+                placements = [
+                    read_placement(
+                        placement_path(folder, trial_of[graph.name, cluster.name, placer]), graph, cluster
+                    )
+                    for cluster in (old, new)
+                ]
+                old_step, new_step = (simulate_problem(problem, each.device_of) for each in placements)
+                rows.append(
+                    PlacementRow(
+                        old.name,
+                        new.name,
+                        placer,
+                        graph.family,
+                        graph.name,
+                        old_s=old_step.total_s,
+                        new_s=new_step.total_s,
+                        old_fits=old_step.fits,
+                        new_fits=new_step.fits,
+                        single_s=float(problem.single_device_s.min()),
+                    )
+                )
+    return rows
 
 
 def placements_table(rows: Sequence[PlacementRow]) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from agent.evaluation.trial_runner import TrialRunner, warm_up_graph
 from agent.placers.base import PLACERS, Budget
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
+from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
 ROOT = Path(__file__).parents[3]
@@ -141,6 +143,20 @@ def test_a_given_placement_is_one_evaluation():
     found = TrialRunner().score(PROBLEM, np.ones(PROBLEM.graph.n_ops, dtype=np.int64))
     assert found.evaluations == 1
     assert (found.placement.device_of == 1).all()
+
+
+def test_a_cluster_of_any_speed_can_be_warmed_up_on():
+    """The graph is so small that a device of one flop a second suits it."""
+    graph = build_graph(
+        "tiny", "toys", [{"name": "a", "flops": 1.0}, {"name": "b", "flops": 1.0}], [(0, 1, [1])]
+    )
+    usual = make_cluster(2)
+    devices = tuple(
+        replace(device, flops_per_s=1.0, bytes_per_s=1.0, launch_s=0.0) for device in usual.devices
+    )
+    slow = replace(usual, devices=devices, bytes_per_s=np.ones((2, 2)))
+    found = TrialRunner().place(PLACERS["annealing"], Problem(graph, slow), Budget(10), order="", seed=0)
+    assert found.step_time.total_s == 2.0
 
 
 def test_the_warm_up_graph_has_forward_backward_and_weights():

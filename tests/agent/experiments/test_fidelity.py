@@ -5,10 +5,8 @@ import json
 
 import pytest
 
-from agent.evaluation.policies import open_policy
-from agent.experiments import fidelity
+from agent.experiments import fidelity, fidelity_placements
 from agent.experiments.fidelity_models import GraphCache
-from graphs.dataset import load_graphs
 from graphs.op_graph import build_graph
 
 
@@ -19,7 +17,7 @@ def steps(tmp_path, monkeypatch):
     (folder / "Tesla_T4").mkdir(parents=True)
     (folder / "Tesla_T4" / "bert_large-inf-512-8.json").write_text(json.dumps({"e2e_latency": 694.5}))
     graph = build_graph("one", "", [{"name": "a", "flops": 1e12}], [])
-    monkeypatch.setattr(GraphCache, "graph", lambda cache, workload: graph)
+    monkeypatch.setattr(GraphCache, "workload", lambda cache, workload: graph)
     return folder
 
 
@@ -50,15 +48,19 @@ def test_a_folder_without_steps_is_refused_in_one_line(tmp_path, capsys):
 
 
 def test_placements_are_compared_on_graphs_the_policy_has_not_seen(steps, tmp_path, monkeypatch, capsys):
+    """The shipped policy keeps every fourth graph of a family from its training."""
     ops = [{"name": "a", "flops": 1e12}, {"name": "b", "flops": 1e12}]
-    new = build_graph("not seen before", "toy", ops, [(0, 8, [1])])
-    seen = next(graph for graph in load_graphs(["ptb"]) if open_policy("pretrained", [graph]).seen([graph]))
-    monkeypatch.setattr(fidelity, "load_graphs", lambda families: [seen, new])
+
+    def capture(family, seed, *, detailed):
+        return build_graph(f"{family}-{seed:02d}", family, ops, [(0, 8, [1])])
+
+    monkeypatch.setattr(fidelity_placements, "capture_draw", capture)
+    monkeypatch.setattr(fidelity_placements, "FAMILIES", {"ptb": 9})
     out = tmp_path / "out"
-    flags = ["--placements", "2xk80", "placeto-k80:2", "--evaluations", "20"]
+    flags = ["--placements", "2xk80", "placeto-k80:2", "--evaluations", "20", "--per-family", "2"]
     assert fidelity.main(["--steps", str(steps), "--out", str(out), *flags]) == 0
-    assert "| 2xk80 to placeto-k80:2 | heft | 1 of 1 |" in capsys.readouterr().out
+    assert "| 2xk80 to placeto-k80:2 | heft | 2 of 2 |" in capsys.readouterr().out
     with (out / "placements.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["placer"] for row in rows] == list(fidelity.PLACED_BY)
-    assert {row["graph"] for row in rows} == {"not seen before"}
+    assert [row["placer"] for row in rows] == [*fidelity.PLACED_BY, *fidelity.PLACED_BY]
+    assert {row["graph"] for row in rows} == {"ptb-03", "ptb-07"}

@@ -152,7 +152,7 @@ def test_a_captured_step_does_the_work_of_the_model(tiny, mode, tmp_path):
     """Products of GPT-2 by hand: 12 hidden^2 a token and layer, two of length x length, and the head."""
     batch, length, hidden, layers, vocabulary = 3, 16, 32, 2, 100
     workload = Workload(tiny, mode, length, batch)
-    graph = GraphCache(tmp_path).graph(workload)
+    graph = GraphCache(tmp_path).workload(workload)
     linear = 2 * batch * length * hidden * (12 * hidden * layers + vocabulary)
     attention = 2 * 2 * batch * length * length * hidden * layers
     assert flops_of(graph, "forward", "aten.addmm", "aten.mm") == linear
@@ -165,13 +165,13 @@ def test_a_captured_step_does_the_work_of_the_model(tiny, mode, tmp_path):
 
 def test_a_graph_is_captured_once(tiny, tmp_path):
     workload, told = Workload(tiny, "inf", 16, 1), []
-    first = GraphCache(tmp_path, told.append).graph(workload)
+    first = GraphCache(tmp_path, told.append).workload(workload)
     cache = GraphCache(tmp_path, told.append)
-    assert cache.graph(workload).op_names == first.op_names
-    assert cache.graph(workload) is cache.graph(workload)
+    assert cache.workload(workload).op_names == first.op_names
+    assert cache.workload(workload) is cache.workload(workload)
     assert told == [f"capturing {workload}"]
 
 
 def test_an_unknown_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match="unknown measured model 'bart'"):
-        GraphCache(tmp_path, lambda line: None).graph(Workload("bart", "inf", 16, 1))
+        GraphCache(tmp_path, lambda line: None).workload(Workload("bart", "inf", 16, 1))

@@ -3,6 +3,7 @@
 `python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
 `--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
+`--links FILE...` compares measured transfers between GPUs with the links of the presets (`links.csv`).
 `--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`).
 """
 
@@ -15,7 +16,13 @@ from pathlib import Path
 from agent.command_line import OneLineParser
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.results import write_csv
-from agent.experiments import fidelity_classes, fidelity_ops, fidelity_placements, fidelity_steps
+from agent.experiments import (
+    fidelity_classes,
+    fidelity_links,
+    fidelity_ops,
+    fidelity_placements,
+    fidelity_steps,
+)
 from agent.experiments.fidelity_models import GraphCache
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import Budget
@@ -54,6 +61,14 @@ def compare_ops(files: Sequence[Path], out: Path) -> None:
     print(fidelity_ops.errors_table(fidelity_ops.op_errors(rows)))
     print("\nPairs of devices that are ranked as measured\n")
     print(fidelity_ops.orders_table(fidelity_ops.device_orders(rows)), "\n")
+
+
+def compare_links(files: Sequence[Path], out: Path) -> None:
+    """Writes `links.csv`; prints the errors by kind of link."""
+    rows = fidelity_links.compare_links(files)
+    write_csv(out / "links.csv", fidelity_links.COLUMNS, fidelity_links.csv_rows(rows))
+    print("\nLinks: |predicted / measured - 1| on sizes that nothing was fitted to\n")
+    print(markdown_table(fidelity_links.links_table(rows)), "\n")
 
 
 def compare_placements(pairs: Sequence[tuple[str, str]], budget: Budget, out: Path) -> None:
@@ -97,6 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measured ops, CSV files as `python -m envs.calibration fit` takes them",
     )
     parser.add_argument(
+        "--links",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured transfers, CSV files as `python -m envs.calibration links` takes them",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/fidelity"),
@@ -122,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare_steps(options.steps, options.out)
         if options.ops:
             compare_ops(options.ops, options.out)
+        if options.links:
+            compare_links(options.links, options.out)
         if options.placements:
             compare_placements(options.placements, budget, options.out)
 

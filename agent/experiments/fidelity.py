@@ -4,6 +4,7 @@
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
 `--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
 `--links FILE...` compares measured transfers between GPUs with the links of the presets (`links.csv`).
+`--profiles FILE...` compares measured linear layers of transformers with the calibrations (`profiles.csv`).
 `--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`).
 """
 
@@ -21,6 +22,7 @@ from agent.experiments import (
     fidelity_links,
     fidelity_ops,
     fidelity_placements,
+    fidelity_profiles,
     fidelity_steps,
 )
 from agent.experiments.fidelity_models import GraphCache
@@ -69,6 +71,16 @@ def compare_links(files: Sequence[Path], out: Path) -> None:
     write_csv(out / "links.csv", fidelity_links.COLUMNS, fidelity_links.csv_rows(rows))
     print("\nLinks: |predicted / measured - 1| on sizes that nothing was fitted to\n")
     print(markdown_table(fidelity_links.links_table(rows)), "\n")
+
+
+def compare_profiles(files: Sequence[Path], out: Path) -> None:
+    """Writes `profiles.csv`; prints the errors by device and dtype."""
+    rows, left_out = fidelity_profiles.compare_profiles(files)
+    write_csv(out / "profiles.csv", fidelity_profiles.COLUMNS, fidelity_profiles.csv_rows(rows))
+    print("\nLinear layers of profiles, forward pass\n")
+    print(markdown_table(fidelity_profiles.profiles_table(rows)), "\n")
+    for reason, count in left_out.items():
+        print(f"{count} left out: {reason}")
 
 
 def compare_placements(pairs: Sequence[tuple[str, str]], budget: Budget, out: Path) -> None:
@@ -120,6 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measured transfers, CSV files as `python -m envs.calibration links` takes them",
     )
     parser.add_argument(
+        "--profiles",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured layers of transformers, CSV files of Sailor in their folders",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/fidelity"),
@@ -147,6 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             compare_ops(options.ops, options.out)
         if options.links:
             compare_links(options.links, options.out)
+        if options.profiles:
+            compare_profiles(options.profiles, options.out)
         if options.placements:
             compare_placements(options.placements, budget, options.out)
 

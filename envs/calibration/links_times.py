@@ -67,7 +67,8 @@ LINK_KINDS = {
     "gh200-nodes": LinkKind(SAILOR_FIT, 25e9),
 }
 """Links by name. By their bandwidth, the V100 have three NVLinks between them, the GH200 six (as in nodes of
-four), the RTX 3090 a bridge; the A40 have none and go through the memory of the host."""
+four), the RTX 3090 a bridge; the A40 have none and go through the memory of the host. What Sailor calls RTX
+2080 multiplies as fast as an RTX 2080 Ti; the bus is the same."""
 VIDUR_LINKS = {"a100": "a100-nvlink", "a40": "a40-pcie4"}
 """Links by how the names of Vidur's files begin."""
 SAILOR_LINKS = {

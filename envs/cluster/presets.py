@@ -196,7 +196,7 @@ def a100_and_v100() -> Cluster:
 def three_consumer_boards() -> Cluster:
     """Builds an RTX 3090, an RTX 2080 and a Titan RTX in one PCIe 3.0 host, with calibrated costs.
 
-    The links were measured between two RTX 2080, and between two Titan RTX.
+    The links were measured between two Titan RTX, and between two RTX 2080 (Ti, by their speed).
     """
     return calibrated("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), measured_links()["pcie3"])
 

@@ -106,6 +106,8 @@ def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
         "from agent.policy.serialization import read_card\n"
         "assert all(module.CONFIG.is_file() for module in (a, b, c))\n"
         "read_card('pretrained')\n"
+        "from envs.cluster.presets import get_cluster\n"
+        "get_cluster('4xv100-sxm2')\n"
         "print(len(load_family('llama')))"
     )
     assert run([programs / "python", "-c", code], tmp_path) == "12\n"

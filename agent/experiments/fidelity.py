@@ -3,6 +3,8 @@
 `python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
 `--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
+`--links FILE...` compares measured transfers between GPUs with the links of the presets (`links.csv`).
+`--profiles FILE...` compares measured linear layers of transformers with the calibrations (`profiles.csv`).
 `--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`); the same
 command goes on where it was stopped.
 """
@@ -19,7 +21,14 @@ from agent.evaluation.policies import open_policy
 from agent.evaluation.results import write_csv
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
-from agent.experiments import fidelity_classes, fidelity_ops, fidelity_placements, fidelity_steps
+from agent.experiments import (
+    fidelity_classes,
+    fidelity_links,
+    fidelity_ops,
+    fidelity_placements,
+    fidelity_profiles,
+    fidelity_steps,
+)
 from agent.experiments.fidelity_models import GraphCache
 from agent.experiments.fidelity_placements import held_out_graphs
 from agent.experiments.launcher import exit_code, markdown_table
@@ -59,6 +68,24 @@ def compare_ops(files: Sequence[Path], out: Path) -> None:
     print(fidelity_ops.errors_table(fidelity_ops.op_errors(rows)))
     print("\nPairs of devices that are ranked as measured\n")
     print(fidelity_ops.orders_table(fidelity_ops.device_orders(rows)), "\n")
+
+
+def compare_links(files: Sequence[Path], out: Path) -> None:
+    """Writes `links.csv`; prints the errors by kind of link."""
+    rows = fidelity_links.compare_links(files)
+    write_csv(out / "links.csv", fidelity_links.COLUMNS, fidelity_links.csv_rows(rows))
+    print("\nLinks: |predicted / measured - 1| on sizes that nothing was fitted to\n")
+    print(markdown_table(fidelity_links.links_table(rows)), "\n")
+
+
+def compare_profiles(files: Sequence[Path], out: Path) -> None:
+    """Writes `profiles.csv`; prints the errors by device and dtype."""
+    rows, left_out = fidelity_profiles.compare_profiles(files)
+    write_csv(out / "profiles.csv", fidelity_profiles.COLUMNS, fidelity_profiles.csv_rows(rows))
+    print("\nLinear layers of profiles, forward pass\n")
+    print(markdown_table(fidelity_profiles.profiles_table(rows)), "\n")
+    for reason, count in left_out.items():
+        print(f"{count} left out: {reason}")
 
 
 def compare_placements(pairs: Sequence[tuple[str, str]], options: Namespace) -> None:
@@ -107,6 +134,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measured ops, CSV files as `python -m envs.calibration fit` takes them",
     )
     parser.add_argument(
+        "--links",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured transfers, CSV files as `python -m envs.calibration links` takes them",
+    )
+    parser.add_argument(
+        "--profiles",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measured layers of transformers, CSV files of Sailor in their folders",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs/fidelity"),
@@ -135,6 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare_steps(options.steps, options.out)
         if options.ops:
             compare_ops(options.ops, options.out)
+        if options.links:
+            compare_links(options.links, options.out)
+        if options.profiles:
+            compare_profiles(options.profiles, options.out)
         if options.placements:
             compare_placements(options.placements, options)
 

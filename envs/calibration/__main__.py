@@ -1,4 +1,4 @@
-"""`python -m envs.calibration`: fits efficiency models to measured ops, or to this machine."""
+"""`python -m envs.calibration`: fits models to measured ops, to measured transfers, or to this machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
     fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
     fit.add_argument("--out", required=True, metavar="DIR", help="folder for one file a device kind")
+    links = commands.add_parser("links", help="fit links to files of measured transfers")
+    links.add_argument(
+        "--times", nargs="+", required=True, metavar="FILE", help="CSV files of measured transfers"
+    )
+    links.add_argument("--out", required=True, metavar="FILE", help="takes the links")
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
     measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
@@ -24,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "fit":
             fit_files(options.ops, Path(options.out))
+        elif options.command == "links":
+            from envs.calibration import links_fit
+
+            links_fit.fit_files(options.times, Path(options.out))
         else:
             from envs.calibration.measure import measure_cpu
 

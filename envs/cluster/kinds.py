@@ -1,7 +1,18 @@
 """Device kinds: what the datasheets of GPUs say, and the kinds that names of real GPUs stand for.
 
 Peaks are dense (no sparsity). `fp16` is with fp32 accumulation, as PyTorch multiplies; GeForce boards have
-half of the tensor rate there. Capacities are decimal, which leaves room for the CUDA context.
+half of the tensor rate there.
+
+Capacities are what CUDA reports, in MiB, as nvidia-smi and (L4, H100, GH200) PyTorch's out-of-memory errors
+print it in public logs; boards with GDDR and error correction (P4, T4, L4) lack a sixteenth of what they are
+sold with.
+
+Tensors cannot have all of that (PyTorch, "CUDA semantics", memory management). The CUDA context with
+PyTorch's kernels takes 1,343 MiB on a V100 under CUDA 11.2 (Hugging Face, "Model training anatomy"); since
+CUDA 11.7 kernels are loaded lazily, so it may be less. Nor does the caching allocator fill the rest. Eight
+language models trained with recomputation, offloading or LoRA lost 15 % of it on average (Guo et al.,
+"GMLake", ASPLOS 2024); a plain step allocates the same tensors every time and should lose less. The 5 % here
+are a guess.
 
 Sources:
     P4, P100: NVIDIA Tesla P4 and P100 PCIe datasheets (2016); Pascal architecture whitepaper.
@@ -23,6 +34,10 @@ from envs.cluster.cluster import ClusterError, Device
 LAUNCH_S = 3e-6
 """Seconds between kernels of one stream that depend on each other; what the host needs is another matter."""
 GIGA, TERA, MIB = 1e9, 1e12, 2.0**20
+CONTEXT_BYTES = 1343 * MIB
+"""Memory of the CUDA context and of PyTorch's kernels on every device."""
+FRAGMENTED = 0.05
+"""Share of the rest that the caching allocator cannot fill; a guess."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,8 @@ class Kind:
         generation: architecture, e.g. `ampere`.
         bus: how it reaches the others, `pcie`, `sxm` or `nvlink-c2c`.
         memory_bytes, bytes_per_s: capacity and bandwidth of its memory.
+        context_bytes: memory that is taken before the first tensor.
+        fragmented: share of the rest that no tensor can have.
         peaks: floating-point operations a second by dtype.
         multiprocessors: number of streaming multiprocessors.
         l2_bytes: size of the L2 cache.
@@ -51,13 +68,15 @@ class Kind:
     l2_bytes: float
     power_w: float
     process_nm: float
+    context_bytes: float = 0.0
+    fragmented: float = 0.0
 
     def device(self, name: str = "gpu") -> Device:
-        """Returns a device of this kind; its `flops_per_s` is the peak in fp32."""
+        """Returns a device of this kind, with the memory that tensors can have and the peak in fp32."""
         return Device(
             name,
             self.name,
-            self.memory_bytes,
+            (self.memory_bytes - self.context_bytes) * (1 - self.fragmented),
             self.peaks["fp32"],
             self.bytes_per_s,
             LAUNCH_S,
@@ -69,24 +88,26 @@ def _kind(
     name: str,
     generation: str,
     bus: str,
-    memory_gb: float,
+    memory_mib: float,
     gb_per_s: float,
     tflops: dict[str, float],
     chip: tuple[int, float, float, float],
 ) -> Kind:
-    """Builds a kind from a datasheet's units; `chip` is (multiprocessors, L2 in MiB, watts, nanometres)."""
+    """Builds a kind; `tflops` is by dtype, `chip` is (multiprocessors, L2 in MiB, watts, nanometres)."""
     peaks = {dtype: rate * TERA for dtype, rate in tflops.items()}
     return Kind(
         name,
         generation,
         bus,
-        memory_gb * GIGA,
+        memory_mib * MIB,
         gb_per_s * GIGA,
         peaks,
         chip[0],
         chip[1] * MIB,
         chip[2],
         chip[3],
+        CONTEXT_BYTES,
+        FRAGMENTED,
     )
 
 
@@ -102,34 +123,40 @@ RTX3090 = {"fp64": 0.56, "fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 KINDS = {
     kind.name: kind
     for kind in (
-        _kind("p4", "pascal", "pcie", 8, 192, {"fp64": 0.17, "fp32": 5.5, "fp16": 5.5}, (20, 2, 75, 12)),
-        _kind("p100-pcie-16gb", "pascal", "pcie", 16, 732, P100, (56, 4, 250, 12)),
-        _kind("v100-pcie-16gb", "volta", "pcie", 16, 900, V100_PCIE, (80, 6, 250, 12)),
-        _kind("v100-pcie-32gb", "volta", "pcie", 32, 900, V100_PCIE, (80, 6, 250, 12)),
-        _kind("v100-sxm2-16gb", "volta", "sxm", 16, 900, V100_SXM, (80, 6, 300, 12)),
-        _kind("v100-sxm2-32gb", "volta", "sxm", 32, 900, V100_SXM, (80, 6, 300, 12)),
-        _kind("t4", "turing", "pcie", 16, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0}, (40, 4, 70, 12)),
+        _kind("p4", "pascal", "pcie", 7611, 192, {"fp64": 0.17, "fp32": 5.5, "fp16": 5.5}, (20, 2, 75, 12)),
+        _kind("p100-pcie-16gb", "pascal", "pcie", 16280, 732, P100, (56, 4, 250, 12)),
+        _kind("v100-pcie-16gb", "volta", "pcie", 16160, 900, V100_PCIE, (80, 6, 250, 12)),
+        _kind("v100-pcie-32gb", "volta", "pcie", 32510, 900, V100_PCIE, (80, 6, 250, 12)),
+        _kind("v100-sxm2-16gb", "volta", "sxm", 16160, 900, V100_SXM, (80, 6, 300, 12)),
+        _kind("v100-sxm2-32gb", "volta", "sxm", 32510, 900, V100_SXM, (80, 6, 300, 12)),
+        _kind("t4", "turing", "pcie", 15109, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0}, (40, 4, 70, 12)),
         _kind(
-            "rtx2080", "turing", "pcie", 8, 448, {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3}, (46, 4, 215, 12)
+            "rtx2080",
+            "turing",
+            "pcie",
+            7982,
+            448,
+            {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3},
+            (46, 4, 215, 12),
         ),
         _kind(
             "titan-rtx",
             "turing",
             "pcie",
-            24,
+            24220,
             672,
             {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5},
             (72, 6, 280, 12),
         ),
-        _kind("a100-pcie-40gb", "ampere", "pcie", 40, 1555, A100, (108, 40, 250, 7)),
-        _kind("a100-pcie-80gb", "ampere", "pcie", 80, 1935, A100, (108, 40, 300, 7)),
-        _kind("a100-sxm4-40gb", "ampere", "sxm", 40, 1555, A100, (108, 40, 400, 7)),
-        _kind("a100-sxm4-80gb", "ampere", "sxm", 80, 2039, A100, (108, 40, 400, 7)),
-        _kind("rtx3090", "ampere", "pcie", 24, 936, RTX3090, (82, 6, 350, 8)),
-        _kind("l4", "ada", "pcie", 24, 300, L4, (58, 48, 72, 5)),
-        _kind("h100-pcie-80gb", "hopper", "pcie", 80, 2000, H100_PCIE, (114, 50, 350, 5)),
-        _kind("h100-sxm5-80gb", "hopper", "sxm", 80, 3350, H100_SXM, (132, 50, 700, 5)),
-        _kind("gh200", "hopper", "nvlink-c2c", 96, 4000, H100_SXM, (132, 50, 700, 5)),
+        _kind("a100-pcie-40gb", "ampere", "pcie", 40536, 1555, A100, (108, 40, 250, 7)),
+        _kind("a100-pcie-80gb", "ampere", "pcie", 80994, 1935, A100, (108, 40, 300, 7)),
+        _kind("a100-sxm4-40gb", "ampere", "sxm", 40536, 1555, A100, (108, 40, 400, 7)),
+        _kind("a100-sxm4-80gb", "ampere", "sxm", 81251, 2039, A100, (108, 40, 400, 7)),
+        _kind("rtx3090", "ampere", "pcie", 24268, 936, RTX3090, (82, 6, 350, 8)),
+        _kind("l4", "ada", "pcie", 22590, 300, L4, (58, 48, 72, 5)),
+        _kind("h100-pcie-80gb", "hopper", "pcie", 80998, 2000, H100_PCIE, (114, 50, 350, 5)),
+        _kind("h100-sxm5-80gb", "hopper", "sxm", 80998, 3350, H100_SXM, (132, 50, 700, 5)),
+        _kind("gh200", "hopper", "nvlink-c2c", 96768, 4000, H100_SXM, (132, 50, 700, 5)),
     )
 }
 """Kinds by name."""

@@ -1,9 +1,14 @@
 """Preset clusters.
 
-Every speed is a peak from a datasheet. Captured graphs count 32-bit tensors, so the arithmetic peak is that
-for 32-bit tensors: fp32 without TF32 tensor cores (K80, V100), dense TF32 with them (A100, H100).
-Capacities are decimal, as datasheets print them, which leaves room for the CUDA context. No datasheet states
-launch times and latencies: 6 us to launch a kernel and 10 us to begin a copy are usual for PyTorch on CUDA.
+In those without calibrated costs every speed is a peak from a datasheet. Captured graphs count 32-bit
+tensors, so the arithmetic peak is that for 32-bit tensors: fp32 without TF32 tensor cores (K80, V100),
+dense TF32 with them (A100, H100). Capacities are decimal, as datasheets print them, which leaves room for
+the CUDA context. No datasheet states launch times and latencies: 6 us to launch a kernel and 10 us to begin
+a copy are usual for PyTorch on CUDA.
+
+Those with calibrated costs have devices of `envs.cluster.kinds` and links of `envs.cluster.links`; each
+says what of its links was not measured. `issue_s` is 0 in all: the measurements at hand do not tell what a
+host needs to issue an op.
 
 Sources:
     K80: NVIDIA Tesla K80 board specification BD-07317-001, one of the board's two GK210.
@@ -12,12 +17,11 @@ Sources:
     H100: NVIDIA H100 Tensor Core GPU datasheet (2023), SXM5 80 GB; TF32 without sparsity.
     Xeon: NVIDIA DGX-1 datasheet (two E5-2698 v4, 512 GB DDR4-2133) and Intel ARK.
     PCIe: PCI Express base specifications 3.0 and 4.0, 16 lanes.
-    Kinds with a calibration: `envs.cluster.kinds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +29,7 @@ import numpy as np
 from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster
 from envs.cluster.kinds import KINDS
+from envs.cluster.links import Link, measured_links
 from envs.cluster.own_machine import CLUSTER_NAME, own_cluster_file
 from graphs.registry import Registry
 
@@ -139,46 +144,79 @@ def gpu_and_cpu() -> Cluster:
 
 @preset("4xv100-sxm2")
 def four_v100_sxm2() -> Cluster:
-    """Builds four V100 on one board as `4xv100` does, with calibrated costs."""
-    device = KINDS["v100-sxm2-16gb"].device()
-    return uniform("4xv100-sxm2", device, 4, 2 * NVLINK2_BYTES_PER_S, sharing="pair")
+    """Builds four V100 on one board as `4xv100` does, with calibrated costs.
+
+    The measured pair must have three NVLinks between them, as two carry less than was measured; here are two,
+    with two thirds of its bandwidth.
+    """
+    link = measured_links()["v100-nvlink"].scaled(2 / 3)
+    return calibrated("4xv100-sxm2", ("v100-sxm2-16gb",) * 4, link, sharing="pair")
 
 
 @preset("4xa100-pcie")
 def four_a100_pcie() -> Cluster:
-    """Builds four A100 PCIe 40 GB, each behind 16 lanes of PCIe 4.0, with calibrated costs."""
-    return uniform("4xa100-pcie", KINDS["a100-pcie-40gb"].device(), 4, PCIE4_BYTES_PER_S)
+    """Builds four A100 PCIe 40 GB, each behind 16 lanes of PCIe 4.0, with calibrated costs.
+
+    Such a link was not measured: its bandwidth is the share of PCIe 4.0 that others reach of PCIe 3.0.
+    """
+    link = measured_links()["pcie3"].scaled(PCIE4_BYTES_PER_S / PCIE3_BYTES_PER_S)
+    return calibrated("4xa100-pcie", ("a100-pcie-40gb",) * 4, link)
 
 
 @preset("8xa100-sxm4")
 def eight_a100_sxm4() -> Cluster:
-    """Builds one DGX A100 with 80 GB a GPU: eight on NVSwitch, with calibrated costs."""
-    return uniform("8xa100-sxm4", KINDS["a100-sxm4-80gb"].device(), 8, NVLINK3_BYTES_PER_S)
+    """Builds one DGX A100 with 80 GB a GPU: eight on NVSwitch, with calibrated costs.
+
+    The links were measured in a box of A100 with 40 GB, which has the same NVSwitch.
+    """
+    return calibrated("8xa100-sxm4", ("a100-sxm4-80gb",) * 8, measured_links()["a100-nvswitch"])
 
 
 @preset("4xh100-sxm5")
 def four_h100_sxm5() -> Cluster:
-    """Builds four H100 on NVSwitch, with calibrated costs."""
-    return uniform("4xh100-sxm5", KINDS["h100-sxm5-80gb"].device(), 4, NVLINK4_BYTES_PER_S)
+    """Builds four H100 on NVSwitch, with calibrated costs.
+
+    No link of H100 was measured: these have the A100's latency, and the share of NVLink 4 that A100 reach of
+    NVLink 3.
+    """
+    link = measured_links()["a100-nvswitch"].scaled(NVLINK4_BYTES_PER_S / NVLINK3_BYTES_PER_S)
+    return calibrated("4xh100-sxm5", ("h100-sxm5-80gb",) * 4, link)
 
 
 @preset("a100+v100")
 def a100_and_v100() -> Cluster:
-    """Builds an A100 PCIe 40 GB and a V100 PCIe 32 GB in one PCIe 3.0 host, with calibrated costs."""
-    return unequal("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), PCIE3_BYTES_PER_S)
+    """Builds an A100 PCIe 40 GB and a V100 PCIe 32 GB in one PCIe 3.0 host, with calibrated costs.
+
+    The link was measured between other boards of PCIe 3.0.
+    """
+    return calibrated("a100+v100", ("a100-pcie-40gb", "v100-pcie-32gb"), measured_links()["pcie3"])
 
 
 @preset("3090+2080+titan")
 def three_consumer_boards() -> Cluster:
-    """Builds an RTX 3090, an RTX 2080 and a Titan RTX in one PCIe 3.0 host, with calibrated costs."""
-    return unequal("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), PCIE3_BYTES_PER_S)
+    """Builds an RTX 3090, an RTX 2080 and a Titan RTX in one PCIe 3.0 host, with calibrated costs.
+
+    The links were measured between two Titan RTX, and between two RTX 2080 (Ti, by their speed).
+    """
+    return calibrated("3090+2080+titan", ("rtx3090", "rtx2080", "titan-rtx"), measured_links()["pcie3"])
 
 
-def unequal(name: str, kinds: tuple[str, ...], bytes_per_s: float) -> Cluster:
-    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal links."""
+def calibrated(name: str, kinds: Sequence[str], link: Link, **rules: object) -> Cluster:
+    """Builds a cluster of one device of each kind, named `gpu0`, `gpu1`, ..., with equal measured links.
+
+    Args:
+        kinds: names of `KINDS`.
+        rules: further fields of `Cluster`.
+    """
     shape = (len(kinds), len(kinds))
-    devices = tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds))
-    return Cluster(name, devices, np.full(shape, bytes_per_s), np.full(shape, LATENCY_S))
+    return Cluster(
+        name,
+        tuple(KINDS[kind].device(f"gpu{index}") for index, kind in enumerate(kinds)),
+        np.full(shape, link.bytes_per_s),
+        np.full(shape, link.latency_s),
+        n_half_bytes=link.n_half_bytes,
+        **rules,  # type: ignore[arg-type]
+    )
 
 
 @preset("placeto-k80", sized=True)

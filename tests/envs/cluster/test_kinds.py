@@ -9,7 +9,7 @@ import pytest
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json
-from envs.cluster.kinds import KINDS, NAMES, device_of_name, kind_of
+from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, NAMES, Kind, device_of_name, kind_of
 from envs.cluster.presets import get_cluster
 from graphs.io.json_files import FileFormatError
 
@@ -100,6 +100,18 @@ def test_presets_of_unequal_devices() -> None:
     cluster = get_cluster("3090+2080+titan")
     assert [device.kind for device in cluster.devices] == ["rtx3090", "rtx2080", "titan-rtx"]
     assert [device.name for device in cluster.devices] == ["gpu0", "gpu1", "gpu2"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_tensors_cannot_have_the_memory_of_the_context_nor_what_is_fragmented(kind: Kind) -> None:
+    left = kind.memory_bytes - CONTEXT_BYTES
+    assert kind.device().memory_bytes == pytest.approx(0.95 * left)
+    assert kind.memory_bytes > 7600 * MIB
+
+
+def test_a_device_without_context_has_all_its_memory() -> None:
+    kind = replace(KINDS["t4"], context_bytes=0.0, fragmented=0.0)
+    assert kind.device().memory_bytes == kind.memory_bytes == 15109 * MIB
 
 
 def test_a_device_refuses_an_unknown_dtype() -> None:

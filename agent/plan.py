@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.evaluation.bounds import lower_bound_s
-from agent.evaluation.inputs import make_budget
+from agent.evaluation.inputs import make_budget, prepared
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
@@ -26,7 +26,6 @@ from envs.simulator.simulate import StepTime
 from graphs.errors import InputError
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.precision import with_precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,6 +100,7 @@ def place(
     optimizer: str | None = "adam",
     training: bool = True,
     precision: str | None = None,
+    granularity: str = "op",
 ) -> Plan:
     """Place a model's training step on a cluster, as `evaluate.py` does with the same settings.
 
@@ -117,6 +117,7 @@ def place(
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
         training: whether a module's backward pass and update are placed too.
         precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
+        granularity: from `graphs.step_settings.GRANULARITIES`: what one decision places.
 
     Returns:
         The best placement found; `plan.step_time.fits` says whether it is feasible.
@@ -137,8 +138,7 @@ def place(
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
     graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer, training)
-    if precision is not None:
-        graph = with_precision(graph, precision)
+    graph = prepared(graph, precision, granularity)
     problem = Problem(graph, chosen)
     problem.check_feasible()
     is_learned = placer in LEARNED

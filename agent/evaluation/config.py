@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.settings import Settings, option
 from graphs.errors import InputError
 from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
-from graphs.step_settings import OPTIMIZER_NAMES, PRECISIONS
+from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
 
 if TYPE_CHECKING:
     from agent.evaluation.spec import EvaluationSpec
@@ -48,6 +48,9 @@ class EvaluationConfig(Settings, error=EvaluationError):
         group=GRAPHS,
         choices=PRECISIONS,
         default_text="as captured",
+    )
+    granularity: str = option(
+        "op", "what one decision places, by module path", group=GRAPHS, choices=GRANULARITIES
     )
     include_seen: bool = option(False, "keep graphs the policy was trained on", group=GRAPHS)
     max_decompressed_bytes: int = option(

@@ -14,7 +14,6 @@ from graphs.dataset import load_graphs
 from graphs.errors import InputError, printable
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
-from graphs.precision import with_precision
 from graphs.user_line import user_line
 
 
@@ -30,17 +29,14 @@ def gather_graphs(
     *,
     optimizer: str = "adam",
     training: bool = True,
-    precision: str | None = None,
 ) -> tuple[OpGraph, ...]:
     """Load every graph that a command line names: families first, then files, then the model.
 
     Args:
         limit_bytes: greatest size of a file that is decompressed.
         optimizer, training: of the model's step, as `graphs.capture.capture` takes them.
-        precision: from `graphs.step_settings.PRECISIONS`, to cost all graphs in; None: as they are.
 
     Raises:
-        PrecisionError: a graph is in another precision than fp32 already.
         SourceError: no source at all, two graphs of one name, or a model that cannot be loaded.
         ValueError: what the readers of families and files raise.
     """
@@ -50,8 +46,6 @@ def gather_graphs(
     graphs += [graph for path in dict.fromkeys(files) for graph in read_graphs(path, limit_bytes=limit_bytes)]
     if model is not None:
         graphs.append(capture_model(model, optimizer=optimizer, training=training))
-    if precision is not None:
-        graphs = [with_precision(graph, precision) for graph in graphs]
     _check_names(graphs)
     return tuple(graphs)
 

@@ -14,8 +14,10 @@ from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.placement.files import read_named_placement
+from graphs.granularity import with_granularity
 from graphs.op_graph import IntArray, OpGraph
 from graphs.orders import ORDERS
+from graphs.precision import with_precision
 
 
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
@@ -29,20 +31,20 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     """
     if config.model is None and (config.inference or config.optimizer != "adam"):
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
-    graphs = gather_graphs(
+    gathered = gather_graphs(
         config.families,
         config.graphs,
         config.model,
         config.max_decompressed_bytes,
         optimizer=config.optimizer,
         training=not config.inference,
-        precision=config.precision,
     )
+    graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_cluster(name) for name in config.cluster)
     placers = _placers(config)
     given = read_given(config.placements, graphs, clusters)
     policy = open_policy(config.policy, graphs) if any(name in LEARNED for name in placers) else None
-    seen = policy.seen(graphs) if policy else frozenset[str]()
+    seen = policy.seen(gathered) if policy else frozenset[str]()
     dropped = frozenset[str]() if config.include_seen else seen
     spec = EvaluationSpec(
         graphs=tuple(graph for graph in graphs if graph.name not in dropped),
@@ -55,9 +57,20 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         seen=seen,
         given=given,
         coarsen=config.coarsen,
+        granularity=config.granularity,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
+
+
+def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:
+    """Returns a graph in a precision (None: as it is) and of a granularity.
+
+    Raises:
+        PrecisionError, GranularityError: the graph cannot have them.
+    """
+    costed = graph if precision is None else with_precision(graph, precision)
+    return with_granularity(costed, granularity)
 
 
 def make_budget(evaluations: int | None, seconds: float | None) -> Budget:

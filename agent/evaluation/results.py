@@ -29,6 +29,7 @@ COLUMNS = (
     "lower_bound_s",
     "ratio_to_single",
     "ratio_to_best",
+    "granularity",
 )
 
 
@@ -54,6 +55,7 @@ class Trial:
         lower_bound_s: no placement has a shorter step.
         single_s: step time of the fastest single device, its memory unlimited.
         seen: whether the evaluation's policy was trained on the graph.
+        granularity: what one decision placed.
     """
 
     graph: str
@@ -69,6 +71,7 @@ class Trial:
     lower_bound_s: float
     single_s: float
     seen: bool
+    granularity: str = "op"
 
     @property
     def key(self) -> Key:

@@ -51,6 +51,7 @@ class EvaluationSpec:
         given: placements to score as well: (graph, cluster, name) -> device of each op.
         coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
             are those of the graphs themselves in any case.
+        granularity: what one decision places, as the graphs were given it.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -66,6 +67,7 @@ class EvaluationSpec:
     seen: frozenset[str] = frozenset()
     given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
     coarsen: int | None = None
+    granularity: str = "op"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -107,6 +109,7 @@ class EvaluationSpec:
             "budget": asdict(self.budget),
             "policy": self.policy.digest if self.policy else "",
             "coarsen": self.coarsen,
+            "granularity": self.granularity,
             "placements": sorted(
                 [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]
                 for names, device_of in self.given.items()

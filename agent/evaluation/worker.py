@@ -77,4 +77,5 @@ class Worker:
             lower_bound_s=self._bound_s,
             single_s=problem.scale_s,
             seen=problem.graph.name in self.spec.seen,
+            granularity=self.spec.granularity,
         )

@@ -125,6 +125,15 @@ def test_a_module_is_placed_for_inference_and_in_another_precision():
         place(module, inputs, placer="single", precision="fp8")
 
 
+def test_a_module_is_placed_whole():
+    module = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
+    plan = place(module, torch.zeros(4096, 2048), placer="annealing", budget=200, granularity="module")
+    graph = plan.graph
+    for path in {module for module in graph.modules if module}:
+        ops = [op for op in range(graph.n_ops) if graph.modules[op] == path]
+        assert len({int(plan.placement.device_of[op]) for op in ops}) == 1
+
+
 def test_a_module_without_inputs_is_refused():
     with pytest.raises(ValueError, match="example inputs"):
         place(nn.Linear(2, 2))

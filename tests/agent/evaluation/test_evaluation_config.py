@@ -61,6 +61,15 @@ def test_graphs_are_costed_in_the_precision_that_is_asked_for(file):
     assert spec.to_json() != plain.to_json()
 
 
+def test_a_graph_of_the_training_is_seen_in_any_precision_and_granularity():
+    settings = {"families": ("gpt",), "placers": ("policy",)}
+    _, left_out = EvaluationConfig(**settings).spec()
+    spec, others = EvaluationConfig(**settings, precision="tf32", granularity="module").spec()
+    assert left_out == others != []
+    assert spec.granularity == "module"
+    assert all(len(graph.units) < graph.n_ops / 3 for graph in spec.graphs)
+
+
 def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -83,6 +92,7 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
         ({"seconds": 0.0}, "seconds is 0.0; use more than 0"),
         ({"coarsen": 0}, "coarsen is 0; use at least 1"),
         ({"precision": "fp8"}, "precision is 'fp8'; use fp32 or tf32 or amp-bf16"),
+        ({"granularity": "stage"}, "granularity is 'stage'; use op or module or block or layer"),
         ({"optimizer": "lion"}, "optimizer is 'lion'; use adam or sgd or adamw"),
         ({"cluster": []}, "cluster is empty; give at least one"),
         ({"placer": ["heft"]}, "unknown key 'placer'; use families"),

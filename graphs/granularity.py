@@ -1,0 +1,138 @@
+"""Granularity: how much of a step one decision places.
+
+A coarser granularity changes nothing of a graph but which ops are colocated, so all that takes a graph takes
+it. What autograd runs follows the forward op: the backward ops of a module stand at its module path.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from graphs.errors import InputError
+from graphs.op_graph import OpGraph
+from graphs.step_settings import GRANULARITIES
+
+SUM_OF_GRADIENTS = "aten.add"
+"""Type of the backward op by which autograd adds the gradients of a tensor that several ops read."""
+
+
+class GranularityError(InputError):
+    """A granularity that is unknown, or a graph that cannot have it; the message says what would be right."""
+
+
+def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
+    """Colocates the ops that one decision places.
+
+    - `op`: the graph as it is: an op, with the parameters that it reads first and their updates.
+    - `module`: all ops of a module, forward, backward and update, with its parameters. An op that a module
+      runs between its submodules belongs to that module, and so do all its calls.
+    - `block`: numbered modules (of a `ModuleList` or `Sequential`) that repeat, each whole; of nested ones
+      the outermost. What is in none is placed by module.
+    - `layer`: the same blocks, or the submodules of the model if there are none; everything else goes with
+      the block that begins before it, or with the first.
+
+    Returns:
+        A graph that differs in `colocate` alone. Ops that were colocated still are: with the first that
+        computes among them.
+
+    Raises:
+        GranularityError: no such granularity, or a graph without module paths.
+    """
+    if granularity not in GRANULARITIES:
+        raise GranularityError(f"unknown granularity '{granularity}'; use one of {', '.join(GRANULARITIES)}")
+    if granularity == "op":
+        return graph
+    if not any(graph.modules):
+        raise GranularityError(f"graph '{graph.name}': its ops have no module paths; use granularity op")
+    groups = _keep_together(graph, GROUPINGS[granularity](graph))
+    number: dict[str, int] = {}
+    is_input = [kind == "input" for kind in graph.op_types]
+    colocate = [
+        -1 if free else number.setdefault(group, len(number))
+        for group, free in zip(groups, is_input, strict=True)
+    ]
+    return replace(graph, colocate=np.array(colocate, dtype=np.int64))
+
+
+def by_module(graph: OpGraph) -> list[str]:
+    """Groups ops by module path; a sum of gradients goes where it is read first, to its tensor's producer."""
+    paths = list(graph.modules)
+    for op in range(graph.n_ops - 1, -1, -1):
+        is_sum = graph.phases[op] == "backward" and graph.op_types[op].startswith(SUM_OF_GRADIENTS)
+        if is_sum and not paths[op] and len(readers := graph.successors.row(op)):
+            paths[op] = paths[readers[0]]
+    return paths
+
+
+def by_block(graph: OpGraph) -> list[str]:
+    """Groups ops by repeated block, those outside of blocks by module."""
+    block_of = _blocks(graph)
+    return [_block(path, block_of) or path for path in by_module(graph)]
+
+
+def by_layer(graph: OpGraph) -> list[str]:
+    """Groups ops by repeated block, the others with the block before them."""
+    paths = by_module(graph)
+    blocks = _blocks(graph) or {path.partition(".")[0] for path in paths if path}
+    group = {path: _block(path, blocks) for path in dict.fromkeys(paths)}
+    begun = list(dict.fromkeys(group[path] for path in paths if group[path]))
+    last, following = begun[0], dict[str, str]()
+    for path in paths:  # in program order
+        last = group[path] or last
+        following.setdefault(path, last)
+    return [group[path] or following[path] for path in paths]
+
+
+GROUPINGS: dict[str, Callable[[OpGraph], list[str]]] = {
+    "module": by_module,
+    "block": by_block,
+    "layer": by_layer,
+}
+"""Names the group of each op by a module path; ops of a group go on one device."""
+
+
+def _keep_together(graph: OpGraph, groups: Sequence[str]) -> list[str]:
+    """Gives colocated ops the group of the first that computes among them."""
+    leader: dict[int, int] = {}
+    compute_first = sorted(range(graph.n_ops), key=lambda op: (bool(graph.is_source[op]), op))
+    for op in compute_first:
+        leader.setdefault(int(graph.colocate[op]), op)
+    return [
+        groups[op if graph.colocate[op] < 0 else leader[int(graph.colocate[op])]] for op in range(graph.n_ops)
+    ]
+
+
+def _blocks(graph: OpGraph) -> set[str]:
+    """Paths of numbered modules, where one of the numbered modules beside it repeats one of the model.
+
+    Modules repeat each other if their forward ops have equal types at equal paths below them.
+    """
+    ops_of = defaultdict[str, list[tuple[str, str]]](list)
+    for op in range(graph.n_ops):
+        if graph.phases[op] == "forward" and not graph.is_source[op]:
+            path = graph.modules[op]
+            for parent in _numbered(path):
+                ops_of[parent].append((path[len(parent) :], graph.op_types[op]))
+    alike = defaultdict[tuple[tuple[str, str], ...], list[str]](list)
+    for path, ops in ops_of.items():
+        alike[tuple(ops)].append(path)
+    repeated = {path for paths in alike.values() if len(paths) > 1 for path in paths}
+    containers = {path.rpartition(".")[0] for path in repeated}
+    return {path for path in ops_of if path.rpartition(".")[0] in containers}
+
+
+def _block(path: str, blocks: Iterable[str]) -> str:
+    """Returns the outermost of the blocks that a module is in, "" if none."""
+    parts = path.split(".")
+    beginnings = (".".join(parts[: count + 1]) for count in range(len(parts)))
+    return next((beginning for beginning in beginnings if beginning in blocks), "")
+
+
+def _numbered(path: str) -> list[str]:
+    """Returns the numbered modules that a module is in, itself included."""
+    parts = path.split(".")
+    return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdecimal()]

@@ -90,7 +90,7 @@ def graph_hash(graph: OpGraph) -> str:
 def capture_draw(family: str, seed: int) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
-    The shipped graphs do not say `dtype` and `gemm`: they are what they were before graphs could.
+    The shipped graphs do not say `dtype`, `gemm` and `image`: they are what they were before graphs could.
 
     Raises:
         FamilyError: unknown family or negative seed.
@@ -99,7 +99,7 @@ def capture_draw(family: str, seed: int) -> OpGraph:
 
     module, inputs = draw(family, seed)
     graph = capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", family=family)
-    return replace(graph, dtypes=(), gemm=graph.gemm[:0])
+    return replace(graph, dtypes=(), gemm=graph.gemm[:0], image=graph.image[:0])
 
 
 def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from envs.calibration.convolutions import ConvolutionModel
 from envs.calibration.efficiency import Machine, MatmulModel, Model, TrafficModel
 from envs.calibration.op_classes import CLASSES, MATMULS, TENSOR
 from envs.cluster.own_machine import own_calibration_file
@@ -90,7 +91,7 @@ class Calibration:
                 raise CalibrationError(
                     f"calibration of '{self.kind}': unknown op class {op_class!r}; use {', '.join(KEYS)}"
                 )
-            if not isinstance(fit.model, model_type(op_class)):
+            if type(fit.model) is not model_type(op_class):
                 raise CalibrationError(
                     f"calibration of '{self.kind}': {op_class} has the model of another class"
                 )
@@ -122,6 +123,8 @@ class Calibration:
 
 def model_type(op_class: str) -> type[Model]:
     """Returns the type of model that an op class has."""
+    if op_class == "conv":
+        return ConvolutionModel
     return MatmulModel if op_class in (*MATMULS, TENSOR) else TrafficModel
 
 
@@ -244,6 +247,9 @@ RANGES = {
     "cache": (1e-3, 1e4),
     "reread": (0.0, 10.0),
     "deep": (0.0, 100.0),
+    "fused": (1e-4, 4.0),
+    "fused_prologue": (0.0, 1e4),
+    "transforms": (1e-4, 4.0),
     "in_flight": (1e-3, 1e6),
     "steepness": (0.1, 100.0),
 }

@@ -10,9 +10,9 @@ predicting achieved throughput rather than time is from Lee et al., "NeuSight", 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphs.op_graph import FloatArray, IntArray
 
@@ -20,10 +20,6 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64
 """Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
 CAP_SHARPNESS = 8.0
 LONG_K, LONG_K_STEEPNESS = 8192.0, 4.0
-WINOGRAD_TILE, WINOGRAD_KERNEL = 16, 9
-"""Outputs of a tile of F(4x4, 3x3), and weights of its kernel."""
-WINOGRAD_PRODUCTS = 36
-"""Matrix products into which it turns a convolution."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +50,15 @@ class MatmulModel:
     cache: float
     deep: float
 
+    tiles: ClassVar[tuple[tuple[int, int], ...]] = TILES
+
     def seconds(self, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of matrix products without their launch, (n,)."""
-        direct = self._products(work, machine)
-        chosen = np.flatnonzero(work.winograd)
-        if len(chosen):
-            direct[chosen] = np.minimum(direct[chosen], self._winograd(work.select(chosen), machine))
-        return direct
-
-    def _products(self, work: MatmulWork, machine: Machine) -> FloatArray:
         batch, m, n, k = work.shape.T
         deep = 1 + self.deep / (1 + (np.maximum(k, 1.0) / LONG_K) ** -LONG_K_STEEPNESS)
         memory_s = work.bytes_moved / (machine.bytes_per_s * self.traffic)
         best = np.full(len(m), np.inf)
-        for rows, columns in TILES:
+        for rows, columns in self.tiles:
             blocks = batch * np.ceil(m / rows) * np.ceil(n / columns)
             full = blocks / machine.multiprocessors
             waves = self.waves * np.ceil(full) + (1 - self.waves) * np.maximum(full, 1)
@@ -78,29 +69,19 @@ class MatmulModel:
             best = np.minimum(best, both(compute_s, traffic_s, self.overlap))
         return best
 
-    def _winograd(self, work: MatmulWork, machine: Machine) -> FloatArray:
-        """Computes the seconds of 3x3 convolutions as 36 products of transformed tiles, (n,).
-
-        Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, F(4x4, 3x3).
-        """
-        batch, m, n, k = work.shape.T
-        tiles, channels = np.ceil(m / WINOGRAD_TILE), k / WINOGRAD_KERNEL
-        shape = np.stack([batch * WINOGRAD_PRODUCTS, tiles, n, channels], axis=1)
-        transformed = WINOGRAD_PRODUCTS * batch * (tiles * (channels + n) + channels * n)
-        bytes_moved = work.bytes_moved + 2 * transformed * work.item_bytes
-        none = np.zeros(len(m), dtype=bool)
-        return self._products(replace(work, shape=shape, bytes_moved=bytes_moved, winograd=none), machine)
-
     def seconds_of_flops(self, flops: FloatArray, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of large products of unknown shape, (n,): as many waves as it takes."""
-        compute_s = flops / (work.flops_per_s * self.achieved(*TILES[0]))
+        compute_s = flops / (work.flops_per_s * self.achieved(*self.tiles[0]))
         return both(compute_s, work.bytes_moved / (machine.bytes_per_s * self.traffic), self.overlap)
 
     def achieved(self, rows: int, columns: int) -> float:
         """Returns the share of the peak that tiles of a size reach."""
         size = rows * columns / (rows + columns)
-        reached = self.efficiency * size / (size + self.tile_cost)
-        return float((reached**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
+        return self.limited(self.efficiency * size / (size + self.tile_cost))
+
+    def limited(self, share: float) -> float:
+        """Returns what the power limit leaves of a share of the peak."""
+        return float((share**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
 
 
 @dataclass(frozen=True)
@@ -155,19 +136,19 @@ class MatmulWork:
         bytes_moved: memory traffic in bytes, (n,).
         item_bytes: bytes of an element, (n,).
         flops_per_s: peak of the device for the dtype, (n,).
-        winograd: whether an op may run as a Winograd convolution, bool (n,).
+        image: height and width of the output of convolutions that may run as Winograd's, else 0, (n, 2).
     """
 
     shape: FloatArray
     bytes_moved: FloatArray
     item_bytes: FloatArray
     flops_per_s: FloatArray
-    winograd: NDArray[np.bool_]
+    image: FloatArray
 
     def select(self, rows: IntArray) -> MatmulWork:
         """Returns some of the products, by index."""
-        columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.winograd)
-        return MatmulWork(*(column[rows] for column in columns))  # type: ignore[arg-type]
+        columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.image)
+        return MatmulWork(*(column[rows] for column in columns))
 
     def traffic_over(self, repeats: FloatArray) -> MatmulWork:
         """Returns the products with their traffic divided by the times that each is computed, (n,)."""

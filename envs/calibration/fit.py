@@ -51,6 +51,12 @@ MATMUL = {
     "cache": Parameter(3.0, 0.3, 20.0, 0.05),
     "deep": Parameter(0.05, 0.005, 4.0, 0.05),
 }
+CONVOLUTION = MATMUL | {
+    "tile_cost": Parameter(8.0, 0.4, 60.0, 0.2),
+    "fused": Parameter(0.8, 0.2, 2.5),
+    "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
+    "transforms": Parameter(0.7, 0.1, 2.0),
+}
 TRAFFIC = {
     "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
     "efficiency": Parameter(0.8, 0.2, 1.2),
@@ -77,9 +83,9 @@ def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
     item_bytes = ITEM_BYTES[table.dtype]
     if isinstance(model, MatmulModel):
         n = len(table.seconds)
-        peak, winograd = kind.peaks[table.dtype], table.op_class == "conv"
+        peak = kind.peaks[table.dtype]
         work = MatmulWork(
-            table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), np.full(n, winograd)
+            table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), table.image
         )
         return model.launch_s + model.seconds(work, machine_of(kind))
     return model.launch_s + model.seconds(table.bytes_moved, item_bytes * table.shape[:, 2], machine_of(kind))
@@ -179,8 +185,9 @@ def thinned(table: OpTable) -> OpTable:
 
 def _fit(table: OpTable, kind: Kind) -> Model:
     table = thinned(table)
-    if model_type(table.op_class) is MatmulModel:
-        limits = MATMUL | {"sustained": replace(MATMUL["sustained"], start=power_share(kind, table.dtype))}
+    if issubclass(model_type(table.op_class), MatmulModel):
+        limits = CONVOLUTION if table.op_class == "conv" else MATMUL
+        limits |= {"sustained": replace(limits["sustained"], start=power_share(kind, table.dtype))}
     else:
         limits = {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
     return _least_squares(

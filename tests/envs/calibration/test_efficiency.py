@@ -28,14 +28,14 @@ MACHINE = Machine(bytes_per_s=1e9, multiprocessors=10, l2_bytes=1e6)
 PEAK = 1e12
 
 
-def work(*shapes: tuple[int, int, int, int], bytes_moved: float = 0.0, winograd: bool = False) -> MatmulWork:
+def work(*shapes: tuple[int, int, int, int], bytes_moved: float = 0.0) -> MatmulWork:
     n = len(shapes)
     return MatmulWork(
         np.array(shapes, dtype=np.float64),
         np.full(n, bytes_moved),
         np.full(n, 4.0),
         np.full(n, PEAK),
-        np.full(n, winograd),
+        np.zeros((n, 2)),
     )
 
 
@@ -75,16 +75,6 @@ def test_unknown_shapes_take_what_large_products_take() -> None:
     flops = np.array([2.0 * np.prod(shape)])
     known = IDEAL.seconds(work(shape), MACHINE)
     np.testing.assert_allclose(IDEAL.seconds_of_flops(flops, work((0, 0, 0, 0)), MACHINE), known, rtol=1e-6)
-
-
-def test_winograd_saves_products_where_memory_is_fast_enough() -> None:
-    shape = (1, 2**20, 512, 9 * 512)
-    free = replace(IDEAL, waves=0.0)
-    slow = replace(free, traffic=1e-3)
-    for model, saved in ((free, 4.0), (slow, 1.0)):
-        direct = model.seconds(work(shape, bytes_moved=1e6), MACHINE)
-        chosen = model.seconds(work(shape, bytes_moved=1e6, winograd=True), MACHINE)
-        assert chosen == pytest.approx(direct / saved, rel=0.01)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 8))

@@ -12,11 +12,10 @@ are as the names and grids of the kernels in the NeuSight data say.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
-from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, both
+from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, Tiles, both
 from graphs.op_graph import FloatArray
 
 CONVOLUTION_TILES = ((128, 128), (128, 64), (128, 32))
@@ -46,7 +45,9 @@ class ConvolutionModel(MatmulModel):
     fused_prologue: float
     transforms: float
 
-    tiles: ClassVar[tuple[tuple[int, int], ...]] = CONVOLUTION_TILES
+    def tiles(self, machine: Machine) -> Tiles:
+        """Returns those of the kernels for convolutions."""
+        return CONVOLUTION_TILES
 
     def seconds(self, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of convolutions without their launch, (n,)."""

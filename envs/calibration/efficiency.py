@@ -10,16 +10,32 @@ predicting achieved throughput rather than time is from Lee et al., "NeuSight", 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
 from graphs.op_graph import FloatArray, IntArray
 
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32))
+Tiles = tuple[tuple[int, int], ...]
+
+TILES: Tiles = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+)
 """Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
 CAP_SHARPNESS = 8.0
-LONG_K, LONG_K_STEEPNESS = 8192.0, 4.0
+BATCHED_TILES = {"pascal": ((64, 128),), "ampere": ((128, 128),)}
+"""The same of batched products, where the kernels of the data have one size on all boards of a generation."""
+LONG_K, LONG_K_STEEPNESS = 10000.0, 4.0
+MANY_ROWS, ROWS_POWER = 4096.0, 0.25
+"""Rows from which on a long k costs most, and how much longer it may be where there are fewer: on Pascal, the
+longest rows take up to three times as long, where many of them are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class MatmulModel:
         waves: 1 if the last wave takes as long as a full one, 0 if its share.
         overlap: how well arithmetic and traffic overlap; their times add in the norm of this order.
         cache: speed at which tiles reread their operands, as a multiple of the memory bandwidth.
-        deep: further time where k is beyond `LONG_K`, as a share.
+        deep: further time where k is beyond `LONG_K` and rows are many, as a share.
     """
 
     launch_s: float
@@ -50,15 +66,18 @@ class MatmulModel:
     cache: float
     deep: float
 
-    tiles: ClassVar[tuple[tuple[int, int], ...]] = TILES
+    def tiles(self, machine: Machine) -> Tiles:
+        """Returns rows and columns of the tiles that there are kernels for."""
+        return TILES
 
     def seconds(self, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of matrix products without their launch, (n,)."""
         batch, m, n, k = work.shape.T
-        deep = 1 + self.deep / (1 + (np.maximum(k, 1.0) / LONG_K) ** -LONG_K_STEEPNESS)
+        long = np.maximum(k, 1.0) / LONG_K * np.clip(m / MANY_ROWS, 1 / MANY_ROWS, 1) ** ROWS_POWER
+        deep = 1 + self.deep / (1 + long**-LONG_K_STEEPNESS)
         memory_s = work.bytes_moved / (machine.bytes_per_s * self.traffic)
         best = np.full(len(m), np.inf)
-        for rows, columns in self.tiles:
+        for rows, columns in self.tiles(machine):
             blocks = batch * np.ceil(m / rows) * np.ceil(n / columns)
             full = blocks / machine.multiprocessors
             waves = self.waves * np.ceil(full) + (1 - self.waves) * np.maximum(full, 1)
@@ -71,7 +90,7 @@ class MatmulModel:
 
     def seconds_of_flops(self, flops: FloatArray, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of large products of unknown shape, (n,): as many waves as it takes."""
-        compute_s = flops / (work.flops_per_s * self.achieved(*self.tiles[0]))
+        compute_s = flops / (work.flops_per_s * self.achieved(*self.tiles(machine)[0]))
         return both(compute_s, work.bytes_moved / (machine.bytes_per_s * self.traffic), self.overlap)
 
     def achieved(self, rows: int, columns: int) -> float:
@@ -82,6 +101,15 @@ class MatmulModel:
     def limited(self, share: float) -> float:
         """Returns what the power limit leaves of a share of the peak."""
         return float((share**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
+
+
+@dataclass(frozen=True)
+class BatchedModel(MatmulModel):
+    """How a device computes batched products, for which cuBLAS has fewer kernels."""
+
+    def tiles(self, machine: Machine) -> Tiles:
+        """Returns those that the machine has for batched products."""
+        return machine.batched_tiles
 
 
 @dataclass(frozen=True)
@@ -120,11 +148,19 @@ Model = MatmulModel | TrafficModel
 
 @dataclass(frozen=True)
 class Machine:
-    """What the models need of a device: bytes a second of its memory, multiprocessors, bytes of its L2."""
+    """What the models need of a device.
+
+    Attributes:
+        bytes_per_s: of its memory.
+        multiprocessors: blocks of a product that it computes at a time.
+        l2_bytes: size of its last cache.
+        batched_tiles: rows and columns of the tiles of its kernels for batched products.
+    """
 
     bytes_per_s: float
     multiprocessors: int
     l2_bytes: float
+    batched_tiles: Tiles = TILES
 
 
 @dataclass(frozen=True)

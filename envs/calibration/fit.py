@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from envs.calibration.calibration import NEEDED, Calibration, ClassFit, model_type
-from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, Model
+from envs.calibration.efficiency import BATCHED_TILES, TILES, Machine, MatmulModel, MatmulWork, Model
 from envs.calibration.measured_ops import ITEM_BYTES, MeasurementError, OpTable
 from envs.calibration.op_classes import TENSOR
 from envs.cluster.kinds import KINDS, Kind
@@ -22,6 +22,9 @@ MAX_ROWS = 600
 """Rows that make a fit, taken evenly from all: more change nothing."""
 OUTLIER = 0.05
 """Error from which a row's weight in a fit falls."""
+SMALL_CHIPS = frozenset({"p4", "rtx3090"})
+"""Boards whose chips (GP104, GA102) have another compute capability than the GP100 or GA100 of their generation:
+cuBLAS and cuDNN run other kernels on them."""
 SOURCE = (
     "fp32: NeuSight, github.com/sitar-lab/NeuSight (Lee et al., ASPLOS 2025); "
     "gemm-tensor: Vidur, github.com/microsoft/vidur (Agrawal et al., MLSys 2024)"
@@ -75,7 +78,8 @@ def power_share(kind: Kind, dtype: str) -> float:
 
 def machine_of(kind: Kind) -> Machine:
     """Returns what efficiency models need of a kind."""
-    return Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes)
+    tiles = BATCHED_TILES.get(kind.generation, TILES)
+    return Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes, tiles)
 
 
 def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
@@ -143,7 +147,7 @@ def stand_in(
         for name, of_kind in fits.items()
         if name != kind.name and op_class in of_kind
     }
-    near = [model for name, model in others.items() if KINDS[name].generation == kind.generation]
+    near = [model for name, model in others.items() if _are_near(kind, KINDS[name], op_class)]
     donors, origin = (near, kind.generation) if near else (list(others.values()), "all kinds")
     if not donors:
         return None
@@ -152,6 +156,13 @@ def stand_in(
     if "sustained" in medians:
         medians["sustained"] = power_share(kind, "fp16" if op_class == TENSOR else "fp32")
     return model_type(op_class)(**{name: _rounded(value) for name, value in medians.items()}), origin
+
+
+def _are_near(kind: Kind, other: Kind, op_class: str) -> bool:
+    """Returns whether kinds are of a generation; where kernels are tuned for a chip, of its chips too."""
+    tuned = issubclass(model_type(op_class), MatmulModel)
+    same_chips = (kind.name in SMALL_CHIPS) == (other.name in SMALL_CHIPS)
+    return kind.generation == other.generation and (same_chips or not tuned)
 
 
 def _calibration(kind: Kind, fits: Mapping[str, Mapping[str, ClassFit]]) -> Calibration:
@@ -173,6 +184,7 @@ def _calibration(kind: Kind, fits: Mapping[str, Mapping[str, ClassFit]]) -> Cali
         kind.multiprocessors,
         kind.l2_bytes,
         dict(sorted(classes.items())),
+        machine_of(kind).batched_tiles,
     )
 
 

@@ -35,6 +35,8 @@ STAND_INS = {
 """The class whose model holds for a class that nobody measured."""
 
 
+LATER = frozenset({"burst", "burst_s"})
+"""Parameters that files of before do not hold."""
 MAX_TILE = 4096
 NEEDED = ("gemm", "elementwise")
 """Classes that stand in for others, so that every calibration has them."""
@@ -228,8 +230,11 @@ def _class_fit(value: object, op_class: str, where: str) -> ClassFit:
     record = json_fields.fields(value, where, frozenset({"rows", "parameters"}), frozenset({"held_out"}))
     kind = model_type(op_class)
     names = [field.name for field in fields(kind)]
-    parameters = json_fields.fields(record["parameters"], f"{where}: parameters", frozenset(names))
-    numbers = {name: json_fields.number(parameters[name], f"{where}: {name}") for name in names}
+    optional = LATER.intersection(names)
+    parameters = json_fields.fields(
+        record["parameters"], f"{where}: parameters", frozenset(names) - optional, optional
+    )
+    numbers = {name: json_fields.number(value, f"{where}: {name}") for name, value in parameters.items()}
     for name, number in numbers.items():
         low, high = RANGES[name]
         if not low <= number <= high:
@@ -266,6 +271,8 @@ RANGES = {
     "cache": (1e-3, 1e4),
     "reread": (0.0, 10.0),
     "deep": (0.0, 100.0),
+    "burst": (1.0, 10.0),
+    "burst_s": (1e-6, 1e3),
     "fused": (1e-4, 4.0),
     "fused_prologue": (0.0, 1e4),
     "transforms": (1e-4, 4.0),

@@ -31,7 +31,7 @@ SPLIT_SIDE, SPLIT_PRODUCTS = 4, 36
 KERNEL = 9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConvolutionModel(MatmulModel):
     """How a device computes convolutions.
 

@@ -38,7 +38,7 @@ MANY_ROWS, ROWS_POWER = 4096.0, 0.25
 longest rows take up to three times as long, where many of them are read at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MatmulModel:
     """How a device computes matrix products.
 
@@ -53,6 +53,8 @@ class MatmulModel:
         overlap: how well arithmetic and traffic overlap; their times add in the norm of this order.
         cache: speed at which tiles reread their operands, as a multiple of the memory bandwidth.
         deep: further time where k is beyond `LONG_K` and rows are many, as a share.
+        burst: how much more of the peak the power limit allows for a short time than all the time.
+        burst_s: time after which half of that is gone.
     """
 
     launch_s: float
@@ -65,6 +67,8 @@ class MatmulModel:
     overlap: float
     cache: float
     deep: float
+    burst: float = 1.0
+    burst_s: float = 0.1
 
     def tiles(self, machine: Machine) -> Tiles:
         """Returns rows and columns of the tiles that there are kernels for."""
@@ -88,6 +92,18 @@ class MatmulModel:
             best = np.minimum(best, both(compute_s, traffic_s, self.overlap))
         return best
 
+    def timed_alone(self, work: MatmulWork, machine: Machine) -> FloatArray:
+        """Computes the seconds that products take which are timed one by one, (n,), with their launch.
+
+        A board that has rested runs a short op faster than its power limit allows for long.
+        """
+        steady = self.seconds(work, machine)
+        if self.burst > 1:
+            fresh = replace(self, sustained=self.burst * self.sustained).seconds(work, machine)
+            share = 1 / (1 + (steady / self.burst_s) ** 2)
+            steady = steady ** (1 - share) * fresh**share
+        return self.launch_s + steady
+
     def seconds_of_flops(self, flops: FloatArray, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of large products of unknown shape, (n,): as many waves as it takes."""
         compute_s = flops / (work.flops_per_s * self.achieved(*self.tiles(machine)[0]))
@@ -103,7 +119,7 @@ class MatmulModel:
         return float((share**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchedModel(MatmulModel):
     """How a device computes batched products, for which cuBLAS has fewer kernels."""
 

@@ -23,8 +23,8 @@ MAX_ROWS = 600
 OUTLIER = 0.05
 """Error from which a row's weight in a fit falls."""
 SMALL_CHIPS = frozenset({"p4", "rtx3090"})
-"""Boards whose chips (GP104, GA102) have another compute capability than the GP100 or GA100 of their generation:
-cuBLAS and cuDNN run other kernels on them."""
+"""Boards whose chips (GP104, GA102) have another compute capability than the GP100 or GA100 of their
+generation: cuBLAS and cuDNN run other kernels on them."""
 SOURCE = (
     "fp32: NeuSight, github.com/sitar-lab/NeuSight (Lee et al., ASPLOS 2025); "
     "gemm-tensor: Vidur, github.com/microsoft/vidur (Agrawal et al., MLSys 2024)"
@@ -60,6 +60,8 @@ CONVOLUTION = MATMUL | {
     "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
     "transforms": Parameter(0.7, 0.1, 2.0),
 }
+BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
+"""What is fitted too of boards whose power limits their matrix products."""
 TRAFFIC = {
     "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
     "efficiency": Parameter(0.8, 0.2, 1.2),
@@ -91,7 +93,7 @@ def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
         work = MatmulWork(
             table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), table.image
         )
-        return model.launch_s + model.seconds(work, machine_of(kind))
+        return model.timed_alone(work, machine_of(kind))
     return model.launch_s + model.seconds(table.bytes_moved, item_bytes * table.shape[:, 2], machine_of(kind))
 
 
@@ -198,8 +200,12 @@ def thinned(table: OpTable) -> OpTable:
 def _fit(table: OpTable, kind: Kind) -> Model:
     table = thinned(table)
     if issubclass(model_type(table.op_class), MatmulModel):
-        limits = CONVOLUTION if table.op_class == "conv" else MATMUL
-        limits |= {"sustained": replace(limits["sustained"], start=power_share(kind, table.dtype))}
+        share = power_share(kind, table.dtype)
+        limits = {
+            **(CONVOLUTION if table.op_class == "conv" else MATMUL),
+            "sustained": replace(MATMUL["sustained"], start=share),
+            **(BURST if share < 1 else {}),
+        }
     else:
         limits = {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
     return _least_squares(

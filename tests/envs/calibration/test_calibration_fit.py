@@ -177,6 +177,26 @@ def test_a_kind_does_not_stand_in_for_itself() -> None:
     assert stand_in(KINDS["t4"], "gemm", fits) is None
 
 
+def test_a_fit_does_not_depend_on_the_kinds_fitted_before() -> None:
+    table = synthetic("v100-pcie-32gb", "gemm")
+    before = fit_class(table)
+    fit_class(synthetic("l4", "gemm"))
+    assert fit_class(table) == before
+
+
+def test_matrix_products_are_taken_from_like_chips_and_traffic_from_the_generation() -> None:
+    kinds = ("p4", "t4")
+    fits = {kind: {name: fit_class(synthetic(kind, name)) for name in ("gemm", "norm")} for kind in kinds}
+    origins = [stand_in(KINDS["p100-pcie-16gb"], name, fits) for name in ("gemm", "norm")]
+    assert [origin[1] for origin in origins if origin] == ["all kinds", "pascal"]
+
+
+def test_only_boards_that_power_limits_have_bursts() -> None:
+    models = {kind: fit_class(synthetic(kind, "gemm")).model for kind in ("p4", "v100-pcie-32gb")}
+    assert models["p4"].burst > 1.05  # type: ignore[union-attr]
+    assert models["v100-pcie-32gb"].burst == 1.0  # type: ignore[union-attr]
+
+
 def test_power_limits_small_boards() -> None:
     assert power_share(KINDS["v100-sxm2-16gb"], "fp32") == 1.0
     assert 0.25 < power_share(KINDS["l4"], "fp32") < 0.4

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, TrafficModel, both
+from envs.calibration.efficiency import BatchedModel, Machine, MatmulModel, MatmulWork, TrafficModel, both
 
 IDEAL = MatmulModel(
     launch_s=0.0,
@@ -99,3 +99,31 @@ def test_overlap_goes_from_the_sum_to_the_maximum() -> None:
     np.testing.assert_allclose(both(first, second, 1.0), [7, 2, 0])
     np.testing.assert_allclose(both(first, second, 2.0), [5, 2, 0])
     np.testing.assert_allclose(both(first, second, 99.0), [4, 2, 0], rtol=1e-6)
+
+
+def test_batched_products_take_the_tiles_of_the_machine() -> None:
+    """A product of 64 columns wastes half of a tile of 128."""
+    batched = BatchedModel(**asdict(replace(IDEAL, waves=0.0)))
+    one_kernel = replace(MACHINE, batched_tiles=((64, 128),))
+    narrow, wide = batched.seconds(work((64, 1024, 64, 64), (64, 1024, 128, 64)), one_kernel)
+    assert narrow == pytest.approx(wide)
+    assert batched.seconds(work((64, 1024, 64, 64)), MACHINE)[0] == pytest.approx(wide / 2)
+
+
+def test_short_ops_run_beyond_what_power_allows_for_long() -> None:
+    limited = replace(IDEAL, waves=0.0, sustained=0.25, launch_s=1e-3, burst=2.0, burst_s=0.1)
+    products = work((10, 256, 128, 64), (10, 2560, 12800, 64 * 1024))
+    short, long = (limited.timed_alone(products, MACHINE) - 1e-3) / limited.seconds(products, MACHINE)
+    assert short == pytest.approx(0.5, rel=1e-3)
+    assert long == pytest.approx(1.0, rel=1e-3)
+
+
+def test_long_rows_cost_more_where_they_are_many() -> None:
+    deep = replace(IDEAL, waves=0.0, deep=1.0)
+    slower = [
+        (deep.seconds(work(shape), MACHINE) / IDEAL.seconds(work(shape), MACHINE))[0]
+        for shape in ((1, 2560, 12800, 1024), (1, 256, 128000, 10000), (1, 25600, 12800, 10000))
+    ]
+    assert slower[0] == pytest.approx(1.0, abs=1e-3)
+    assert slower[1] < 1.2
+    assert slower[2] == pytest.approx(1.5)

@@ -90,7 +90,7 @@ def graph_hash(graph: OpGraph) -> str:
 def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
-    The shipped graphs do not say `dtype` and `gemm`: they are what they were before graphs could.
+    The shipped graphs do not say `dtype`, `gemm` and `image`: they are what they were before graphs could.
 
     Args:
         detailed: whether the graph says them, as calibrated costs need.
@@ -102,7 +102,9 @@ def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
 
     module, inputs = draw(family, seed)
     graph = capture(module, inputs, optimizer="adam", name=f"{family}-{seed:02d}", family=family)
-    return graph if detailed else replace(graph, dtypes=(), gemm=graph.gemm[:0])
+    if detailed:
+        return graph
+    return replace(graph, dtypes=(), gemm=graph.gemm[:0], image=graph.image[:0])
 
 
 def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -> Iterator[OpGraph]:

@@ -80,6 +80,28 @@ def _check_arithmetic(where: str, graph: OpGraph) -> None:
             f"{where}: op {op} ('{graph.op_names[op]}') has gemm {graph.gemm[op].tolist()}; use four extents "
             f"from 1 to {MAX_EXTENT:g} of at most {MAX_FLOPS:g} flops"
         )
+    _check_images(where, graph)
+
+
+def _check_images(where: str, graph: OpGraph) -> None:
+    if graph.image.shape != (graph.n_ops, 2):
+        raise GraphError(f"{where}: image has shape {graph.image.shape}; use ({graph.n_ops}, 2)")
+    said = graph.image.any(axis=1)
+    low, high = graph.image.min(axis=1), graph.image.max(axis=1)
+    positions = graph.gemm[:, 1]
+    # Compared before they are multiplied, which could overflow.
+    bad = said & ((low < 1) | (high > positions))
+    sized = np.flatnonzero(said & ~bad)
+    bad[sized] = [
+        m % (h * w) != 0
+        for m, (h, w) in zip(positions[sized].tolist(), graph.image[sized].tolist(), strict=True)
+    ]
+    if bad.any():
+        op = int(np.argmax(bad))
+        raise GraphError(
+            f"{where}: op {op} ('{graph.op_names[op]}') has image {graph.image[op].tolist()}; use the height "
+            f"and width of the output of a convolution, whose product divides m of gemm, {positions[op]}"
+        )
 
 
 def _check_strings(where: str, graph: OpGraph) -> None:

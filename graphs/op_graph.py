@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from graphs.graph_rules import DTYPES, PHASES, GraphError, check_graph
 from graphs.io.json_files import FileFormatError
-from graphs.op_records import EXTENTS, parse_ops
+from graphs.op_records import EXTENTS, IMAGE_SIDES, parse_ops
 
 __all__ = [
     "DTYPES",
@@ -65,6 +65,10 @@ def _no_gemm() -> IntArray:
     return np.zeros((0, EXTENTS), dtype=np.int64)
 
 
+def _no_image() -> IntArray:
+    return np.zeros((0, IMAGE_SIDES), dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """Ops in program order (every producer before its consumers) and the tensors between them.
@@ -80,8 +84,6 @@ class OpGraph:
         resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
         colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
         seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
-        dtypes: dtype of each op's arithmetic, one of fp64, fp32, tf32, fp16, bf16 and int; "" where not said.
-        gemm: batch, m, n, k of matrix products and convolutions, int (n_ops, 4), zeros where there is none.
         tensor_producer: op that makes each tensor, int (n_tensors,).
         tensor_bytes: size of each tensor in bytes, (n_tensors,).
         consumers: ops that read each tensor, one row per tensor, ascending and distinct.
@@ -91,6 +93,9 @@ class OpGraph:
             convolution, which is counted as its implicit product (groups, positions of the output in all
             samples, output channels of a group, kernel elements of a group); batch * heads, queries, keys and
             head width of attention. Zeros where there is none (the default).
+        image: height and width of the output of each 3x3 convolution of stride 1 that has one group and no
+            dilation, which can be computed in tiles of the image; int (n_ops, 2), zeros for all else (the
+            default).
 
     Raises:
         GraphError: on construction, if a rule above is broken.
@@ -112,12 +117,15 @@ class OpGraph:
     seconds: Mapping[str, FloatArray] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
     gemm: IntArray = field(default_factory=_no_gemm)
+    image: IntArray = field(default_factory=_no_image)
 
     def __post_init__(self) -> None:
         if not self.dtypes:
             object.__setattr__(self, "dtypes", ("",) * self.n_ops)
         if not len(self.gemm):
             object.__setattr__(self, "gemm", np.zeros((self.n_ops, EXTENTS), dtype=np.int64))
+        if not len(self.image):
+            object.__setattr__(self, "image", np.zeros((self.n_ops, IMAGE_SIDES), dtype=np.int64))
         check_graph(self)
 
     @property

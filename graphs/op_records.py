@@ -13,9 +13,13 @@ from graphs.io.json_files import FileFormatError
 
 AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 OP_REQUIRED = frozenset({"name"})
-OP_OPTIONAL = frozenset({"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm"})
+OP_OPTIONAL = frozenset(
+    {"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm", "image"}
+)
 EXTENTS = 4
 """Numbers in the `gemm` of an op."""
+IMAGE_SIDES = 2
+"""Numbers in its `image`."""
 
 Record = Mapping[str, Any]
 
@@ -34,6 +38,7 @@ class OpColumns(TypedDict):
     seconds: dict[str, NDArray[np.float64]]
     dtypes: tuple[str, ...]
     gemm: NDArray[np.int64]
+    image: NDArray[np.int64]
 
 
 def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
@@ -58,7 +63,8 @@ def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
         colocate=_colocation(records, where),
         seconds=_seconds(records, where),
         dtypes=_strings(records, "dtype", "", where),
-        gemm=_products(records, where),
+        gemm=_extents(records, "gemm", EXTENTS, "[batch, m, n, k]", where),
+        image=_extents(records, "image", IMAGE_SIDES, "[height, width]", where),
     )
 
 
@@ -110,16 +116,16 @@ def _colocation(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
 
-def _products(ops: Sequence[Record], where: str) -> NDArray[np.int64]:
-    products = np.zeros((len(ops), EXTENTS), dtype=np.int64)
+def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: str) -> NDArray[np.int64]:
+    columns = np.zeros((len(ops), count), dtype=np.int64)
     for index, op in enumerate(ops):
-        if "gemm" in op:
-            at = f"{where} {index}: gemm"
-            extents = array(op["gemm"], at)
-            if len(extents) != EXTENTS:
-                raise FileFormatError(f"{at}: has {len(extents)} numbers; expected [batch, m, n, k]")
-            products[index] = [integer(extent, at) for extent in extents]
-    return products
+        if key in op:
+            at = f"{where} {index}: {key}"
+            extents = array(op[key], at)
+            if len(extents) != count:
+                raise FileFormatError(f"{at}: has {len(extents)} numbers; expected {expected}")
+            columns[index] = [integer(extent, at) for extent in extents]
+    return columns
 
 
 def _seconds(ops: Sequence[Record], where: str) -> dict[str, NDArray[np.float64]]:

@@ -95,7 +95,8 @@ def _features(table: OpTable) -> FloatArray:
     work = np.stack(
         [table.flops, table.bytes_moved, table.flops / table.bytes_moved, roofline(table)], axis=1
     )
-    features: FloatArray = np.log(np.hstack([table.shape, work, np.tile(device, (len(table.seconds), 1))]))
+    of_device = np.tile(device, (len(table.seconds), 1))
+    features: FloatArray = np.log(np.hstack([table.shape, np.maximum(table.image, 1), work, of_device]))
     return features
 
 

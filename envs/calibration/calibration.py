@@ -9,7 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from envs.calibration.efficiency import Machine, MatmulModel, Model, TrafficModel
+from envs.calibration.convolutions import ConvolutionModel
+from envs.calibration.efficiency import TILES, BatchedModel, Machine, MatmulModel, Model, Tiles, TrafficModel
 from envs.calibration.op_classes import CLASSES, MATMULS, TENSOR
 from envs.cluster.own_machine import own_calibration_file
 from graphs.errors import InputError
@@ -34,6 +35,9 @@ STAND_INS = {
 """The class whose model holds for a class that nobody measured."""
 
 
+LATER = frozenset({"burst", "burst_s"})
+"""Parameters that files of before do not hold."""
+MAX_TILE = 4096
 NEEDED = ("gemm", "elementwise")
 """Classes that stand in for others, so that every calibration has them."""
 KEYS = (*CLASSES, TENSOR)
@@ -71,6 +75,7 @@ class Calibration:
         multiprocessors: blocks of a matrix product that the device computes at a time.
         l2_bytes: size of its last cache.
         classes: models by op class or `TENSOR`; `STAND_INS` says what holds for the others.
+        batched_tiles: rows and columns of the tiles of its kernels for batched products.
 
     Raises:
         CalibrationError: on construction, if a class is unknown or has the model of another.
@@ -83,6 +88,7 @@ class Calibration:
     multiprocessors: int
     l2_bytes: float
     classes: Mapping[str, ClassFit]
+    batched_tiles: Tiles = TILES
 
     def __post_init__(self) -> None:
         for op_class, fit in self.classes.items():
@@ -90,7 +96,7 @@ class Calibration:
                 raise CalibrationError(
                     f"calibration of '{self.kind}': unknown op class {op_class!r}; use {', '.join(KEYS)}"
                 )
-            if not isinstance(fit.model, model_type(op_class)):
+            if type(fit.model) is not model_type(op_class):
                 raise CalibrationError(
                     f"calibration of '{self.kind}': {op_class} has the model of another class"
                 )
@@ -112,7 +118,7 @@ class Calibration:
 
     def machine(self, bytes_per_s: float) -> Machine:
         """Returns what the models need of a device with this memory bandwidth, bytes a second."""
-        return Machine(bytes_per_s, self.multiprocessors, self.l2_bytes)
+        return Machine(bytes_per_s, self.multiprocessors, self.l2_bytes, self.batched_tiles)
 
     def _model(self, op_class: str) -> Model:
         while op_class not in self.classes:
@@ -122,6 +128,8 @@ class Calibration:
 
 def model_type(op_class: str) -> type[Model]:
     """Returns the type of model that an op class has."""
+    if op_class in ("bmm", "conv"):
+        return BatchedModel if op_class == "bmm" else ConvolutionModel
     return MatmulModel if op_class in (*MATMULS, TENSOR) else TrafficModel
 
 
@@ -169,7 +177,7 @@ def calibration_from_json(value: object, where: str) -> Calibration:
     keys = frozenset(
         {"format", "kind", "from", "source", "licence", "multiprocessors", "l2_bytes", "classes"}
     )
-    record = json_fields.fields(value, where, keys, format=FORMAT)
+    record = json_fields.fields(value, where, keys, frozenset({"batched_tiles"}), format=FORMAT)
     classes = json_fields.fields(record["classes"], f"{where}: classes", frozenset(), frozenset(KEYS))
     multiprocessors = json_fields.integer(record["multiprocessors"], f"{where}: multiprocessors")
     if multiprocessors < 1:
@@ -185,11 +193,26 @@ def calibration_from_json(value: object, where: str) -> Calibration:
         multiprocessors=multiprocessors,
         l2_bytes=l2_bytes,
         classes={name: _class_fit(fit, name, f"{where}: {name}") for name, fit in classes.items()},
+        batched_tiles=_tiles(record["batched_tiles"], where) if "batched_tiles" in record else TILES,
     )
+
+
+def _tiles(value: object, where: str) -> Tiles:
+    at = f"{where}: batched_tiles"
+    sizes = [
+        [json_fields.integer(side, at) for side in json_fields.array(tile, at)]
+        for tile in json_fields.array(value, at)
+    ]
+    if not sizes or any(len(tile) != 2 or not all(1 <= side <= MAX_TILE for side in tile) for tile in sizes):
+        raise CalibrationError(
+            f"{at}: is {sizes}; expected at least one [rows, columns], each 1 to {MAX_TILE}"
+        )
+    return tuple((rows, columns) for rows, columns in sizes)
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     """Converts a calibration to JSON values."""
+    tiles = [list(tile) for tile in calibration.batched_tiles]
     return {
         "format": FORMAT,
         "kind": calibration.kind,
@@ -198,6 +221,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "licence": calibration.licence,
         "multiprocessors": calibration.multiprocessors,
         "l2_bytes": json_fields.json_number(float(calibration.l2_bytes)),
+        **({"batched_tiles": tiles} if calibration.batched_tiles != TILES else {}),
         "classes": {name: _class_to_json(fit) for name, fit in calibration.classes.items()},
     }
 
@@ -206,8 +230,11 @@ def _class_fit(value: object, op_class: str, where: str) -> ClassFit:
     record = json_fields.fields(value, where, frozenset({"rows", "parameters"}), frozenset({"held_out"}))
     kind = model_type(op_class)
     names = [field.name for field in fields(kind)]
-    parameters = json_fields.fields(record["parameters"], f"{where}: parameters", frozenset(names))
-    numbers = {name: json_fields.number(parameters[name], f"{where}: {name}") for name in names}
+    optional = LATER.intersection(names)
+    parameters = json_fields.fields(
+        record["parameters"], f"{where}: parameters", frozenset(names) - optional, optional
+    )
+    numbers = {name: json_fields.number(value, f"{where}: {name}") for name, value in parameters.items()}
     for name, number in numbers.items():
         low, high = RANGES[name]
         if not low <= number <= high:
@@ -244,6 +271,11 @@ RANGES = {
     "cache": (1e-3, 1e4),
     "reread": (0.0, 10.0),
     "deep": (0.0, 100.0),
+    "burst": (1.0, 10.0),
+    "burst_s": (1e-6, 1e3),
+    "fused": (1e-4, 4.0),
+    "fused_prologue": (0.0, 1e4),
+    "transforms": (1e-4, 4.0),
     "in_flight": (1e-3, 1e6),
     "steepness": (0.1, 100.0),
 }

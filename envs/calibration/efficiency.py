@@ -12,21 +12,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from graphs.op_graph import FloatArray, IntArray
 
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32))
+Tiles = tuple[tuple[int, int], ...]
+
+TILES: Tiles = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+)
 """Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
 CAP_SHARPNESS = 8.0
-LONG_K, LONG_K_STEEPNESS = 8192.0, 4.0
-WINOGRAD_TILE, WINOGRAD_KERNEL = 16, 9
-"""Outputs of a tile of F(4x4, 3x3), and weights of its kernel."""
-WINOGRAD_PRODUCTS = 36
-"""Matrix products into which it turns a convolution."""
+BATCHED_TILES = {"pascal": ((64, 128),), "ampere": ((128, 128),)}
+"""The same of batched products, where the kernels of the data have one size on all boards of a generation."""
+LONG_K, LONG_K_STEEPNESS = 10000.0, 4.0
+MANY_ROWS, ROWS_POWER = 4096.0, 0.25
+"""Rows from which on a long k costs most, and how much longer it may be where there are fewer: on Pascal, the
+longest rows take up to three times as long, where many of them are read at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MatmulModel:
     """How a device computes matrix products.
 
@@ -40,7 +52,9 @@ class MatmulModel:
         waves: 1 if the last wave takes as long as a full one, 0 if its share.
         overlap: how well arithmetic and traffic overlap; their times add in the norm of this order.
         cache: speed at which tiles reread their operands, as a multiple of the memory bandwidth.
-        deep: further time where k is beyond `LONG_K`, as a share.
+        deep: further time where k is beyond `LONG_K` and rows are many, as a share.
+        burst: how much more of the peak the power limit allows for a short time than all the time.
+        burst_s: time after which half of that is gone.
     """
 
     launch_s: float
@@ -53,21 +67,21 @@ class MatmulModel:
     overlap: float
     cache: float
     deep: float
+    burst: float = 1.0
+    burst_s: float = 0.1
+
+    def tiles(self, machine: Machine) -> Tiles:
+        """Returns rows and columns of the tiles that there are kernels for."""
+        return TILES
 
     def seconds(self, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of matrix products without their launch, (n,)."""
-        direct = self._products(work, machine)
-        chosen = np.flatnonzero(work.winograd)
-        if len(chosen):
-            direct[chosen] = np.minimum(direct[chosen], self._winograd(work.select(chosen), machine))
-        return direct
-
-    def _products(self, work: MatmulWork, machine: Machine) -> FloatArray:
         batch, m, n, k = work.shape.T
-        deep = 1 + self.deep / (1 + (np.maximum(k, 1.0) / LONG_K) ** -LONG_K_STEEPNESS)
+        long = np.maximum(k, 1.0) / LONG_K * np.clip(m / MANY_ROWS, 1 / MANY_ROWS, 1) ** ROWS_POWER
+        deep = 1 + self.deep / (1 + long**-LONG_K_STEEPNESS)
         memory_s = work.bytes_moved / (machine.bytes_per_s * self.traffic)
         best = np.full(len(m), np.inf)
-        for rows, columns in TILES:
+        for rows, columns in self.tiles(machine):
             blocks = batch * np.ceil(m / rows) * np.ceil(n / columns)
             full = blocks / machine.multiprocessors
             waves = self.waves * np.ceil(full) + (1 - self.waves) * np.maximum(full, 1)
@@ -78,29 +92,40 @@ class MatmulModel:
             best = np.minimum(best, both(compute_s, traffic_s, self.overlap))
         return best
 
-    def _winograd(self, work: MatmulWork, machine: Machine) -> FloatArray:
-        """Computes the seconds of 3x3 convolutions as 36 products of transformed tiles, (n,).
+    def timed_alone(self, work: MatmulWork, machine: Machine) -> FloatArray:
+        """Computes the seconds that products take which are timed one by one, (n,), with their launch.
 
-        Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, F(4x4, 3x3).
+        A board that has rested runs a short op faster than its power limit allows for long.
         """
-        batch, m, n, k = work.shape.T
-        tiles, channels = np.ceil(m / WINOGRAD_TILE), k / WINOGRAD_KERNEL
-        shape = np.stack([batch * WINOGRAD_PRODUCTS, tiles, n, channels], axis=1)
-        transformed = WINOGRAD_PRODUCTS * batch * (tiles * (channels + n) + channels * n)
-        bytes_moved = work.bytes_moved + 2 * transformed * work.item_bytes
-        none = np.zeros(len(m), dtype=bool)
-        return self._products(replace(work, shape=shape, bytes_moved=bytes_moved, winograd=none), machine)
+        steady = self.seconds(work, machine)
+        if self.burst > 1:
+            fresh = replace(self, sustained=self.burst * self.sustained).seconds(work, machine)
+            share = 1 / (1 + (steady / self.burst_s) ** 2)
+            steady = steady ** (1 - share) * fresh**share
+        return self.launch_s + steady
 
     def seconds_of_flops(self, flops: FloatArray, work: MatmulWork, machine: Machine) -> FloatArray:
         """Computes the seconds of large products of unknown shape, (n,): as many waves as it takes."""
-        compute_s = flops / (work.flops_per_s * self.achieved(*TILES[0]))
+        compute_s = flops / (work.flops_per_s * self.achieved(*self.tiles(machine)[0]))
         return both(compute_s, work.bytes_moved / (machine.bytes_per_s * self.traffic), self.overlap)
 
     def achieved(self, rows: int, columns: int) -> float:
         """Returns the share of the peak that tiles of a size reach."""
         size = rows * columns / (rows + columns)
-        reached = self.efficiency * size / (size + self.tile_cost)
-        return float((reached**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
+        return self.limited(self.efficiency * size / (size + self.tile_cost))
+
+    def limited(self, share: float) -> float:
+        """Returns what the power limit leaves of a share of the peak."""
+        return float((share**-CAP_SHARPNESS + self.sustained**-CAP_SHARPNESS) ** (-1 / CAP_SHARPNESS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchedModel(MatmulModel):
+    """How a device computes batched products, for which cuBLAS has fewer kernels."""
+
+    def tiles(self, machine: Machine) -> Tiles:
+        """Returns those that the machine has for batched products."""
+        return machine.batched_tiles
 
 
 @dataclass(frozen=True)
@@ -139,11 +164,19 @@ Model = MatmulModel | TrafficModel
 
 @dataclass(frozen=True)
 class Machine:
-    """What the models need of a device: bytes a second of its memory, multiprocessors, bytes of its L2."""
+    """What the models need of a device.
+
+    Attributes:
+        bytes_per_s: of its memory.
+        multiprocessors: blocks of a product that it computes at a time.
+        l2_bytes: size of its last cache.
+        batched_tiles: rows and columns of the tiles of its kernels for batched products.
+    """
 
     bytes_per_s: float
     multiprocessors: int
     l2_bytes: float
+    batched_tiles: Tiles = TILES
 
 
 @dataclass(frozen=True)
@@ -155,19 +188,19 @@ class MatmulWork:
         bytes_moved: memory traffic in bytes, (n,).
         item_bytes: bytes of an element, (n,).
         flops_per_s: peak of the device for the dtype, (n,).
-        winograd: whether an op may run as a Winograd convolution, bool (n,).
+        image: height and width of the output of convolutions that may run as Winograd's, else 0, (n, 2).
     """
 
     shape: FloatArray
     bytes_moved: FloatArray
     item_bytes: FloatArray
     flops_per_s: FloatArray
-    winograd: NDArray[np.bool_]
+    image: FloatArray
 
     def select(self, rows: IntArray) -> MatmulWork:
         """Returns some of the products, by index."""
-        columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.winograd)
-        return MatmulWork(*(column[rows] for column in columns))  # type: ignore[arg-type]
+        columns = (self.shape, self.bytes_moved, self.item_bytes, self.flops_per_s, self.image)
+        return MatmulWork(*(column[rows] for column in columns))
 
     def traffic_over(self, repeats: FloatArray) -> MatmulWork:
         """Returns the products with their traffic divided by the times that each is computed, (n,)."""

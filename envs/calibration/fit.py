@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from envs.calibration.calibration import NEEDED, Calibration, ClassFit, model_type
-from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, Model
+from envs.calibration.efficiency import BATCHED_TILES, TILES, Machine, MatmulModel, MatmulWork, Model
 from envs.calibration.measured_ops import ITEM_BYTES, MeasurementError, OpTable
 from envs.calibration.op_classes import TENSOR
 from envs.cluster.kinds import KINDS, Kind
@@ -22,6 +22,9 @@ MAX_ROWS = 600
 """Rows that make a fit, taken evenly from all: more change nothing."""
 OUTLIER = 0.05
 """Error from which a row's weight in a fit falls."""
+SMALL_CHIPS = frozenset({"p4", "rtx3090"})
+"""Boards whose chips (GP104, GA102) have another compute capability than the GP100 or GA100 of their
+generation: cuBLAS and cuDNN run other kernels on them."""
 SOURCE = (
     "fp32: NeuSight, github.com/sitar-lab/NeuSight (Lee et al., ASPLOS 2025); "
     "gemm-tensor: Vidur, github.com/microsoft/vidur (Agrawal et al., MLSys 2024)"
@@ -51,6 +54,14 @@ MATMUL = {
     "cache": Parameter(3.0, 0.3, 20.0, 0.05),
     "deep": Parameter(0.05, 0.005, 4.0, 0.05),
 }
+CONVOLUTION = MATMUL | {
+    "tile_cost": Parameter(8.0, 0.4, 60.0, 0.2),
+    "fused": Parameter(0.8, 0.2, 2.5),
+    "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
+    "transforms": Parameter(0.7, 0.1, 2.0),
+}
+BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
+"""What is fitted too of boards whose power limits their matrix products."""
 TRAFFIC = {
     "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
     "efficiency": Parameter(0.8, 0.2, 1.2),
@@ -69,7 +80,8 @@ def power_share(kind: Kind, dtype: str) -> float:
 
 def machine_of(kind: Kind) -> Machine:
     """Returns what efficiency models need of a kind."""
-    return Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes)
+    tiles = BATCHED_TILES.get(kind.generation, TILES)
+    return Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes, tiles)
 
 
 def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
@@ -77,11 +89,11 @@ def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
     item_bytes = ITEM_BYTES[table.dtype]
     if isinstance(model, MatmulModel):
         n = len(table.seconds)
-        peak, winograd = kind.peaks[table.dtype], table.op_class == "conv"
+        peak = kind.peaks[table.dtype]
         work = MatmulWork(
-            table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), np.full(n, winograd)
+            table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), table.image
         )
-        return model.launch_s + model.seconds(work, machine_of(kind))
+        return model.timed_alone(work, machine_of(kind))
     return model.launch_s + model.seconds(table.bytes_moved, item_bytes * table.shape[:, 2], machine_of(kind))
 
 
@@ -137,7 +149,7 @@ def stand_in(
         for name, of_kind in fits.items()
         if name != kind.name and op_class in of_kind
     }
-    near = [model for name, model in others.items() if KINDS[name].generation == kind.generation]
+    near = [model for name, model in others.items() if _are_near(kind, KINDS[name], op_class)]
     donors, origin = (near, kind.generation) if near else (list(others.values()), "all kinds")
     if not donors:
         return None
@@ -146,6 +158,13 @@ def stand_in(
     if "sustained" in medians:
         medians["sustained"] = power_share(kind, "fp16" if op_class == TENSOR else "fp32")
     return model_type(op_class)(**{name: _rounded(value) for name, value in medians.items()}), origin
+
+
+def _are_near(kind: Kind, other: Kind, op_class: str) -> bool:
+    """Returns whether kinds are of a generation; where kernels are tuned for a chip, of its chips too."""
+    tuned = issubclass(model_type(op_class), MatmulModel)
+    same_chips = (kind.name in SMALL_CHIPS) == (other.name in SMALL_CHIPS)
+    return kind.generation == other.generation and (same_chips or not tuned)
 
 
 def _calibration(kind: Kind, fits: Mapping[str, Mapping[str, ClassFit]]) -> Calibration:
@@ -167,6 +186,7 @@ def _calibration(kind: Kind, fits: Mapping[str, Mapping[str, ClassFit]]) -> Cali
         kind.multiprocessors,
         kind.l2_bytes,
         dict(sorted(classes.items())),
+        machine_of(kind).batched_tiles,
     )
 
 
@@ -179,8 +199,13 @@ def thinned(table: OpTable) -> OpTable:
 
 def _fit(table: OpTable, kind: Kind) -> Model:
     table = thinned(table)
-    if model_type(table.op_class) is MatmulModel:
-        limits = MATMUL | {"sustained": replace(MATMUL["sustained"], start=power_share(kind, table.dtype))}
+    if issubclass(model_type(table.op_class), MatmulModel):
+        share = power_share(kind, table.dtype)
+        limits = {
+            **(CONVOLUTION if table.op_class == "conv" else MATMUL),
+            "sustained": replace(MATMUL["sustained"], start=share),
+            **(BURST if share < 1 else {}),
+        }
     else:
         limits = {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
     return _least_squares(

@@ -13,11 +13,12 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.calibration.drift import drift_s
 from envs.calibration.op_classes import TENSOR
 from envs.cluster.cluster import ClusterError
 from envs.cluster.kinds import kind_of
@@ -29,6 +30,8 @@ ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0}
 BINARY = frozenset({"add", "mul", "div", "pow"})
 UNARY = frozenset({"addu", "mulu", "divu", "powu", "gelu", "relu", "tanh"})
 MAX_LATENCY_MS = 1e9
+DRIFT_ROWS = 100
+"""Rows that are not held out, from which on the drift of a session is estimated."""
 
 
 class MeasurementError(InputError):
@@ -47,7 +50,9 @@ class OpRow:
         shape: batch, m, n and k of a matrix product; else 1, rows, elements of a row and 1.
         flops: floating-point operations.
         bytes_moved: memory traffic in bytes.
-        seconds: measured time.
+        seconds: measured time, less what the timing added by its drift.
+        image: height and width of the output of a convolution, else 0.
+        drift_s: what was taken off, of `envs.calibration.drift`.
     """
 
     kind: str
@@ -58,6 +63,8 @@ class OpRow:
     flops: float
     bytes_moved: float
     seconds: float
+    image: tuple[int, int] = (0, 0)
+    drift_s: float = 0.0
 
     @property
     def is_held_out(self) -> bool:
@@ -80,6 +87,8 @@ class OpTable:
     flops: FloatArray
     bytes_moved: FloatArray
     seconds: FloatArray
+    image: FloatArray
+    drift_s: FloatArray
     held_out: NDArray[np.bool_]
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> OpTable:
@@ -92,6 +101,8 @@ class OpTable:
             self.flops[rows],
             self.bytes_moved[rows],
             self.seconds[rows],
+            self.image[rows],
+            self.drift_s[rows],
             self.held_out[rows],
         )
 
@@ -103,7 +114,7 @@ def read_ops(paths: Iterable[str | os.PathLike[str]]) -> list[OpRow]:
         MeasurementError: a file cannot be read, lacks a column, or has an unknown op or device, an
             impossible shape, or a time that is not positive.
     """
-    return [row for path in paths for row in _read_file(os.fspath(path))]
+    return [row for path in paths for row in _without_drift(list(_read_file(os.fspath(path))))]
 
 
 def tables(rows: Sequence[OpRow]) -> list[OpTable]:
@@ -120,9 +131,24 @@ def tables(rows: Sequence[OpRow]) -> list[OpTable]:
             np.array([row.flops for row in group]),
             np.array([row.bytes_moved for row in group]),
             np.array([row.seconds for row in group]),
+            np.array([row.image for row in group], dtype=np.float64),
+            np.array([row.drift_s for row in group]),
             np.array([row.is_held_out for row in group]),
         )
         for (kind, op_class), group in sorted(groups.items())
+    ]
+
+
+def _without_drift(rows: list[OpRow]) -> list[OpRow]:
+    """Takes the drift of the timing off the rows of a file, if it is a session of convolutions."""
+    n_used = sum(not row.is_held_out for row in rows)
+    if n_used < DRIFT_ROWS or {(row.kind, row.op_class) for row in rows} != {(rows[0].kind, "conv")}:
+        return rows
+    seconds, flops, size = np.array([(row.seconds, row.flops, row.bytes_moved) for row in rows]).T
+    added = drift_s(seconds, flops, size, np.array([not row.is_held_out for row in rows]))
+    return [
+        replace(row, seconds=row.seconds - by, drift_s=by)
+        for row, by in zip(rows, added.tolist(), strict=True)
     ]
 
 
@@ -152,8 +178,9 @@ def _row(record: Mapping[str, str | None], where: str) -> OpRow:
     except ClusterError as error:
         raise MeasurementError(f"{where}: {error}") from None
     latency_ms = _milliseconds(record, "Latency", where)
-    op_class, shape, flops, elements = reader(record, where)
-    return OpRow(kind, name, op_class, "fp32", shape, flops, ITEM_BYTES["fp32"] * elements, latency_ms * 1e-3)
+    op_class, shape, flops, elements, image = reader(record, where)
+    size = ITEM_BYTES["fp32"] * elements
+    return OpRow(kind, name, op_class, "fp32", shape, flops, size, latency_ms * 1e-3, image)
 
 
 LLAMA_KINDS = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm5-80gb"}
@@ -185,15 +212,16 @@ def _llama_rows(record: Mapping[str, str | None], path: str, where: str) -> Iter
 
 
 Shape = tuple[int, int, int, int]
-Work = tuple[str, Shape, float, float]
-"""Class, shape, flops and elements read and written."""
+Work = tuple[str, Shape, float, float, tuple[int, int]]
+"""Class, shape, flops, elements read and written, and image of a convolution."""
 
 
 def _matmul(op_class: str) -> Callable[[Mapping[str, str | None], str], Work]:
     def read(record: Mapping[str, str | None], where: str) -> Work:
         # The files call the inner dimension N and the columns of the output K.
         batch, m, k, n = (_size(record, key, where) for key in "BMNK")
-        return op_class, (batch, m, n, k), 2.0 * batch * m * n * k, float(batch * (m * k + k * n + m * n))
+        elements = float(batch * (m * k + k * n + m * n))
+        return op_class, (batch, m, n, k), 2.0 * batch * m * n * k, elements, (0, 0)
 
     return read
 
@@ -206,13 +234,14 @@ def _convolution(record: Mapping[str, str | None], where: str) -> Work:
         raise MeasurementError(f"{where}: a kernel of {kernel} does not fit an input of {size}")
     m, k = batch * side * side, inputs * kernel * kernel
     elements = batch * inputs * size * size + k * outputs + m * outputs
-    return "conv", (1, m, outputs, k), 2.0 * m * outputs * k, float(elements)
+    image = (side, side) if (kernel, stride) == (3, 1) else (0, 0)
+    return "conv", (1, m, outputs, k), 2.0 * m * outputs * k, float(elements), image
 
 
 def _rows(op_class: str, flops: float, passes: int) -> Callable[[Mapping[str, str | None], str], Work]:
     def read(record: Mapping[str, str | None], where: str) -> Work:
         rows, length = _size(record, "B", where), _size(record, "H", where)
-        return op_class, (1, rows, length, 1), flops * rows * length, float(passes * rows * length)
+        return op_class, (1, rows, length, 1), flops * rows * length, float(passes * rows * length), (0, 0)
 
     return read
 

@@ -81,6 +81,38 @@ _NAMES = {
 }
 _BY_NAME = {f"aten.{name}": kind for kind, names in _NAMES.items() for name in names.split()}
 
+_TRAFFIC = {
+    "_softmax_backward_data": 6 / 3,
+    "native_layer_norm_backward": 5 / 3,
+    "native_group_norm_backward": 5 / 3,
+    "native_batch_norm_backward": 5 / 3,
+    "cudnn_batch_norm_backward": 5 / 3,
+    "native_group_norm": 3 / 2,
+    "_native_batch_norm_legit": 3 / 2,
+    "_native_batch_norm_legit_functional": 3 / 2,
+    "cudnn_batch_norm": 3 / 2,
+    "nll_loss_backward": 1 / 2,
+    "nll_loss_forward": 0.0,
+}
+"""Passes over the tensor that PyTorch's kernels make on a GPU, over those that a graph counts, by the op: a
+graph counts every operand and result once.
+
+The backward of a softmax first writes the product of gradient and output, and reads it again. That of a norm
+reads gradient and input once for the gradient of the input and once for those of weight and bias, or for sums
+over the batch. A norm over the batch or over several channels reads its input for the moments and again for
+the result. A negative log-likelihood reads one number a row; its backward writes zeros and one number a row,
+and reads no input.
+
+Source: SoftMax.cu, layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cuh and NLLLoss2d.cu in
+aten/src/ATen/native/cuda, PyTorch 2.1 to 2.13.
+"""
+
+
+@cache
+def traffic_factor(op_type: str) -> float:
+    """Returns the memory traffic of an op on a GPU over the bytes that its graph counts, by its type."""
+    return _TRAFFIC.get(".".join(op_type.split(".")[1:2]), 1.0)
+
 
 @cache
 def op_class(op_type: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envs.calibration.calibration import Calibration
 from envs.calibration.efficiency import MatmulWork
-from envs.calibration.op_classes import CLASSES, MATMULS, op_class
+from envs.calibration.op_classes import CLASSES, MATMULS, op_class, traffic_factor
 from envs.cluster.cluster import Device
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
@@ -17,8 +16,6 @@ TYPICAL_ROW = 1024
 TENSOR_DTYPES = ("tf32", "fp16", "bf16")
 TENSOR_GAIN = 1.5
 """How much faster than fp32 a dtype is at least where tensor cores compute it; on the P4 fp16 is not."""
-WINOGRAD_REUSE = (6.0, 9.5)
-"""How often a 3x3 convolution of stride 1 reads each input, by which it is recognised."""
 
 
 def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration) -> FloatArray:
@@ -56,7 +53,7 @@ def _matmul_seconds(
     graph: OpGraph, ops: IntArray, device: Device, calibration: Calibration, name: str, tensor: bool
 ) -> FloatArray:
     model, machine = calibration.matmul(name, tensor=tensor), calibration.machine(device.bytes_per_s)
-    work = _work(graph, ops, device, name == "conv" and not tensor)
+    work = _work(graph, ops, device)
     flops = graph.flops[ops]
     seconds = model.seconds_of_flops(flops, work, machine)
     shaped = np.flatnonzero((work.shape > 0).all(axis=1))
@@ -69,22 +66,10 @@ def _matmul_seconds(
     return seconds
 
 
-def _work(graph: OpGraph, ops: IntArray, device: Device, winograd: bool) -> MatmulWork:
-    shape, bytes_moved = graph.gemm[ops].astype(np.float64), graph.bytes_moved[ops]
+def _work(graph: OpGraph, ops: IntArray, device: Device) -> MatmulWork:
+    shape, image = graph.gemm[ops].astype(np.float64), graph.image[ops].astype(np.float64)
     item_bytes, peak = _per_dtype(graph, ops, device)
-    allowed = np.zeros(len(ops), dtype=bool)
-    if winograd:
-        allowed = _is_winograd(shape, bytes_moved / item_bytes)
-    return MatmulWork(shape, bytes_moved, item_bytes, peak, allowed)
-
-
-def _is_winograd(shape: FloatArray, elements: FloatArray) -> NDArray[np.bool_]:
-    batch, m, n, k = shape.T
-    inputs = np.maximum(elements - batch * (n * k + m * n), 1.0)
-    reuse = batch * m * k / inputs
-    low, high = WINOGRAD_REUSE
-    allowed: NDArray[np.bool_] = (k % 9 == 0) & (reuse >= low) & (reuse <= high)
-    return allowed
+    return MatmulWork(shape, graph.bytes_moved[ops], item_bytes, peak, image)
 
 
 def _traffic_seconds(
@@ -92,8 +77,9 @@ def _traffic_seconds(
 ) -> FloatArray:
     item_bytes, peak = _per_dtype(graph, ops, device)
     row = np.where(graph.gemm[ops, 2] > 0, graph.gemm[ops, 2], TYPICAL_ROW)
+    factor = np.array([traffic_factor(graph.op_types[op]) for op in ops.tolist()])
     traffic = calibration.traffic(name).seconds(
-        graph.bytes_moved[ops], item_bytes * row, calibration.machine(device.bytes_per_s)
+        factor * graph.bytes_moved[ops], item_bytes * row, calibration.machine(device.bytes_per_s)
     )
     return np.maximum(traffic, graph.flops[ops] / peak)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from graphs.capture.module_calls import call_of
-from graphs.capture.op_arithmetic import op_dtype, op_gemm, tensor_dtype
+from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
 from graphs.capture.optimizers import Update
 from graphs.capture.sparse import is_sparse, sparse_sizes
@@ -80,6 +80,7 @@ class GraphBuilder:
             colocate=group,
             dtype=op_dtype(node),
             **({"gemm": gemm} if (gemm := op_gemm(node)) else {}),
+            **({"image": image} if (image := op_image(node)) else {}),
         )
 
     def _sole_storage(self, node: fx.Node) -> tuple[object, float]:

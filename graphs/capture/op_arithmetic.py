@@ -69,6 +69,28 @@ def op_gemm(node: fx.Node) -> Gemm | None:
     return gemm if all(gemm) else None
 
 
+def op_image(node: fx.Node) -> list[int] | None:
+    """Height and width of the output of a convolution that Winograd's algorithms compute; None for all else.
+
+    These take tiles of the image, and kernels of 3x3 with a stride of 1, no dilation and one group. A
+    backward op counts as its forward op: cuDNN has them for the gradients of input and weight too.
+
+    Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
+    """
+    packet = op_packet(node)
+    if packet not in _CONVOLUTIONS:
+        return None
+    args = tree_map(as_value, node.args)
+    if packet is aten.convolution:
+        out, weight, layout = node_value(node), args[1], args[3:9]
+    else:
+        out, weight, layout = args[0], args[2], args[4:10]
+    stride, _, dilation, transposed, _, groups = layout
+    plain = all(step == 1 for step in (*stride, *dilation)) and not transposed and groups == 1
+    image = [int(side) for side in out.shape[2:]]
+    return image if plain and tuple(weight.shape[2:]) == (3, 3) and all(image) and op_gemm(node) else None
+
+
 def _product(a: Tensor, b: Tensor, *_: object, **__: object) -> Gemm:
     batch = a.shape[0] if a.dim() == 3 else 1
     return [batch, a.shape[-2], b.shape[-1], a.shape[-1]]

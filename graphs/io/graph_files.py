@@ -94,12 +94,12 @@ def graph_from_json(value: object, where: str) -> OpGraph:
 def graph_to_json(graph: OpGraph) -> dict[str, Any]:
     """Converts a graph to JSON values: whole numbers become integers.
 
-    `seconds` names measured kinds only; an op has `dtype` and `gemm` only where they are known.
+    `seconds` names measured kinds only; an op has `dtype`, `gemm` and `image` only where they are known.
     """
     amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
     sizes = _json_column(graph.tensor_bytes)
-    colocate, gemm = graph.colocate.tolist(), graph.gemm.tolist()
+    colocate, gemm, image = graph.colocate.tolist(), graph.gemm.tolist(), graph.image.tolist()
     ops = []
     for op, op_name in enumerate(graph.op_names):
         record: dict[str, Any] = {
@@ -111,7 +111,12 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "colocate": None if colocate[op] < 0 else colocate[op],
         }
         seconds = {kind: values[op] for kind, values in measured.items() if values[op] is not None}
-        known = {"seconds": seconds, "dtype": graph.dtypes[op], "gemm": gemm[op] if any(gemm[op]) else None}
+        known = {
+            "seconds": seconds,
+            "dtype": graph.dtypes[op],
+            "gemm": gemm[op] if any(gemm[op]) else None,
+            "image": image[op] if any(image[op]) else None,
+        }
         ops.append(record | {key: value for key, value in known.items() if value})
     tensors = [
         {"producer": producer, "bytes": sizes[tensor], "consumers": graph.consumers.row(tensor).tolist()}

@@ -101,9 +101,12 @@ def test_a_graph_hash_depends_on_every_number() -> None:
 def test_a_graph_hash_counts_the_arithmetic_where_it_is_said() -> None:
     hashes = {
         graph_hash(build_graph("g", "", [{"name": "a", **said}], []))
-        for said in ({}, {"dtype": ""}, {"gemm": [0] * 4}, {"dtype": "fp32"}, {"gemm": [1, 2, 3, 4]})
+        for said in (
+            *({}, {"dtype": ""}, {"gemm": [0] * 4}, {"image": [0, 0]}),
+            *({"dtype": "fp32"}, {"gemm": [1, 2, 3, 4]}, {"gemm": [1, 2, 3, 4], "image": [1, 2]}),
+        )
     }
-    assert len(hashes) == 3
+    assert len(hashes) == 4
 
 
 def test_a_changed_file_is_refused(folder: Path) -> None:

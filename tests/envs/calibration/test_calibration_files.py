@@ -17,6 +17,7 @@ from envs.calibration.calibration import (
     read_calibration,
     write_calibration,
 )
+from envs.calibration.efficiency import TILES
 from envs.calibration.op_classes import CLASSES, MATMULS, TENSOR
 from envs.cluster.kinds import KINDS
 from graphs.errors import InputError
@@ -74,9 +75,25 @@ def test_written_calibrations_are_read_back(tmp_path: Path) -> None:
     assert read_calibration(tmp_path / "t4.json") == T4
 
 
+def test_tiles_of_batched_products_are_read_back_and_files_of_before_have_all() -> None:
+    pascal = calibration_of("p100-pcie-16gb")
+    assert pascal
+    value = calibration_to_json(pascal)
+    assert calibration_from_json(value, "here").machine(1.0).batched_tiles == ((64, 128),)
+    del value["batched_tiles"]
+    parameters = value["classes"]["gemm"]["parameters"]
+    del parameters["burst"], parameters["burst_s"]
+    before = calibration_from_json(value, "here")
+    assert before.batched_tiles == TILES
+    assert before.matmul("gemm", tensor=False).burst == 1.0
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        (record(batched_tiles=[]), "here: batched_tiles: is \\[\\]; expected at least one"),
+        (record(batched_tiles=[[64]]), "here: batched_tiles: is \\[\\[64\\]\\]; expected at least one"),
+        (record(batched_tiles=[[64, 0]]), "expected at least one \\[rows, columns\\], each 1 to 4096"),
         (record(format="placewalk.calibration/2"), "here: format is 'placewalk.calibration/2'; expected"),
         ({"format": "placewalk.calibration/1"}, "here: keys 'classes', 'from', 'kind'"),
         (record(multiprocessors=0), "here: multiprocessors is 0; expected at least 1"),
@@ -87,7 +104,20 @@ def test_written_calibrations_are_read_back(tmp_path: Path) -> None:
         (with_parameter("efficiency", "high"), "here: gemm: efficiency: is a string; expected a number"),
         (with_parameter("speed", 1), "here: gemm: parameters: unknown key 'speed'"),
     ],
-    ids=["version", "keys", "multiprocessors", "l2", "no class", "class", "range", "type", "parameter"],
+    ids=[
+        "no tile",
+        "half a tile",
+        "empty tile",
+        "version",
+        "keys",
+        "multiprocessors",
+        "l2",
+        "no class",
+        "class",
+        "range",
+        "type",
+        "parameter",
+    ],
 )
 def test_bad_calibrations_are_one_line(value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):

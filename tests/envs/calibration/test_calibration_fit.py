@@ -33,8 +33,13 @@ def synthetic(kind: str, op_class: str, n: int = 300) -> OpTable:
     shape = np.ones((n, 4))
     shape[:, 1:] = 2.0 ** rng.integers(6, 13, (n, 3)) * rng.integers(1, 4, (n, 3))
     flops, bytes_moved = 2 * shape.prod(axis=1), 4 * (shape[:, 1] * shape[:, 2])
-    held_out = np.arange(n) % 2 == 1
-    table = OpTable(kind, op_class, "fp32", shape, flops, bytes_moved, np.ones(n), held_out)
+    image, held_out = np.zeros((n, 2)), np.arange(n) % 2 == 1
+    if op_class == "conv":
+        image[:] = rng.choice([4, 6, 7, 8], (n, 1))
+        shape[:, 1], shape[:, 3] = 32 * image.prod(axis=1), 9 * shape[:, 3]
+    table = OpTable(
+        kind, op_class, "fp32", shape, flops, bytes_moved, np.ones(n), image, np.zeros(n), held_out
+    )
     exact = predict(calibration.classes[op_class].model, table, KINDS[kind])
     return replace(table, seconds=exact * np.exp(rng.normal(0, 0.02, n)))
 
@@ -53,6 +58,38 @@ def test_convolutions_are_read_as_implicit_products(tmp_path: Path) -> None:
     (row,) = read_ops([path])
     assert (row.op_class, row.shape) == ("conv", (1, 2 * 10 * 10, 16, 72))
     assert row.bytes_moved == 4 * (2 * 8 * 100 + 72 * 16 + 200 * 16)
+    assert row.image == (10, 10)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 2)])
+def test_convolutions_that_have_no_tiles_have_no_image(tmp_path: Path, kernel: int, stride: int) -> None:
+    path = write(tmp_path / "c.csv", CONV, f"conv,1,NVIDIA L4,2,8,16,{kernel},10,{stride},1")
+    assert read_ops([path])[0].image == (0, 0)
+
+
+def test_the_drift_of_a_session_of_convolutions_is_taken_off(tmp_path: Path) -> None:
+    """The second half of the file repeats the first, with half a millisecond more."""
+    sizes = [(16 + at % 40, 64 + 3 * at) for at in range(200)]
+    lines = [
+        f"conv,{late / 2 + batch * outputs / 5e3},Tesla T4,{batch},64,{outputs},3,8,1,1"
+        for late in (0, 1)
+        for batch, outputs in sizes
+    ]
+    rows = read_ops([write(tmp_path / "c.csv", CONV, *lines)])
+    added = [late.seconds - early.seconds for early, late in zip(rows, rows[200:], strict=False)]
+    assert abs(np.median(added)) < 1e-4
+    assert all(
+        row.seconds + row.drift_s == pytest.approx(float(line.split(",")[1]) / 1e3)
+        for row, line in zip(rows, lines, strict=True)
+    )
+
+
+def test_a_few_convolutions_and_other_ops_have_no_drift(tmp_path: Path) -> None:
+    few = [f"conv,{1 + at},Tesla T4,2,64,{64 + at},3,8,1,1" for at in range(50)]
+    products = [f"linear,{1 + at},Tesla T4,1,{64 + at},64,64" for at in range(500)]
+    for name, header, lines in (("c.csv", CONV, few), ("g.csv", GEMM, products)):
+        rows = read_ops([write(tmp_path / name, header, *lines)])
+        assert {row.drift_s for row in rows} == {0.0}
 
 
 def test_rows_and_compressed_files_are_read(tmp_path: Path) -> None:
@@ -138,6 +175,26 @@ def test_kinds_without_rows_take_the_medians_of_their_generation() -> None:
 def test_a_kind_does_not_stand_in_for_itself() -> None:
     fits = {"t4": {"gemm": fit_class(synthetic("t4", "gemm"))}}
     assert stand_in(KINDS["t4"], "gemm", fits) is None
+
+
+def test_a_fit_does_not_depend_on_the_kinds_fitted_before() -> None:
+    table = synthetic("v100-pcie-32gb", "gemm")
+    before = fit_class(table)
+    fit_class(synthetic("l4", "gemm"))
+    assert fit_class(table) == before
+
+
+def test_matrix_products_are_taken_from_like_chips_and_traffic_from_the_generation() -> None:
+    kinds = ("p4", "t4")
+    fits = {kind: {name: fit_class(synthetic(kind, name)) for name in ("gemm", "norm")} for kind in kinds}
+    origins = [stand_in(KINDS["p100-pcie-16gb"], name, fits) for name in ("gemm", "norm")]
+    assert [origin[1] for origin in origins if origin] == ["all kinds", "pascal"]
+
+
+def test_only_boards_that_power_limits_have_bursts() -> None:
+    models = {kind: fit_class(synthetic(kind, "gemm")).model for kind in ("p4", "v100-pcie-32gb")}
+    assert models["p4"].burst > 1.05  # type: ignore[union-attr]
+    assert models["v100-pcie-32gb"].burst == 1.0  # type: ignore[union-attr]
 
 
 def test_power_limits_small_boards() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.calibration.efficiency import Machine, MatmulModel, MatmulWork, TrafficModel, both
+from envs.calibration.efficiency import BatchedModel, Machine, MatmulModel, MatmulWork, TrafficModel, both
 
 IDEAL = MatmulModel(
     launch_s=0.0,
@@ -28,14 +28,14 @@ MACHINE = Machine(bytes_per_s=1e9, multiprocessors=10, l2_bytes=1e6)
 PEAK = 1e12
 
 
-def work(*shapes: tuple[int, int, int, int], bytes_moved: float = 0.0, winograd: bool = False) -> MatmulWork:
+def work(*shapes: tuple[int, int, int, int], bytes_moved: float = 0.0) -> MatmulWork:
     n = len(shapes)
     return MatmulWork(
         np.array(shapes, dtype=np.float64),
         np.full(n, bytes_moved),
         np.full(n, 4.0),
         np.full(n, PEAK),
-        np.full(n, winograd),
+        np.zeros((n, 2)),
     )
 
 
@@ -77,16 +77,6 @@ def test_unknown_shapes_take_what_large_products_take() -> None:
     np.testing.assert_allclose(IDEAL.seconds_of_flops(flops, work((0, 0, 0, 0)), MACHINE), known, rtol=1e-6)
 
 
-def test_winograd_saves_products_where_memory_is_fast_enough() -> None:
-    shape = (1, 2**20, 512, 9 * 512)
-    free = replace(IDEAL, waves=0.0)
-    slow = replace(free, traffic=1e-3)
-    for model, saved in ((free, 4.0), (slow, 1.0)):
-        direct = model.seconds(work(shape, bytes_moved=1e6), MACHINE)
-        chosen = model.seconds(work(shape, bytes_moved=1e6, winograd=True), MACHINE)
-        assert chosen == pytest.approx(direct / saved, rel=0.01)
-
-
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 8))
 def test_a_product_is_as_long_as_its_transpose_and_never_above_the_peak(
     m: int, n: int, k: int, batch: int
@@ -109,3 +99,31 @@ def test_overlap_goes_from_the_sum_to_the_maximum() -> None:
     np.testing.assert_allclose(both(first, second, 1.0), [7, 2, 0])
     np.testing.assert_allclose(both(first, second, 2.0), [5, 2, 0])
     np.testing.assert_allclose(both(first, second, 99.0), [4, 2, 0], rtol=1e-6)
+
+
+def test_batched_products_take_the_tiles_of_the_machine() -> None:
+    """A product of 64 columns wastes half of a tile of 128."""
+    batched = BatchedModel(**asdict(replace(IDEAL, waves=0.0)))
+    one_kernel = replace(MACHINE, batched_tiles=((64, 128),))
+    narrow, wide = batched.seconds(work((64, 1024, 64, 64), (64, 1024, 128, 64)), one_kernel)
+    assert narrow == pytest.approx(wide)
+    assert batched.seconds(work((64, 1024, 64, 64)), MACHINE)[0] == pytest.approx(wide / 2)
+
+
+def test_short_ops_run_beyond_what_power_allows_for_long() -> None:
+    limited = replace(IDEAL, waves=0.0, sustained=0.25, launch_s=1e-3, burst=2.0, burst_s=0.1)
+    products = work((10, 256, 128, 64), (10, 2560, 12800, 64 * 1024))
+    short, long = (limited.timed_alone(products, MACHINE) - 1e-3) / limited.seconds(products, MACHINE)
+    assert short == pytest.approx(0.5, rel=1e-3)
+    assert long == pytest.approx(1.0, rel=1e-3)
+
+
+def test_long_rows_cost_more_where_they_are_many() -> None:
+    deep = replace(IDEAL, waves=0.0, deep=1.0)
+    slower = [
+        (deep.seconds(work(shape), MACHINE) / IDEAL.seconds(work(shape), MACHINE))[0]
+        for shape in ((1, 2560, 12800, 1024), (1, 256, 128000, 10000), (1, 25600, 12800, 10000))
+    ]
+    assert slower[0] == pytest.approx(1.0, abs=1e-3)
+    assert slower[1] < 1.2
+    assert slower[2] == pytest.approx(1.5)

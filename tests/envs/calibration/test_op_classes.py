@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs.calibration.op_classes import CLASSES, op_class
+from envs.calibration.op_classes import CLASSES, op_class, traffic_factor
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,21 @@ from envs.calibration.op_classes import CLASSES, op_class
 def test_known_classes(op_type: str, expected: str) -> None:
     assert op_class(op_type) == expected
     assert expected in CLASSES
+
+
+@pytest.mark.parametrize(
+    ("op_type", "expected"),
+    [
+        ("aten.native_layer_norm_backward.default", 5 / 3),
+        ("aten.native_layer_norm", 1),
+        ("aten._native_batch_norm_legit", 1.5),
+        ("aten._native_batch_norm_legit_no_training", 1),
+        ("aten.nll_loss_backward", 0.5),
+        ("aten.add", 1),
+        ("mine", 1),
+    ],
+)
+def test_some_kernels_move_more_or_less_than_their_operands_and_results(
+    op_type: str, expected: float
+) -> None:
+    assert traffic_factor(op_type) == expected

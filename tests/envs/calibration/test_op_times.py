@@ -57,7 +57,7 @@ def test_an_op_is_its_launch_and_what_its_model_says() -> None:
         np.array([4.0 * (512 * 1024 + 1024 * 256 + 512 * 256)]),
         np.array([4.0]),
         np.array([8.1e12]),
-        np.array([False]),
+        np.zeros((1, 2)),
     )
     machine = calibration.machine(device.bytes_per_s)
     expected = calibration.matmul("gemm", tensor=False).seconds(work, machine)[0]
@@ -114,8 +114,24 @@ def test_a_three_by_three_convolution_beats_a_one_by_one_of_its_flops() -> None:
         flops,
         4.0 * (m * k + m * channels + channels * k),
     )
-    seconds = seconds_on("v100-pcie-32gb", graph_of(three, one))
-    assert seconds[0] < seconds[1]
+    graph = replace(graph_of(three, one), image=np.array([[side, side], [0, 0]]))
+    seconds = seconds_on("v100-pcie-32gb", graph)
+    assert seconds[0] < 0.7 * seconds[1]
+
+
+def test_the_backward_of_a_softmax_moves_twice_what_a_graph_counts() -> None:
+    log_softmax, softmax, forward = seconds_on(
+        "v100-pcie-32gb",
+        graph_of(
+            *(
+                (f"aten.{name}", "fp32", (0, 0, 0, 0), 1e6, 1e9)
+                for name in ("_log_softmax_backward_data", "_softmax_backward_data", "_softmax")
+            )
+        ),
+    )
+    launch = device_of_name("v100-pcie-32gb").launch_s
+    assert softmax - launch == pytest.approx(2 * (forward - launch))
+    assert log_softmax == forward
 
 
 def test_costs_follow_the_calibration_of_a_kind_and_else_the_roofline() -> None:

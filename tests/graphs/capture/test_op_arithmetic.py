@@ -49,6 +49,34 @@ def test_a_transposed_convolution_multiplies_at_the_positions_of_its_input() -> 
     assert gemms(graph, "aten.convolution") == [[2, 2 * 25, 3 * 9, 2]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "kernel", "image"),
+    [
+        ({"padding": 1}, 3, [5, 6]),
+        ({}, 3, [3, 4]),
+        ({}, 1, [0, 0]),
+        ({"stride": 2}, 3, [0, 0]),
+        ({"dilation": 2}, 3, [0, 0]),
+        ({"groups": 4}, 3, [0, 0]),
+    ],
+)
+def test_a_plain_three_by_three_convolution_has_its_image(
+    settings: dict[str, int], kernel: int, image: list[int]
+) -> None:
+    function = lambda x, w: F.conv2d(x, w, **settings)  # noqa: E731
+    weight = (12, 8 // settings.get("groups", 1), kernel, kernel)
+    graph = capture(Once(function, (2, 8, 5, 6), weight), ())
+    for kind in ("aten.convolution", "aten.convolution_backward"):
+        assert [graph.image[op].tolist() for op in range(graph.n_ops) if graph.op_types[op] == kind] == [
+            image
+        ]
+
+
+def test_a_transposed_convolution_has_no_image() -> None:
+    graph = capture(Once(F.conv_transpose2d, (2, 4, 5, 5), (4, 3, 3, 3)), ())
+    assert not graph.image.any()
+
+
 def test_attention_has_its_heads_lengths_and_width() -> None:
     shapes = [(2, 3, length, 4) for length in (5, 7, 7)]
     graph = capture(Once(F.scaled_dot_product_attention, *shapes), ())

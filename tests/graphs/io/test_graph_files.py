@@ -38,7 +38,7 @@ def record(**changes: Any) -> dict[str, Any]:
     ops = [
         {"name": "w", "type": "parameter", "resident_bytes": 64, "colocate": 0},
         {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 0.5, "colocate": 0}
-        | {"dtype": "tf32", "gemm": [1, 32, 4, 4]},
+        | {"dtype": "tf32", "gemm": [1, 32, 4, 4], "image": [4, 2]},
         {"name": "mm_grad", "phase": "backward", "seconds": {"k80": 1e-4}},
     ]
     tensors = [
@@ -75,6 +75,7 @@ def test_every_field_arrives() -> None:
     np.testing.assert_array_equal(graph.seconds["k80"], [np.nan, np.nan, 1e-4])
     assert graph.dtypes == ("", "tf32", "")
     np.testing.assert_array_equal(graph.gemm, [[0, 0, 0, 0], [1, 32, 4, 4], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(graph.image, [[0, 0], [4, 2], [0, 0]])
 
 
 def test_a_graph_that_says_nothing_of_its_arithmetic_is_written_as_before() -> None:
@@ -179,6 +180,15 @@ BAD_RECORDS = {
     "gemm is negative": (with_op(gemm=[1, 2, -1, 4]), "use four extents from 1 to 1e\\+15"),
     "gemm too long": (with_op(gemm=[1, 2**52, 1, 1]), "use four extents from 1 to 1e\\+15"),
     "gemm too large": (with_op(gemm=[10**10] * 4), "of at most 1e\\+27 flops"),
+    "image of one": (with_op(image=[1]), "op 1: image: has 1 numbers; expected \\[height, width\\]"),
+    "image with a zero": (
+        with_op(gemm=[1, 32, 4, 4], image=[0, 4]),
+        "has image \\[0, 4\\]; use the height and",
+    ),
+    "image without gemm": (with_op(image=[4, 4]), "whose product divides m of gemm, 0"),
+    "image that does not fit": (with_op(gemm=[1, 32, 4, 4], image=[3, 4]), "divides m of gemm, 32"),
+    "image is negative": (with_op(gemm=[1, 32, 4, 4], image=[-4, -4]), "has image \\[-4, -4\\]"),
+    "image is huge": (with_op(gemm=[1, 32, 4, 4], image=[2**52, 2**52]), "divides m of gemm, 32"),
     "producer is a float": (with_tensor(producer=0.0), "tensor 0: producer: is 0.0; expected an integer"),
     "producer is a boolean": (with_tensor(producer=False), "tensor 0: producer: is False"),
     "producer is unknown": (with_tensor(producer=7), "tensor 0 is produced by op 7, but ops are 0 to 2"),

@@ -14,8 +14,17 @@ RULES = {
     "host": {"issue_s": 5e-4},
     "eager": {"copies": "eager"},
     "curve": {"n_half_bytes": 1e6},
+    "graph": {"issue_s": 5e-3, "issue_per": "step"},
+    "overlap": {"overlap_slowdown": 2.0},
     "all": {"issue_s": 5e-4, "copies": "eager", "n_half_bytes": 1e6, "sharing": "pair"},
 }
+
+
+def under(rules, cluster):
+    rules = {"schedule": "program", **rules}
+    slowdown = rules.pop("overlap_slowdown", 1.0)
+    devices = tuple(replace(device, overlap_slowdown=slowdown) for device in cluster.devices)
+    return replace(cluster, devices=devices, **rules)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
@@ -23,7 +32,7 @@ RULES = {
 def test_the_best_score_is_a_simulated_step_time(name, rules):
     for seed in range(3):
         drawn = random_problem(seed)
-        problem = Problem(drawn.graph, replace(drawn.cluster, schedule="program", **rules))
+        problem = Problem(drawn.graph, under(rules, drawn.cluster))
         search = SearchState(problem, Budget(evaluations=300))
         PLACERS[name].strategy(search, np.random.default_rng(seed))
         assert search.best_score[1] == step_time_s(problem, search.best)

@@ -118,6 +118,7 @@ def test_one_device_waits_for_the_host_and_more_for_a_slower_one(
 ) -> None:
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng, 30), random_cluster(rng, 1, schedule="program")
+    cluster = replace(cluster, issue_per="op")
     seconds = Problem(graph, cluster).op_seconds[:, 0]
     totals = [
         step_time_s(Problem(graph, replace(cluster, issue_s=each)), np.zeros(graph.n_ops, dtype=np.int64))
@@ -148,7 +149,8 @@ def test_the_rules_give_the_times_of_before_where_they_cost_nothing(seed: int) -
     """The kernels compiled with the rules equal those compiled without them, to the last bit."""
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng, 40), random_cluster(rng, 3)
-    plain = Problem(graph, replace(cluster, issue_s=0.0, copies="stream", n_half_bytes=0.0))
+    devices = tuple(replace(device, overlap_slowdown=1.0) for device in cluster.devices)
+    plain = Problem(graph, replace(cluster, devices=devices, issue_s=0.0, copies="stream", n_half_bytes=0.0))
     with_rules = Problem(graph, plain.cluster)
     with_rules.__dict__["arrays"] = plain.arrays._replace(detailed=np.zeros(0, dtype=np.int64))
     device_of = random_placement(rng, graph, 3)

@@ -9,6 +9,7 @@ from agent.placers.base import PLACERS, Budget, SearchState
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+from tests.envs.random_problems import with_slowdown
 
 RULES = {
     "host": {"issue_s": 5e-4},
@@ -21,10 +22,9 @@ RULES = {
 
 
 def under(rules, cluster):
-    rules = {"schedule": "program", **rules}
-    slowdown = rules.pop("overlap_slowdown", 1.0)
-    devices = tuple(replace(device, overlap_slowdown=slowdown) for device in cluster.devices)
-    return replace(cluster, devices=devices, **rules)
+    slowdown = rules.get("overlap_slowdown", 1.0)
+    others = {rule: value for rule, value in rules.items() if rule != "overlap_slowdown"}
+    return with_slowdown(replace(cluster, schedule="program", **others), slowdown)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())

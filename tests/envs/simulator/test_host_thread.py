@@ -16,7 +16,7 @@ from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
-from tests.envs.random_problems import random_cluster, random_graph, random_placement
+from tests.envs.random_problems import random_cluster, random_graph, random_placement, with_slowdown
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -149,8 +149,8 @@ def test_the_rules_give_the_times_of_before_where_they_cost_nothing(seed: int) -
     """The kernels compiled with the rules equal those compiled without them, to the last bit."""
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng, 40), random_cluster(rng, 3)
-    devices = tuple(replace(device, overlap_slowdown=1.0) for device in cluster.devices)
-    plain = Problem(graph, replace(cluster, devices=devices, issue_s=0.0, copies="stream", n_half_bytes=0.0))
+    cluster = with_slowdown(cluster, 1.0)
+    plain = Problem(graph, replace(cluster, issue_s=0.0, copies="stream", n_half_bytes=0.0))
     with_rules = Problem(graph, plain.cluster)
     with_rules.__dict__["arrays"] = plain.arrays._replace(detailed=np.zeros(0, dtype=np.int64))
     device_of = random_placement(rng, graph, 3)

@@ -79,6 +79,7 @@ class Problem:
         slows, issues_ops = bool((slowdown > 1).any()), cluster.issue_per == "op"
         n_clocks = max(int(link.max()), cluster.n_devices) + 1
         is_detailed = cluster.issue_s > 0 or cluster.copies == "eager" or slows or bool(n_half.any())
+        compiled_in = np.zeros(0, dtype=np.int64)
         return ProblemArrays(
             op_seconds=self.op_seconds,
             is_source=graph.is_source.astype(np.int64),
@@ -116,7 +117,8 @@ class Problem:
                 ],
                 dtype=np.int64,
             ),
-            detailed=np.zeros(0, dtype=np.int64) if is_detailed else None,
+            detailed=compiled_in if is_detailed else None,
+            slows=compiled_in if slows else None,
         )
 
     @cached_property

@@ -25,8 +25,8 @@ class ProblemArrays(NamedTuple):
     clocks after it the links. Where copies slow ops, two clocks of each device follow, from `OVERLAP_CLOCKS`
     on: the end of the copies to and from each device, then by how much each device is late.
 
-    Where `detailed` is None, numba compiles the kernels without the rules that it stands for, as these would
-    make them slower by a tenth. Compiled with them, they give the same times to the last bit.
+    Where `detailed` or `slows` is None, numba compiles the kernels without the rules that it stands for, as
+    each would make them slower by a tenth. Compiled with them, they give the same times to the last bit.
 
     Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`. Arrays are int64 or float64.
     """
@@ -51,5 +51,5 @@ class ProblemArrays(NamedTuple):
     slowdown: FloatArray  # (n_devices,) times as long that ops take while copies run
     gaps: FloatArray  # (4,) seconds; columns `OP_GAP_S`, `TRANSFER_GAP_S`, `ISSUE_S`, `NEXT_ISSUE_S`
     rules: IntArray  # (5,) columns `SCHEDULE`, `SENDS_PER_TENSOR`, `IS_EAGER`, `N_CLOCKS`, `OVERLAP_CLOCKS`
-    detailed: IntArray | None  # (0,), or None where issuing takes no time, no copy is eager or slows ops, and
-    # `n_half` is 0
+    detailed: IntArray | None  # (0,), or None where `ISSUE_S`, `IS_EAGER` and `n_half` are 0 and `slows` None
+    slows: IntArray | None  # (0,), or None where no copy slows ops: `slowdown` is 1

@@ -88,6 +88,7 @@ def problem_at(packed, i):
         gaps=a.gaps[n_gaps * i : n_gaps * (i + 1)],
         rules=a.rules[n_rules * i : n_rules * (i + 1)],
         detailed=a.detailed,
+        slows=a.slows,
     )
 
 

@@ -102,11 +102,10 @@ def start_s(p, free, op, device, ready_s):
         Seconds.
     """
     start = max(ready_s, free[device])
-    if p.detailed is not None:
-        if p.rules[OVERLAP_CLOCKS]:
-            start = max(start, free[device] + free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device])
-        if p.op_seconds[op, device] > 0.0:
-            start = max(start, free[len(p.memory)] + p.gaps[ISSUE_S])
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        start = max(start, free[device] + free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device])
+    if p.detailed is not None and p.op_seconds[op, device] > 0.0:
+        start = max(start, free[len(p.memory)] + p.gaps[ISSUE_S])
     return start
 
 
@@ -124,7 +123,7 @@ def finish_s(p, free, op, device, start):
         Seconds.
     """
     seconds = p.op_seconds[op, device]
-    if p.detailed is not None and p.rules[OVERLAP_CLOCKS]:
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
         beside = free[p.rules[OVERLAP_CLOCKS] + device] - start
         if beside > 0.0:
             slowdown = p.slowdown[device]
@@ -152,9 +151,8 @@ def run_op(p, timeline, op, device, ready_s):
     timeline.start[op] = start
     timeline.finish[op] = finish
     free[device] = finish + p.gaps[OP_GAP_S] if takes_time else finish
-    if p.detailed is not None:
-        if p.rules[OVERLAP_CLOCKS]:
-            free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device] = 0.0
-        if takes_time:
-            free[len(p.memory)] += p.gaps[NEXT_ISSUE_S]
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device] = 0.0
+    if p.detailed is not None and takes_time:
+        free[len(p.memory)] += p.gaps[NEXT_ISSUE_S]
     return finish

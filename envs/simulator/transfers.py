@@ -88,7 +88,7 @@ def reserve(p, free, tensor, source, target, ready_s):
     link = p.link[source, target]
     if link >= 0:
         free[link] = end + p.gaps[TRANSFER_GAP_S]
-    if p.detailed is not None and p.rules[OVERLAP_CLOCKS]:
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
         slow_ops(p, free, source, start, end)
         slow_ops(p, free, target, start, end)
     return end

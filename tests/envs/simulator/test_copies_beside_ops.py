@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
+from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES
+from envs.mdp.placement_env import PlacementEnv
 from envs.problem import Problem
 from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s
@@ -91,6 +93,18 @@ def test_no_op_starts_earlier_because_of_copies(seed: int, slowdown: float) -> N
     assert (beside.finish_s >= alone.finish_s).all()
 
 
+def test_the_lookahead_sees_what_copies_slow() -> None:
+    # On d0 op2 runs beside the copy, from 1 to 13; on d1 alone, from 6.5 to 16.5. The mean op takes 4 s.
+    problem = Problem(build_graph("g", "", ops(1.0, 1.0, 10.0), [(0, 4.0, [1])]), slowed(2.0, 1.0))
+    env = PlacementEnv([problem])
+    env.reset(seed=0)
+    env.step(np.int64(0))
+    seen = env.step(np.int64(1))[0]["devices"].reshape(2, N_DEVICE_FEATURES)
+    for name in ("finish_over_earliest", "rollout_step_time_8_over_least"):
+        column = [feature.name for feature in DEVICE_FEATURES].index(name)
+        np.testing.assert_allclose(seen[:, column], [0.0, np.log1p(3.5 / 4.0)], rtol=1e-6)
+
+
 @settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_the_rule_gives_the_times_of_before_where_nothing_is_slowed(seed: int) -> None:
@@ -100,10 +114,10 @@ def test_the_rule_gives_the_times_of_before_where_nothing_is_slowed(seed: int) -
     with_rule = Problem(graph, plain.cluster)
     rules = plain.arrays.rules.copy()
     rules[OVERLAP_CLOCKS], rules[N_CLOCKS] = rules[N_CLOCKS], rules[N_CLOCKS] + 6
-    detailed = np.zeros(0, dtype=np.int64)
-    with_rule.__dict__["arrays"] = plain.arrays._replace(rules=rules, detailed=detailed)
+    compiled_in = np.zeros(0, dtype=np.int64)
+    with_rule.__dict__["arrays"] = plain.arrays._replace(rules=rules, detailed=compiled_in, slows=compiled_in)
     device_of = random_placement(rng, graph, 3)
-    assert plain.arrays.rules[OVERLAP_CLOCKS] == 0
+    assert plain.arrays.slows is None
     for mine, other in zip(
         vars(simulate_problem(plain, device_of)).values(),
         vars(simulate_problem(with_rule, device_of)).values(),

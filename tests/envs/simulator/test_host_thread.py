@@ -170,13 +170,14 @@ def test_a_batch_may_mix_clusters_with_and_without_the_rules() -> None:
     rng = np.random.default_rng(7)
     graph = random_graph(rng, 25)
     clusters = [gpus(2), gpus(3, issue_s=0.3, copies="eager"), gpus(2, n_half_bytes=2.0)]
-    problems = [Problem(graph, cluster) for cluster in clusters]
-    batch = EpisodeBatch(problems, 3)
-    for index in range(3):
+    clusters += [with_slowdown(gpus(3), 2.0), gpus(2, issue_s=0.3, issue_per="step")]
+    problems, n = [Problem(graph, cluster) for cluster in clusters], len(clusters)
+    batch = EpisodeBatch(problems, n)
+    for index in range(n):
         batch.begin(index, index, 0, rng)
-    done = np.zeros(3, dtype=bool)
+    done = np.zeros(n, dtype=bool)
     while not done.any():
-        done = batch.step(rng.integers(2, size=3))[1]
+        done = batch.step(rng.integers(2, size=n))[1]
     assert done.all()
     for index, problem in enumerate(problems):
         result = batch.result(index)

@@ -43,7 +43,7 @@ class CoarseProblem(Problem):
         busy = np.stack([total(of_device) for of_device in seconds.T], axis=1)
         runs = np.stack([total((of_device > 0).astype(np.float64)) for of_device in seconds.T], axis=1)
         coarse: FloatArray = busy + np.maximum(runs - 1, 0) * self.cluster.op_gap_s
-        if not self.cluster.issue_s:
+        if not self.cluster.issue_s or self.cluster.issue_per == "step":
             return coarse
         issued: FloatArray = np.maximum(runs - 1, 0) * self.cluster.issue_s + busy / np.maximum(runs, 1)
         return np.maximum(coarse, issued)

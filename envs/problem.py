@@ -56,6 +56,8 @@ class Problem:
         total: FloatArray = self.op_seconds.sum(axis=0) + gaps * self.cluster.op_gap_s
         if not self.cluster.issue_s:
             return total
+        if self.cluster.issue_per == "step":
+            return np.where(takes_time.any(axis=0), total + self.cluster.issue_s, total)
         # The device works without a pause from some op on, which starts as soon as the host has issued it.
         issued_s = takes_time.cumsum(axis=0) * self.cluster.issue_s
         busy_s = np.where(takes_time, self.op_seconds + self.cluster.op_gap_s, 0.0)
@@ -73,7 +75,11 @@ class Problem:
         """The problem as flat arrays, as the kernels read it."""
         graph, cluster = self.graph, self.cluster
         link, n_half = _links(cluster), _n_half(cluster)
-        is_detailed = cluster.issue_s > 0 or cluster.copies == "eager" or bool(n_half.any())
+        slowdown = np.array([device.overlap_slowdown for device in cluster.devices], dtype=np.float64)
+        slows, issues_ops = bool((slowdown > 1).any()), cluster.issue_per == "op"
+        n_clocks = max(int(link.max()), cluster.n_devices) + 1
+        is_detailed = cluster.issue_s > 0 or cluster.copies == "eager" or slows or bool(n_half.any())
+        compiled_in = np.zeros(0, dtype=np.int64)
         return ProblemArrays(
             op_seconds=self.op_seconds,
             is_source=graph.is_source.astype(np.int64),
@@ -92,17 +98,27 @@ class Problem:
             n_half=n_half,
             link=link,
             memory=cluster.memory_bytes,
-            gaps=np.array([cluster.op_gap_s, cluster.transfer_gap_s, cluster.issue_s]),
+            slowdown=slowdown,
+            gaps=np.array(
+                [
+                    cluster.op_gap_s,
+                    cluster.transfer_gap_s,
+                    cluster.issue_s,
+                    cluster.issue_s if issues_ops else 0.0,
+                ]
+            ),
             rules=np.array(
                 [
                     FIFO if cluster.schedule == "fifo" else PROGRAM,
                     _sends_per_tensor(cluster),
                     cluster.copies == "eager",
-                    max(int(link.max()), cluster.n_devices) + 1,
+                    n_clocks + 2 * cluster.n_devices if slows else n_clocks,
+                    n_clocks if slows else 0,
                 ],
                 dtype=np.int64,
             ),
-            detailed=np.zeros(0, dtype=np.int64) if is_detailed else None,
+            detailed=compiled_in if is_detailed else None,
+            slows=compiled_in if slows else None,
         )
 
     @cached_property

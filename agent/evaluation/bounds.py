@@ -37,8 +37,10 @@ def lower_bound_s(problem: Problem) -> float:
     critical_path = float((head + fastest + tail).max())
     unit = _unit_bound(problem, occupied, head, tail)
     work = _windowed_work(occupied * device_weights(occupied), head, tail)
-    issued_s = (fastest > 0).cumsum() * problem.cluster.issue_s
-    issue = float(np.where(fastest > 0, issued_s + fastest + tail, 0.0).max())
+    takes_time = fastest > 0
+    n_issued = takes_time.cumsum() if problem.cluster.issue_per == "op" else takes_time
+    issued_s = n_issued * problem.cluster.issue_s
+    issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
     return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, issue, 0.0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import copy_clocks, inputs_ready, new_timeline, run_op, start_s
+from envs.simulator.kernels import copy_clocks, finish_s, inputs_ready, new_timeline, run_op, start_s
 
 
 @kernel
@@ -100,7 +100,8 @@ def schedule_in_order(p, units, order, free_bytes):
                 continue
             copy_clocks(p, timeline.free, trial_free)
             ready = inputs_ready(p, device_of, timeline, trial_free, op, device, False)
-            finish = start_s(p, trial_free, op, device, ready) + p.op_seconds[op, device]
+            start = start_s(p, trial_free, op, device, ready)
+            finish = finish_s(p, trial_free, op, device, start)
             if finish < earliest:
                 chosen, earliest = device, finish
         if device_of[op] < 0:

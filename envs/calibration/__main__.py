@@ -1,4 +1,4 @@
-"""`python -m envs.calibration`: fits models to measured ops, to measured transfers, or to this machine."""
+"""`python -m envs.calibration`: fits models to measured ops, transfers and overlaps, or to this machine."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
     measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
+    overlap = commands.add_parser(
+        "overlap", help="fit how much copies slow ops to files of the Mist data set"
+    )
+    overlap.add_argument("files", nargs="+", metavar="FILE", help="JSON files, may be .gz")
     options = parser.parse_args(arguments)
     try:
         if options.command == "fit":
@@ -33,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from envs.calibration import links_fit
 
             links_fit.fit_files(options.times, Path(options.out))
+        elif options.command == "overlap":
+            from envs.calibration.overlap import overlap_report, read_overlaps
+
+            print(*overlap_report(read_overlaps(options.files)), sep="\n")
         else:
             from envs.calibration.measure import measure_cpu
 

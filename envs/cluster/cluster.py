@@ -15,8 +15,10 @@ SCHEDULES = ("program", "fifo")
 SHARING = ("egress", "pair", "none")
 TRANSFER_PER = ("destination", "tensor")
 COPIES = ("stream", "eager")
+ISSUE_PER = ("op", "step")
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")
 MAX_DEVICES = 1024
+MAX_SLOWDOWN = 1e3
 
 
 class ClusterError(InputError):
@@ -35,6 +37,7 @@ class Device:
         launch_s: seconds to launch one op.
         peaks: peak floating-point operations a second by dtype of the arithmetic, from `DTYPES`; where it is
             empty, `flops_per_s` is the peak for all.
+        overlap_slowdown: how many times as long ops take while a copy to or from the device runs, at least 1.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Device:
     bytes_per_s: float
     launch_s: float
     peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
+    overlap_slowdown: float = 1.0
 
     def peak(self, dtype: str) -> float:
         """Returns the peak for a dtype, flops a second; fp32 stands in for tf32 and bf16."""
@@ -65,7 +69,9 @@ class Cluster:
         transfer_per: whether a tensor is sent once per destination or once in all, one of `TRANSFER_PER`.
         op_gap_s: seconds that a device rests after an op of non-zero time.
         transfer_gap_s: seconds that a transfer occupies its link beyond bytes / bandwidth.
-        issue_s: seconds that the one host thread needs to issue each op and each copy; 0 = no time.
+        issue_s: seconds that the one host thread needs for what it issues at a time; 0 = no time.
+        issue_per: what it issues at a time, one of `ISSUE_PER`: one op or copy, or as a CUDA graph all of the
+            step.
         copies: on which streams copies run, one of `COPIES`.
         n_half_bytes: size at which a transfer reaches half of its bandwidth, one number for all pairs or
             (n_devices, n_devices) with an unused diagonal.
@@ -84,6 +90,7 @@ class Cluster:
     op_gap_s: float = 0.0
     transfer_gap_s: float = 0.0
     issue_s: float = 0.0
+    issue_per: str = "op"
     copies: str = "stream"
     n_half_bytes: FloatArray | float = 0.0
 
@@ -125,6 +132,7 @@ def _check(cluster: Cluster) -> None:
         ("schedule", SCHEDULES),
         ("sharing", SHARING),
         ("transfer_per", TRANSFER_PER),
+        ("issue_per", ISSUE_PER),
         ("copies", COPIES),
     ):
         if getattr(cluster, label) not in allowed:
@@ -139,14 +147,21 @@ def _check(cluster: Cluster) -> None:
 
 
 def _check_host(where: str, cluster: Cluster) -> None:
-    if cluster.schedule == "fifo" and (cluster.issue_s or cluster.copies != "stream"):
-        label, given, right = (
-            ("issue_s", f"{cluster.issue_s:g}", "0") if cluster.issue_s else ("copies", "'eager'", "'stream'")
-        )
-        raise ClusterError(
-            f"{where}: {label} is {given}, but under schedule 'fifo' no host thread issues ops in order; "
-            f"use {right}, or schedule 'program'"
-        )
+    if cluster.schedule == "fifo":
+        for label, default in (("issue_s", 0), ("issue_per", "op"), ("copies", "stream")):
+            value = getattr(cluster, label)
+            if value != default:
+                raise ClusterError(
+                    f"{where}: {label} is {value!r}, but under schedule 'fifo' no host thread issues ops in "
+                    f"order; use {default!r}, or schedule 'program'"
+                )
+        for index, device in enumerate(cluster.devices):
+            if device.overlap_slowdown != 1:
+                raise ClusterError(
+                    f"{where}: device {index} ('{device.name}'): overlap_slowdown is "
+                    f"{device.overlap_slowdown:g}, but under schedule 'fifo' copies slow no ops; use 1, or "
+                    "schedule 'program'"
+                )
     if cluster.copies == "eager" and cluster.transfer_per == "tensor":
         raise ClusterError(
             f"{where}: copies is 'eager' and transfer_per 'tensor', but an eager copy has one destination; "
@@ -164,6 +179,11 @@ def _check_device(where: str, device: Device) -> None:
     _check_speed(where, "flops_per_s", device.flops_per_s)
     _check_speed(where, "bytes_per_s", device.bytes_per_s)
     _check_time(where, "launch_s", device.launch_s)
+    if not 1 <= device.overlap_slowdown <= MAX_SLOWDOWN:
+        raise ClusterError(
+            f"{where}: overlap_slowdown is {device.overlap_slowdown:g}; use a number from 1 to "
+            f"{MAX_SLOWDOWN:g} (times as long)"
+        )
     for dtype, peak in device.peaks.items():
         if dtype not in DTYPES:
             raise ClusterError(f"{where}: peaks has {dtype!r}; use dtypes of {', '.join(DTYPES)}")

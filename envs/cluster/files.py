@@ -14,12 +14,12 @@ from graphs.op_graph import FloatArray
 
 FORMAT = "placewalk.cluster/1"
 REQUIRED = frozenset({"format", "name", "devices", "links"})
-OPTIONAL = frozenset({"schedule", "op_gap_s", "transfer_gap_s", "issue_s", "copies"})
+OPTIONAL = frozenset({"schedule", "op_gap_s", "transfer_gap_s", "issue_s", "issue_per", "copies"})
 LINK_REQUIRED = frozenset({"bytes_per_s", "latency_s"})
 LINK_OPTIONAL = frozenset({"sharing", "transfer_per", "n_half_bytes"})
 DEVICE_NUMBERS = ("memory_bytes", "flops_per_s", "bytes_per_s", "launch_s")
 DEVICE_KEYS = frozenset({"name", "kind", *DEVICE_NUMBERS})
-DEVICE_OPTIONAL = frozenset({"peaks"})
+DEVICE_OPTIONAL = frozenset({"peaks", "overlap_slowdown"})
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -63,6 +63,7 @@ def cluster_from_json(value: object, where: str) -> Cluster:
             op_gap_s=number(record.get("op_gap_s", 0), f"{where}: op_gap_s"),
             transfer_gap_s=number(record.get("transfer_gap_s", 0), f"{where}: transfer_gap_s"),
             issue_s=number(record.get("issue_s", 0), f"{where}: issue_s"),
+            issue_per=text(record.get("issue_per", "op"), f"{where}: issue_per"),
             copies=text(record.get("copies", "stream"), f"{where}: copies"),
             n_half_bytes=_matrix(links.get("n_half_bytes", 0), len(devices), f"{where}: links: n_half_bytes"),
         )
@@ -75,7 +76,7 @@ def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
     devices = [
         {"name": device.name, "kind": device.kind}
         | {key: json_number(float(getattr(device, key))) for key in DEVICE_NUMBERS}
-        | _peaks_to_json(device)
+        | _optional_to_json(device)
         for device in cluster.devices
     ]
     matrices = {
@@ -94,7 +95,7 @@ def cluster_to_json(cluster: Cluster) -> dict[str, Any]:
         "transfer_gap_s": json_number(float(cluster.transfer_gap_s)),
         "issue_s": json_number(float(cluster.issue_s)),
         "copies": cluster.copies,
-    }
+    } | ({} if cluster.issue_per == "op" else {"issue_per": cluster.issue_per})
 
 
 def _device(value: object, where: str) -> Device:
@@ -105,12 +106,14 @@ def _device(value: object, where: str) -> Device:
         kind=name(record["kind"], f"{where}: kind"),
         **{key: number(record[key], f"{where}: {key}") for key in DEVICE_NUMBERS},
         peaks={dtype: number(peak, f"{where}: peaks: {dtype}") for dtype, peak in peaks.items()},
+        overlap_slowdown=number(record.get("overlap_slowdown", 1), f"{where}: overlap_slowdown"),
     )
 
 
-def _peaks_to_json(device: Device) -> dict[str, Any]:
+def _optional_to_json(device: Device) -> dict[str, Any]:
     peaks = {dtype: json_number(float(peak)) for dtype, peak in device.peaks.items()}
-    return {"peaks": peaks} if peaks else {}
+    slowdown = json_number(float(device.overlap_slowdown))
+    return ({"peaks": peaks} if peaks else {}) | ({"overlap_slowdown": slowdown} if slowdown != 1 else {})
 
 
 def _matrix(value: object, n_devices: int, where: str) -> FloatArray:

@@ -21,7 +21,7 @@ from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.mdp.state import simulate_op, simulate_unit
 from envs.problem import Problem
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Timeline, copy_clocks, inputs_ready, n_clocks, run, start_s
+from envs.simulator.kernels import Timeline, copy_clocks, finish_s, inputs_ready, n_clocks, run, start_s
 from envs.simulator.transfers import transfer_seconds
 from graphs.op_graph import FloatArray
 
@@ -130,7 +130,7 @@ def evaluate_incrementally(p, episode, op, scratch):
         copy_clocks(p, timeline.free, scratch.free)
         ready = inputs_ready(p, episode.device_of, timeline, scratch.free, op, device, False)
         start = start_s(p, scratch.free, op, device, ready)
-        finish = start + p.op_seconds[op, device]
+        finish = finish_s(p, scratch.free, op, device, start)
         scratch.ready_s[device] = ready
         scratch.start_s[device] = start
         scratch.finish_s[device] = finish

@@ -84,9 +84,11 @@ def problem_at(packed, i):
         n_half=a.n_half[pair:pair_end].reshape(square),
         link=a.link[pair:pair_end].reshape(square),
         memory=a.memory[device:device_end],
+        slowdown=a.slowdown[device:device_end],
         gaps=a.gaps[n_gaps * i : n_gaps * (i + 1)],
         rules=a.rules[n_rules * i : n_rules * (i + 1)],
         detailed=a.detailed,
+        slows=a.slows,
     )
 
 

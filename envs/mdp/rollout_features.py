@@ -19,7 +19,7 @@ import numpy as np
 
 from envs.mdp.features import HORIZONS
 from envs.mdp.state import POSITION
-from envs.simulator.arrays import copy, n_clocks, run_op, start_s
+from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
@@ -133,7 +133,8 @@ def earliest_finish(m, p, episode, op, ahead):
     footprint = m.footprint_bytes[m.unit_of[op]]
     soonest, soonest_s = -1, np.inf
     for device in range(len(p.memory)):
-        finish = start_s(p, timeline.free, op, device, 0.0) + p.op_seconds[op, device]
+        start = start_s(p, timeline.free, op, device, 0.0)
+        finish = finish_s(p, timeline.free, op, device, start)
         if finish < soonest_s and ahead.load[device] + footprint <= p.memory[device]:
             soonest, soonest_s = device, finish
     chosen, earliest, before = soonest, np.inf, -1
@@ -182,7 +183,8 @@ def estimate_finish(p, timeline, device_of, op, device):
                 there = copy_start_s(p, timeline.free, source, device, there)
                 there += transfer_seconds(p, p.size[tensor], source, device)
         ready = max(ready, there)
-    return start_s(p, timeline.free, op, device, ready) + p.op_seconds[op, device]
+    start = start_s(p, timeline.free, op, device, ready)
+    return finish_s(p, timeline.free, op, device, start)
 
 
 @kernel(inline=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.problem_arrays import ISSUE_S, N_CLOCKS, OP_GAP_S
+from envs.problem_arrays import ISSUE_S, N_CLOCKS, NEXT_ISSUE_S, OP_GAP_S, OVERLAP_CLOCKS
 from envs.simulator.jit import kernel
 from graphs.op_graph import FloatArray
 
@@ -37,8 +37,8 @@ class Timeline(NamedTuple):
 
 @kernel(entry=True)
 def n_clocks(n_devices):
-    """Returns the most clocks that a cluster has: of its devices, the host thread, and a link per pair."""
-    return n_devices + 1 + n_devices * n_devices
+    """Returns the most clocks that a cluster has: three a device, the host thread, and a link per pair."""
+    return n_devices + 1 + n_devices * n_devices + 2 * n_devices
 
 
 @kernel(entry=True, allocates=True)
@@ -90,7 +90,7 @@ def clear(timeline):
 
 @kernel(inline=True)
 def start_s(p, free, op, device, ready_s):
-    """Finds when an op starts: when it is issued, its inputs are there and its device is free.
+    """Finds when an op starts: when it is issued, its inputs are there and its device is free, or late.
 
     Args:
         p: `ProblemArrays`.
@@ -102,9 +102,33 @@ def start_s(p, free, op, device, ready_s):
         Seconds.
     """
     start = max(ready_s, free[device])
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        start = max(start, free[device] + free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device])
     if p.detailed is not None and p.op_seconds[op, device] > 0.0:
         start = max(start, free[len(p.memory)] + p.gaps[ISSUE_S])
     return start
+
+
+@kernel(inline=True)
+def finish_s(p, free, op, device, start):
+    """Finds when an op finishes that takes longer while the copies issued before it run.
+
+    Args:
+        p: `ProblemArrays`.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,).
+        op, device: indices, int.
+        start: when the op starts, seconds.
+
+    Returns:
+        Seconds.
+    """
+    seconds = p.op_seconds[op, device]
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        beside = free[p.rules[OVERLAP_CLOCKS] + device] - start
+        if beside > 0.0:
+            slowdown = p.slowdown[device]
+            seconds = min(slowdown * seconds, seconds + beside * (1.0 - 1.0 / slowdown))
+    return start + seconds
 
 
 @kernel
@@ -122,11 +146,13 @@ def run_op(p, timeline, op, device, ready_s):
     """
     free = timeline.free
     start = start_s(p, free, op, device, ready_s)
-    seconds = p.op_seconds[op, device]
-    finish = start + seconds
+    takes_time = p.op_seconds[op, device] > 0.0
+    finish = finish_s(p, free, op, device, start)
     timeline.start[op] = start
     timeline.finish[op] = finish
-    free[device] = finish + p.gaps[OP_GAP_S] if seconds > 0.0 else finish
-    if p.detailed is not None and seconds > 0.0:
-        free[len(p.memory)] += p.gaps[ISSUE_S]
+    free[device] = finish + p.gaps[OP_GAP_S] if takes_time else finish
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        free[p.rules[OVERLAP_CLOCKS] + len(p.memory) + device] = 0.0
+    if p.detailed is not None and takes_time:
+        free[len(p.memory)] += p.gaps[NEXT_ISSUE_S]
     return finish

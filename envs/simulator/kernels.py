@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from envs.problem_arrays import PROGRAM, SCHEDULE
-from envs.simulator.arrays import Timeline, clear, copy, copy_clocks, n_clocks, new_timeline, run_op, start_s
+from envs.simulator.arrays import (
+    Timeline,
+    clear,
+    copy,
+    copy_clocks,
+    finish_s,
+    n_clocks,
+    new_timeline,
+    run_op,
+    start_s,
+)
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
@@ -17,6 +27,7 @@ __all__ = [
     "commit",
     "copy",
     "copy_clocks",
+    "finish_s",
     "inputs_ready",
     "n_clocks",
     "new_pair",

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.problem_arrays import IS_EAGER, ISSUE_S, SENDS_PER_TENSOR, TRANSFER_GAP_S
+from envs.problem_arrays import (
+    IS_EAGER,
+    ISSUE_S,
+    NEXT_ISSUE_S,
+    OVERLAP_CLOCKS,
+    SENDS_PER_TENSOR,
+    TRANSFER_GAP_S,
+)
 from envs.simulator.arrays import UNSENT
 from envs.simulator.jit import kernel
 from graphs.op_graph import IntArray
@@ -64,7 +71,7 @@ def reserve(p, free, tensor, source, target, ready_s):
     Args:
         p: `ProblemArrays`.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of the
-            host and of the link are written.
+            host, of the link and of copies beside ops are written.
         tensor, source, target: indices, int.
         ready_s: when the tensor is ready to be sent, seconds.
 
@@ -76,12 +83,33 @@ def reserve(p, free, tensor, source, target, ready_s):
     start = copy_start_s(p, free, source, target, ready_s)
     if p.detailed is not None:
         size += p.n_half[source, pair]
-        free[len(p.memory)] += p.gaps[ISSUE_S]
+        free[len(p.memory)] += p.gaps[NEXT_ISSUE_S]
     end = start + size / p.bandwidth[source, pair]
     link = p.link[source, target]
     if link >= 0:
         free[link] = end + p.gaps[TRANSFER_GAP_S]
+    if p.slows is not None and p.rules[OVERLAP_CLOCKS]:
+        slow_ops(p, free, source, start, end)
+        slow_ops(p, free, target, start, end)
     return end
+
+
+@kernel
+def slow_ops(p, free, device, start, end):
+    """Lets a copy slow the ops of a device: those issued before make it late, those issued later see its end.
+
+    Args:
+        p: `ProblemArrays`.
+        free: when each device, the host thread and each link is free, seconds, (n_clocks,); the clocks of
+            copies beside the ops of the device are written.
+        device: index, int; the copy is to or from it.
+        start, end: of the copy, seconds.
+    """
+    copies = p.rules[OVERLAP_CLOCKS] + device
+    beside = min(end, free[device]) - max(start, free[copies])
+    if beside > 0.0:
+        free[copies + len(p.memory)] += beside * (1.0 - 1.0 / p.slowdown[device])
+    free[copies] = max(free[copies], end)
 
 
 @kernel(inline=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from envs.cluster.cluster import COPIES, SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
+from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER, Cluster, Device
 from graphs import OpGraph, build_graph
 
 
@@ -74,7 +74,24 @@ def under_a_host(cluster: Cluster, rng: np.random.Generator, *, ties: bool = Fal
     issue_s = (1.0 if ties else float(rng.choice([0.01, 0.3, 2.0]))) * float(rng.integers(0, 2))
     copies = str(rng.choice(COPIES))
     transfer_per = "destination" if copies == "eager" else cluster.transfer_per
-    return replace(cluster, issue_s=issue_s, copies=copies, transfer_per=transfer_per)
+    issue_per = str(rng.choice(ISSUE_PER))
+    cluster = replace(cluster, issue_s=issue_s, issue_per=issue_per, copies=copies, transfer_per=transfer_per)
+    return randomly_slowed(cluster, rng, ties=ties) if rng.random() < 0.5 else cluster
+
+
+def randomly_slowed(cluster: Cluster, rng: np.random.Generator, *, ties: bool = False) -> Cluster:
+    """Draws how much copies slow the ops of each device; not at all on a third of them."""
+    slowdowns = [2.0] if ties else [1.0, 1.3, float(rng.uniform(1.0, 4.0))]
+    devices = tuple(
+        replace(device, overlap_slowdown=float(rng.choice(slowdowns))) for device in cluster.devices
+    )
+    return replace(cluster, devices=devices)
+
+
+def with_slowdown(cluster: Cluster, slowdown: float) -> Cluster:
+    """Returns the cluster with one slowdown beside copies on all devices."""
+    devices = tuple(replace(device, overlap_slowdown=slowdown) for device in cluster.devices)
+    return replace(cluster, devices=devices)
 
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:

@@ -85,8 +85,15 @@ def odd_graphs() -> dict[str, OpGraph]:
 def odd_clusters() -> dict[str, Cluster]:
     """Builds clusters at the edge of what the rules allow, of 1 to 100 devices of kind `gpu`."""
 
-    def cluster(n: int, memory_bytes: float = 1e21, latency_s: float = 0.0, **rules: Any) -> Cluster:
-        devices = tuple(Device(f"gpu{at}", "gpu", memory_bytes, 1e12, 1e11, 0.0) for at in range(n))
+    def cluster(
+        n: int,
+        memory_bytes: float = 1e21,
+        latency_s: float = 0.0,
+        overlap_slowdown: float = 1.0,
+        **rules: Any,
+    ) -> Cluster:
+        device = Device("gpu", "gpu", memory_bytes, 1e12, 1e11, 0.0, overlap_slowdown=overlap_slowdown)
+        devices = tuple(replace(device, name=f"gpu{at}") for at in range(n))
         return Cluster("odd", devices, np.full((n, n), 1e10), np.full((n, n), latency_s), **rules)
 
     return {
@@ -96,6 +103,8 @@ def odd_clusters() -> dict[str, Cluster]:
         "no memory": cluster(2, memory_bytes=1.0),
         "longest gaps": cluster(3, latency_s=1e9, sharing="none", op_gap_s=1e9, transfer_gap_s=1e9),
         "slowest host": cluster(3, issue_s=1e9, copies="eager", op_gap_s=1e9),
+        "a graph": cluster(3, issue_s=1e9, issue_per="step"),
+        "slowest beside copies": cluster(3, overlap_slowdown=1e3),
         "fastest host": cluster(3, issue_s=1e-15, n_half_bytes=1e-5, transfer_per="tensor"),
         "shortest gaps": cluster(
             5, latency_s=1e-15, schedule="fifo", sharing="pair", op_gap_s=1e-15, transfer_gap_s=1e-15
@@ -123,8 +132,9 @@ def use(graph: OpGraph, cluster: Cluster, policy: Policy, placers: tuple[str, ..
     assert cluster_to_json(cluster_from_json(cluster_to_json(cluster), "again")) == cluster_to_json(cluster)
     problem = Problem(graph, cluster)
     for schedule in SCHEDULES:
-        host = {"issue_s": 0.0, "copies": "stream"} if schedule == "fifo" else {}
-        ruled = replace(cluster, schedule=schedule, **host)
+        devices = tuple(replace(device, overlap_slowdown=1.0) for device in cluster.devices)
+        host = {"issue_s": 0.0, "issue_per": "op", "copies": "stream", "devices": devices}
+        ruled = replace(cluster, schedule=schedule, **(host if schedule == "fifo" else {}))
         spread = (np.arange(len(graph.units)) % cluster.n_devices)[graph.unit_of]
         for placement in (single_device(graph, 0), Placement(spread)):
             step = simulate(graph, ruled, placement)

@@ -9,13 +9,22 @@ from agent.placers.base import PLACERS, Budget, SearchState
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
+from tests.envs.random_problems import with_slowdown
 
 RULES = {
     "host": {"issue_s": 5e-4},
     "eager": {"copies": "eager"},
     "curve": {"n_half_bytes": 1e6},
+    "graph": {"issue_s": 5e-3, "issue_per": "step"},
+    "overlap": {"overlap_slowdown": 2.0},
     "all": {"issue_s": 5e-4, "copies": "eager", "n_half_bytes": 1e6, "sharing": "pair"},
 }
+
+
+def under(rules, cluster):
+    slowdown = rules.get("overlap_slowdown", 1.0)
+    others = {rule: value for rule, value in rules.items() if rule != "overlap_slowdown"}
+    return with_slowdown(replace(cluster, schedule="program", **others), slowdown)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
@@ -23,7 +32,7 @@ RULES = {
 def test_the_best_score_is_a_simulated_step_time(name, rules):
     for seed in range(3):
         drawn = random_problem(seed)
-        problem = Problem(drawn.graph, replace(drawn.cluster, schedule="program", **rules))
+        problem = Problem(drawn.graph, under(rules, drawn.cluster))
         search = SearchState(problem, Budget(evaluations=300))
         PLACERS[name].strategy(search, np.random.default_rng(seed))
         assert search.best_score[1] == step_time_s(problem, search.best)

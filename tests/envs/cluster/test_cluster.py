@@ -90,6 +90,24 @@ def test_the_rules_of_the_host_thread_arrive() -> None:
     assert cluster_to_json(cluster_from_json(written, "again")) == written
 
 
+def test_copies_beside_ops_and_steps_issued_at_once_arrive() -> None:
+    rules = {"schedule": "program", "issue_s": 5e-6, "issue_per": "step"}
+    value = with_device(overlap_slowdown=2.5) | rules
+    cluster = cluster_from_json(value, "here")
+    assert [device.overlap_slowdown for device in cluster.devices] == [1.0, 2.5]
+    assert cluster.issue_per == "step"
+    written = cluster_to_json(cluster)
+    assert written["issue_per"] == "step"
+    assert [device.get("overlap_slowdown") for device in written["devices"]] == [None, 2.5]
+    assert cluster_to_json(cluster_from_json(written, "again")) == written
+
+
+def test_files_of_before_are_written_as_before() -> None:
+    written = cluster_to_json(cluster_from_json(record(), "here"))
+    assert "issue_per" not in written
+    assert "overlap_slowdown" not in written["devices"][0]
+
+
 @pytest.mark.parametrize("cluster", [build() for build in PRESETS.values()], ids=PRESETS.keys())
 def test_written_clusters_are_read_back(tmp_path: Path, cluster: Cluster) -> None:
     path = tmp_path / "cluster.json"
@@ -132,6 +150,18 @@ BAD_RECORDS = {
         record(issue_s=1e-6),
         "issue_s is 1e-06, but under schedule 'fifo' no host .* use 0",
     ),
+    "graph under fifo": (record(issue_per="step"), "issue_per is 'step', but under schedule 'fifo' .* 'op'"),
+    "issue_per": (record(issue_per="graph"), "issue_per is 'graph'; use one of op, step"),
+    "slowed under fifo": (
+        with_device(overlap_slowdown=1.5),
+        "device 1 .* overlap_slowdown is 1.5, but under schedule 'fifo' copies slow no ops; use 1, or",
+    ),
+    "faster beside copies": (
+        with_device(overlap_slowdown=0.9),
+        "device 1 .* overlap_slowdown is 0.9; use a number from 1 to 1000",
+    ),
+    "endless beside copies": (with_device(overlap_slowdown=1e4), "overlap_slowdown is 10000; use a number"),
+    "slowdown is a string": (with_device(overlap_slowdown="2"), "device 1: overlap_slowdown: is a string"),
     "eager under fifo": (record(copies="eager"), "copies is 'eager', but under schedule 'fifo' .* 'stream'"),
     "eager to all": (
         record(schedule="program", copies="eager"),

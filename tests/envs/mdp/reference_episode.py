@@ -85,7 +85,8 @@ class ReferenceEpisode:
         finish_s = 0.0
         for n_issued, each in enumerate(seconds, start=1):
             free_s = finish_s + self.cluster.op_gap_s if n_issued > 1 else 0.0
-            finish_s = max(free_s, n_issued * self.cluster.issue_s) + each
+            n_turns = n_issued if self.cluster.issue_per == "op" else 1
+            finish_s = max(free_s, n_turns * self.cluster.issue_s) + each
         return finish_s
 
     def load_bytes(self, device: int) -> float:

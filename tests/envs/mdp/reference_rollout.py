@@ -62,8 +62,9 @@ class Rollout:
         ready_s = max([self.receive(tensor, device) for tensor, _ in self.placed_inputs(op)], default=0.0)
         seconds = self.episode.op_s[op][device]
         start_s = self.start_s(op, device, ready_s)
-        timeline.host_free_s += self.cluster.issue_s if seconds > 0.0 else 0.0
-        timeline.finish_s[op] = start_s + seconds
+        timeline.host_free_s += self.next_issue_s if seconds > 0.0 else 0.0
+        timeline.finish_s[op] = self.slowed_finish_s(op, device, start_s)
+        timeline.late_s[device] = 0.0
         gap_s = self.cluster.op_gap_s if seconds > 0.0 else 0.0
         timeline.device_free_s[device] = timeline.finish_s[op] + gap_s
         return timeline.finish_s[op]
@@ -88,8 +89,12 @@ class Rollout:
         rate = min(float(self.cluster.bytes_per_s[source, target]) for target in targets)
         n_half = max(float(self.cluster.n_half_matrix[source, target]) for target in targets)
         begin_s = self.copy_start_s(tensor, source, device)
-        timeline.host_free_s += self.cluster.issue_s
+        timeline.host_free_s += self.next_issue_s
         end_s = begin_s + (float(self.graph.tensor_bytes[tensor]) + n_half) / rate
+        for end in (source, device):
+            beside_s = min(end_s, timeline.device_free_s[end]) - max(begin_s, timeline.copies_end_s[end])
+            timeline.late_s[end] += max(beside_s, 0.0) * self.lost_share(end)
+            timeline.copies_end_s[end] = max(timeline.copies_end_s[end], end_s)
         if link is not None:
             timeline.link_free_s[link] = end_s + self.cluster.transfer_gap_s
         if self.cluster.copies == "eager":
@@ -115,7 +120,7 @@ class Rollout:
 
     def free_and_run_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if its inputs were there."""
-        return self.start_s(op, device, 0.0) + self.episode.op_s[op][device]
+        return self.slowed_finish_s(op, device, self.start_s(op, device, 0.0))
 
     def finish_s(self, op: int, device: int) -> float:
         """Finish of an op on a device if each copy that it needs, and it itself, were issued next."""
@@ -129,13 +134,28 @@ class Rollout:
                 size = float(self.graph.tensor_bytes[tensor])
                 there_s = begin_s + transfer_s(self.cluster, size, source, device)
             ready_s = max(ready_s, there_s)
-        return self.start_s(op, device, ready_s) + self.episode.op_s[op][device]
+        return self.slowed_finish_s(op, device, self.start_s(op, device, ready_s))
 
     def start_s(self, op: int, device: int, ready_s: float) -> float:
         """Start of an op that is issued next; one that takes no time need not be issued."""
         takes_time = self.episode.op_s[op][device] > 0.0
         issued_s = self.timeline.host_free_s + self.cluster.issue_s if takes_time else 0.0
-        return max(ready_s, issued_s, self.timeline.device_free_s[device])
+        return max(ready_s, issued_s, self.timeline.device_free_s[device] + self.timeline.late_s[device])
+
+    def slowed_finish_s(self, op: int, device: int, start_s: float) -> float:
+        """Finish of an op that is slowed until the copies from and to its device end."""
+        seconds, slowdown = self.episode.op_s[op][device], self.cluster.devices[device].overlap_slowdown
+        beside_s = max(self.timeline.copies_end_s[device] - start_s, 0.0)
+        return start_s + min(slowdown * seconds, seconds + beside_s * self.lost_share(device))
+
+    def lost_share(self, device: int) -> float:
+        """Share of its time that a device loses while a copy runs."""
+        return 1.0 - 1.0 / self.cluster.devices[device].overlap_slowdown
+
+    @property
+    def next_issue_s(self) -> float:
+        """Seconds that the host thread needs for each further op or copy; none if all are issued at once."""
+        return self.cluster.issue_s if self.cluster.issue_per == "op" else 0.0
 
     def copy_start_s(self, tensor: int, source: int, device: int) -> float:
         """Start of a copy that is issued next; an eager one waits for both devices."""

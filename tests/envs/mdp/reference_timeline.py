@@ -24,6 +24,8 @@ class Timeline:
         arrival_s: by (tensor, device), where an op that reads the tensor was simulated on the device.
         device_free_s: when each device can start another op, (n_devices,).
         host_free_s: when the host thread can issue something else.
+        copies_end_s: when the last copy from or to each device ends, (n_devices,).
+        late_s: by how much the copies beside its ops make each device late, (n_devices,).
         link_free_s: when each link can start another transfer; links that never carried anything are missing.
     """
 
@@ -34,6 +36,8 @@ class Timeline:
     arrival_s: dict[tuple[int, int], float]
     device_free_s: list[float]
     host_free_s: float
+    copies_end_s: list[float]
+    late_s: list[float]
     link_free_s: dict[Link, float]
 
 
@@ -92,5 +96,7 @@ def simulate_part(problem: Problem, device_of: list[int]) -> Timeline:
         arrival_s,
         device_free_s,
         step.host_free,
+        step.copies_end,
+        step.late,
         link_free_s,
     )

@@ -25,6 +25,8 @@ class Reference:
     transfer_bytes: float = 0.0
     peak_bytes: list[float] = field(default_factory=list)
     host_free: float = 0.0
+    copies_end: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
 
 
 def simulate_plainly(graph: OpGraph, cluster: Cluster, device_of: list[int]) -> Reference:
@@ -43,7 +45,7 @@ class _Step:
         self.per_tensor = cluster.transfer_per == "tensor" and cluster.sharing == "egress"
         self.device_free = [0.0] * cluster.n_devices
         self.link_free: dict[object, float] = defaultdict(float)
-        self.out = Reference()
+        self.out = Reference(copies_end=[0.0] * cluster.n_devices, late=[0.0] * cluster.n_devices)
         for op in range(graph.n_ops):
             if graph.is_source[op] and device_of[op] >= 0:
                 self.out.start[op] = self.out.finish[op] = 0.0
@@ -61,7 +63,10 @@ class _Step:
         if cluster.copies == "eager":
             not_before = max(not_before, self.device_free[source], self.device_free[targets[0]])
         seconds = (self.graph.tensor_bytes[tensor] + max(n_half)) / min(rates)
-        end = max(not_before, self.link_free[link]) + seconds
+        start = max(not_before, self.link_free[link])
+        end = start + seconds
+        for device in (source, targets[0]):
+            self.slow_ops(device, start, end)
         self.link_free[link] = end + cluster.transfer_gap_s
         self.out.transfer_bytes += self.graph.tensor_bytes[tensor]
         for target in reached:
@@ -70,16 +75,31 @@ class _Step:
         if cluster.copies == "eager":
             self.device_free[source] = self.device_free[targets[0]] = self.out.arrival[tensor, targets[0]]
 
+    def slow_ops(self, device: int, start: float, end: float) -> None:
+        """Lets a copy slow the ops of a device; time in which another copy ran already does not count again.
+
+        Ops issued before it make the device late by what they lose, as if one ran until the device is free.
+        """
+        beside = min(end, self.device_free[device]) - max(start, self.out.copies_end[device])
+        lost_share = 1.0 - 1.0 / self.cluster.devices[device].overlap_slowdown
+        self.out.late[device] += max(beside, 0.0) * lost_share
+        self.out.copies_end[device] = max(self.out.copies_end[device], end)
+
     def issue(self) -> float:
-        """Lets the host thread issue an op or a copy; returns when that is done."""
-        self.out.host_free += self.cluster.issue_s
-        return self.out.host_free
+        """Lets the host thread issue an op or a copy, or all at once; returns when that is done."""
+        issued = self.out.host_free + self.cluster.issue_s
+        self.out.host_free = issued if self.cluster.issue_per == "op" else 0.0
+        return issued
 
     def execute(self, op: int, ready: float) -> None:
         device = self.device_of[op]
         seconds = self.seconds[op, device]
-        self.out.start[op] = max(ready, self.device_free[device])
-        self.out.finish[op] = self.out.start[op] + seconds
+        start = max(ready, self.device_free[device] + self.out.late[device])
+        self.out.late[device] = 0.0
+        slowdown = self.cluster.devices[device].overlap_slowdown
+        beside = max(self.out.copies_end[device] - start, 0.0)
+        self.out.start[op] = start
+        self.out.finish[op] = start + min(slowdown * seconds, seconds + beside * (1.0 - 1.0 / slowdown))
         self.device_free[device] = self.out.finish[op] + (self.cluster.op_gap_s if seconds > 0 else 0.0)
 
     def program(self) -> None:

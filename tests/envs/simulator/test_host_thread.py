@@ -16,7 +16,7 @@ from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
-from tests.envs.random_problems import random_cluster, random_graph, random_placement
+from tests.envs.random_problems import random_cluster, random_graph, random_placement, with_slowdown
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -118,6 +118,7 @@ def test_one_device_waits_for_the_host_and_more_for_a_slower_one(
 ) -> None:
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng, 30), random_cluster(rng, 1, schedule="program")
+    cluster = replace(cluster, issue_per="op")
     seconds = Problem(graph, cluster).op_seconds[:, 0]
     totals = [
         step_time_s(Problem(graph, replace(cluster, issue_s=each)), np.zeros(graph.n_ops, dtype=np.int64))
@@ -148,6 +149,7 @@ def test_the_rules_give_the_times_of_before_where_they_cost_nothing(seed: int) -
     """The kernels compiled with the rules equal those compiled without them, to the last bit."""
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng, 40), random_cluster(rng, 3)
+    cluster = with_slowdown(cluster, 1.0)
     plain = Problem(graph, replace(cluster, issue_s=0.0, copies="stream", n_half_bytes=0.0))
     with_rules = Problem(graph, plain.cluster)
     with_rules.__dict__["arrays"] = plain.arrays._replace(detailed=np.zeros(0, dtype=np.int64))
@@ -168,13 +170,14 @@ def test_a_batch_may_mix_clusters_with_and_without_the_rules() -> None:
     rng = np.random.default_rng(7)
     graph = random_graph(rng, 25)
     clusters = [gpus(2), gpus(3, issue_s=0.3, copies="eager"), gpus(2, n_half_bytes=2.0)]
-    problems = [Problem(graph, cluster) for cluster in clusters]
-    batch = EpisodeBatch(problems, 3)
-    for index in range(3):
+    clusters += [with_slowdown(gpus(3), 2.0), gpus(2, issue_s=0.3, issue_per="step")]
+    problems, n = [Problem(graph, cluster) for cluster in clusters], len(clusters)
+    batch = EpisodeBatch(problems, n)
+    for index in range(n):
         batch.begin(index, index, 0, rng)
-    done = np.zeros(3, dtype=bool)
+    done = np.zeros(n, dtype=bool)
     while not done.any():
-        done = batch.step(rng.integers(2, size=3))[1]
+        done = batch.step(rng.integers(2, size=n))[1]
     assert done.all()
     for index, problem in enumerate(problems):
         result = batch.result(index)

@@ -11,7 +11,7 @@ import pytest
 
 import envs.cluster.files as cluster_files
 import envs.placement.files as placement_files
-from envs.cluster.cluster import SCHEDULES, SHARING, TRANSFER_PER
+from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER
 from envs.simulator.simulate import simulate
 from graphs import limits, op_graph, op_records
 from graphs.io import graph_files
@@ -117,6 +117,8 @@ def test_choices_are_all_named() -> None:
         (SCHEDULES, rows["Cluster"]["schedule"]),
         (SHARING, rows["Links"]["sharing"]),
         (TRANSFER_PER, rows["Links"]["transfer_per"]),
+        (ISSUE_PER, rows["Cluster"]["issue_per"]),
+        (COPIES, rows["Cluster"]["copies"]),
     ):
         assert all(f"`{choice}`" in row[3] for choice in choices)
 

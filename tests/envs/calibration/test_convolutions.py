@@ -73,6 +73,22 @@ def test_images_are_padded_to_whole_tiles() -> None:
     eight, fifteen, sixteen = (FUSED.seconds(work(512, side, 512), MACHINE)[0] for side in (8, 15, 16))
     assert fifteen == pytest.approx(sixteen)
     assert sixteen == pytest.approx(2 * eight)
+    four, tall = (FUSED.seconds(on_image(*image), MACHINE)[0] for image in ((4, 16), (8, 16)))
+    assert four == pytest.approx(tall)
+
+
+def on_image(height: int, width: int) -> MatmulWork:
+    """512 samples of 512 channels."""
+    square = work(512, 16, 512)
+    shape = square.shape.copy()
+    shape[:, 1] = 512 * height * width
+    return replace(square, shape=shape, image=np.array([[height, width]], dtype=np.float64))
+
+
+def test_the_single_kernel_writes_and_reads_transformed_weights() -> None:
+    model = replace(FUSED, traffic=0.5, efficiency=1e-3)
+    (seconds,) = model.seconds(work(1, 16, 4096), Machine(1e10, 10, 1e6))
+    assert seconds == pytest.approx(2 * 16 * 4096**2 * 4 / 0.5e10, rel=0.01)
 
 
 def test_blocks_of_the_single_kernel_have_32_channels() -> None:

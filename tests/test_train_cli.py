@@ -20,21 +20,11 @@ from agent.commands import train as train_agent
 from agent.training.trainer import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
+from tests import training_cases
+from tests.training_cases import QUICK
 
+place = training_cases.place
 SCRIPT = Path(__file__).parents[1] / "train_agent.py"
-SMALL = {"imitation-epochs": 0, "dagger-rounds": 0, "hidden": 8, "rounds": 1}
-SMALL |= {"n-envs": 8, "repeats": 4, "n-steps": 16, "batch-size": 64, "epochs": 1}
-QUICK = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to run in, with graphs of one family."""
-    ops = [{"name": f"op{i}", "flops": 1e12} for i in range(12)]
-    tensors = [(op, 1e3, [op + 3]) for op in range(9)]
-    write_graphs(tmp_path / "graphs.jsonl", [build_graph(f"g{i}", "toys", ops, tensors) for i in range(8)])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def start(place: Path, *arguments: str) -> subprocess.Popen[str]:

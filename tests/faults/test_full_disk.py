@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, rows_of, train, trials_of, write_toys
+from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, rows_of, train, trials_of
+from tests.training_cases import write_toys
 
 NO_SPACE = ("No space left on device", "File too large")
 TRAIN_WORDS = [*TRAINING.split(), "--name", "run"]

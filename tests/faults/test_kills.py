@@ -16,7 +16,8 @@ import pytest
 from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, training_graph
-from tests.faults.processes import EVALUATE, Command, rows_of, train, trials_of, write_toys
+from tests.faults.processes import EVALUATE, Command, rows_of, train, trials_of
+from tests.training_cases import write_toys
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 KILLS_PER_RUN = 8

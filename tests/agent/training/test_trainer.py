@@ -50,16 +50,24 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     assert numbers(first) != numbers(other)
 
 
+LEARNING = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def full_model(tmp_path_factory: pytest.TempPathFactory) -> MemoryContext:
+    """A training from which nothing is left out."""
+    context = MemoryContext(tmp_path_factory.mktemp("full-model"))
+    train(LEARNING, context)
+    return context
+
+
 @pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"feature_set": "state"}])
 def test_what_is_left_out_makes_another_policy_that_still_learns(
-    tmp_path: Path, change: dict[str, str]
+    tmp_path: Path, full_model: MemoryContext, change: dict[str, str]
 ) -> None:
-    context = MemoryContext(tmp_path / "changed")
-    config = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
-    train(replace(config, **change), context)
-    whole = MemoryContext(tmp_path / "whole")
-    train(config, whole)
-    assert numbers(context) != numbers(whole)
+    context = MemoryContext(tmp_path)
+    train(replace(LEARNING, **change), context)
+    assert numbers(context) != numbers(full_model)
     assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.6
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +17,10 @@ from agent.training.trainer import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 from tests import training_cases
+from tests.faults.processes import TRAIN, Command
 from tests.training_cases import QUICK
 
 place = training_cases.place
-SCRIPT = Path(__file__).parents[1] / "train_agent.py"
-
-
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def written(place: Path) -> set[str]:
@@ -115,27 +106,17 @@ def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], ar
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Until a file appears."""
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None:
     arguments = ["--name", "long", "--graphs", "graphs.jsonl", "--checkpoint-every", "3", *QUICK]
-    process = start(place, *arguments, "--timesteps", str(10**8))
+    command = Command(TRAIN, [*arguments, "--timesteps", str(10**8)], place)
     run = place / "runs" / "long"
-    wait_for(run / "checkpoints" / "00000006.safetensors", process)
-    os.kill(process.pid, number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == (1 if number == signal.SIGINT else -signal.SIGKILL)
-    assert "Traceback" not in error
+    command.wait_until((run / "checkpoints" / "00000006.safetensors").exists)
+    command.send(number)
+    assert command.wait() == (1 if number == signal.SIGINT else -signal.SIGKILL)
+    assert "Traceback" not in command.output
     if number == signal.SIGINT:
-        assert "--resume --name long" in error
+        assert "--resume --name long" in command.output
     reached = max(int(path.stem) for path in (run / "checkpoints").glob("[0-9]*.safetensors"))
     more = str(128 * (reached + 2))
     assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0
@@ -144,12 +125,13 @@ def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None
 
 
 def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start(place, "--name", "busy", "--graphs", "graphs.jsonl", "--timesteps", str(10**8), *QUICK)
-    wait_for(place / "runs" / "busy" / "metrics.jsonl", process)
+    words = ["--name", "busy", "--graphs", "graphs.jsonl", "--timesteps", str(10**8), *QUICK]
+    command = Command(TRAIN, words, place)
+    command.wait_until((place / "runs" / "busy" / "metrics.jsonl").exists)
     assert train_agent.main(["--resume", "--name", "busy"]) == 2
     assert "another process" in capsys.readouterr().err
-    process.kill()
-    process.communicate()
+    command.send(signal.SIGKILL)
+    command.wait()
 
 
 def test_a_run_of_another_version_is_refused_in_one_line(

@@ -79,6 +79,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "idle.json"], "nothing to place"),
         (["--name", "a", "--config", "graphs.jsonl"], "graphs.jsonl"),
         (["--name", "a", "--config", "nowhere.json"], "nowhere.json"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--config", ""], "is no regular file"),
         (["--name", "a", "--resume"], "no run 'a'"),
         (["--name", "a", "--resume", "--seed", "2"], "--seed"),
     ],
@@ -158,14 +159,16 @@ def test_a_run_of_another_version_is_refused_in_one_line(
 def test_the_closing_lines_name_what_was_cut_short() -> None:
     result = Result(10, 2, 120.0, 0.5, 5, finished=True)
     assert train_agent.closing_lines(result, Path("runs/x")).splitlines() == [
-        "runs/x: 0.500 of one device's step time on graphs not held out, reached after 5 decisions; "
-        "trained for 2.0 minutes",
+        "runs/x: 0.500 of one device's step time on graphs not held out",
+        "reached after 5 decisions; trained for 2.0 minutes",
         "curves: tensorboard --logdir runs/x",
     ]
     short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
-    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[1] == (
-        "cut short by --minutes: imitation: 1 of 3 passes; reinforcement: 10 of 20 decisions"
-    )
+    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
+        "cut short by --minutes:",
+        "  imitation: 1 of 3 passes",
+        "  reinforcement: 10 of 20 decisions",
+    ]
 
 
 def test_help_comes_in_groups_and_begins_with_what_matters(

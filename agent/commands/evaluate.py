@@ -73,7 +73,7 @@ def _compare(spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | 
     write_summary(out / "summary.csv", lines)
     write_report(out / "report.html", found.trials, lines, command, n_failed)
     print_tables(lines, n_failed)
-    print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
+    print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return n_failed
 
 

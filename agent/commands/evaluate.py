@@ -1,4 +1,4 @@
-"""Compare device placements: heuristics, search, trained policies and placements given as files."""
+"""Compare placements: heuristics, search, trained policies, and files of others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 NAME = "evaluate.py"
 EPILOG = """examples:
-  python evaluate.py --families nmt ptb --cluster 4xv100 --seeds 5 --out runs/heldout
-  python evaluate.py --model my_package.models:make --placers heft annealing policy --out runs/mine
+  python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
+  python evaluate.py --model my_package.models:make --out runs/mine
   python evaluate.py --families ptb --placements mine.json --out runs/scored
   python evaluate.py --print-cluster 4xv100 > mine.json
 
-DIR gets results.csv, summary.csv, report.html and placements/. If interrupted, the same command goes on.
+DIR gets results.csv, summary.csv, report.html and placements/.
+If interrupted, the same command goes on.
 """
 
 

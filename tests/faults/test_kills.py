@@ -47,7 +47,7 @@ def disturb(command: Command, number: signal.Signals, delay_s: float) -> bool:
     return code == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_training_survives_any_signal_at_any_moment(here: Path, seed: int) -> None:
     draw, name = random.Random(seed), f"disturbed-{seed}"
     for _ in range(KILLS_PER_RUN):
@@ -94,7 +94,7 @@ def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
     assert whole.wait() == 0, whole.output
     draw = random.Random(0)
     disturbed = 0
-    for number in range(3):
+    for number in range(2):
         out = f"disturbed-{number}"
         for _ in range(KILLS_PER_RUN):
             command = evaluate(here, out)

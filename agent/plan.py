@@ -80,8 +80,8 @@ class Plan:
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's"
         return (
             f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
-            f"{self.step_time.total_s * 1e3:.4g} ms (simulated), {worth}; at least "
-            f"{self.lower_bound_s * 1e3:.4g} ms is needed\n"
+            f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
+            f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
             f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s"
         )
 

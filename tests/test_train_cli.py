@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,26 +16,11 @@ from agent.commands import train as train_agent
 from agent.training.trainer import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
+from tests import training_cases
+from tests.faults.processes import TRAIN, Command
+from tests.training_cases import QUICK
 
-SCRIPT = Path(__file__).parents[1] / "train_agent.py"
-SMALL = {"imitation-epochs": 0, "dagger-rounds": 0, "hidden": 8, "rounds": 1}
-SMALL |= {"n-envs": 8, "repeats": 4, "n-steps": 16, "batch-size": 64, "epochs": 1}
-QUICK = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to run in, with graphs of one family."""
-    ops = [{"name": f"op{i}", "flops": 1e12} for i in range(12)]
-    tensors = [(op, 1e3, [op + 3]) for op in range(9)]
-    write_graphs(tmp_path / "graphs.jsonl", [build_graph(f"g{i}", "toys", ops, tensors) for i in range(8)])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+place = training_cases.place
 
 
 def written(place: Path) -> set[str]:
@@ -98,6 +79,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "idle.json"], "nothing to place"),
         (["--name", "a", "--config", "graphs.jsonl"], "graphs.jsonl"),
         (["--name", "a", "--config", "nowhere.json"], "nowhere.json"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--config", ""], "is no regular file"),
         (["--name", "a", "--resume"], "no run 'a'"),
         (["--name", "a", "--resume", "--seed", "2"], "--seed"),
     ],
@@ -125,27 +107,17 @@ def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], ar
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    """Until a file appears."""
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None:
     arguments = ["--name", "long", "--graphs", "graphs.jsonl", "--checkpoint-every", "3", *QUICK]
-    process = start(place, *arguments, "--timesteps", str(10**8))
+    command = Command(TRAIN, [*arguments, "--timesteps", str(10**8)], place)
     run = place / "runs" / "long"
-    wait_for(run / "checkpoints" / "00000006.safetensors", process)
-    os.kill(process.pid, number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == (1 if number == signal.SIGINT else -signal.SIGKILL)
-    assert "Traceback" not in error
+    command.wait_until((run / "checkpoints" / "00000006.safetensors").exists)
+    command.send(number)
+    assert command.wait() == (1 if number == signal.SIGINT else -signal.SIGKILL)
+    assert "Traceback" not in command.output
     if number == signal.SIGINT:
-        assert "--resume --name long" in error
+        assert "--resume --name long" in command.output
     reached = max(int(path.stem) for path in (run / "checkpoints").glob("[0-9]*.safetensors"))
     more = str(128 * (reached + 2))
     assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0
@@ -154,12 +126,13 @@ def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None
 
 
 def test_a_run_in_use_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start(place, "--name", "busy", "--graphs", "graphs.jsonl", "--timesteps", str(10**8), *QUICK)
-    wait_for(place / "runs" / "busy" / "metrics.jsonl", process)
+    words = ["--name", "busy", "--graphs", "graphs.jsonl", "--timesteps", str(10**8), *QUICK]
+    command = Command(TRAIN, words, place)
+    command.wait_until((place / "runs" / "busy" / "metrics.jsonl").exists)
     assert train_agent.main(["--resume", "--name", "busy"]) == 2
     assert "another process" in capsys.readouterr().err
-    process.kill()
-    process.communicate()
+    command.send(signal.SIGKILL)
+    command.wait()
 
 
 def test_a_run_of_another_version_is_refused_in_one_line(
@@ -186,14 +159,16 @@ def test_a_run_of_another_version_is_refused_in_one_line(
 def test_the_closing_lines_name_what_was_cut_short() -> None:
     result = Result(10, 2, 120.0, 0.5, 5, finished=True)
     assert train_agent.closing_lines(result, Path("runs/x")).splitlines() == [
-        "runs/x: 0.500 of one device's step time on graphs not held out, reached after 5 decisions; "
-        "trained for 2.0 minutes",
+        "runs/x: 0.500 of one device's step time on graphs not held out",
+        "reached after 5 decisions; trained for 2.0 minutes",
         "curves: tensorboard --logdir runs/x",
     ]
     short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
-    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[1] == (
-        "cut short by --minutes: imitation: 1 of 3 passes; reinforcement: 10 of 20 decisions"
-    )
+    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
+        "cut short by --minutes:",
+        "  imitation: 1 of 3 passes",
+        "  reinforcement: 10 of 20 decisions",
+    ]
 
 
 def test_help_comes_in_groups_and_begins_with_what_matters(

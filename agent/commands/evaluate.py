@@ -1,4 +1,4 @@
-"""Compare device placements: heuristics, search, trained policies and placements given as files."""
+"""Compare placements: heuristics, search, trained policies, and files of others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 NAME = "evaluate.py"
 EPILOG = """examples:
-  python evaluate.py --families nmt ptb --cluster 4xv100 --seeds 5 --out runs/heldout
-  python evaluate.py --model my_package.models:make --placers heft annealing policy --out runs/mine
+  python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
+  python evaluate.py --model my_package.models:make --out runs/mine
   python evaluate.py --families ptb --placements mine.json --out runs/scored
   python evaluate.py --print-cluster 4xv100 > mine.json
 
-DIR gets results.csv, summary.csv, report.html and placements/. If interrupted, the same command goes on.
+DIR gets results.csv, summary.csv, report.html and placements/.
+If interrupted, the same command goes on.
 """
 
 
@@ -73,7 +74,7 @@ def _compare(spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | 
     write_summary(out / "summary.csv", lines)
     write_report(out / "report.html", found.trials, lines, command, n_failed)
     print_tables(lines, n_failed)
-    print(f"rows: {out / 'results.csv'}   report: {out / 'report.html'}   placements: {out / 'placements'}")
+    print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return n_failed
 
 

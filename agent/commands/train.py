@@ -62,10 +62,12 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
 
     given = {key: value for key, value in options.items() if key not in ("config", "resume")}
     if not options["resume"]:
-        base = runs.config_from_file(Path(options["config"])) if options["config"] else None
+        base = None if options["config"] is None else runs.config_from_file(Path(options["config"]))
         config = TrainConfig.from_json(given, "command line", base)
         return config, runs.check_is_new(config.name)
-    fixed = [key for key in given if key not in EXTENDABLE] + (["config"] if options["config"] else [])
+    fixed = [key for key in given if key not in EXTENDABLE] + (
+        ["config"] if options["config"] is not None else []
+    )
     if fixed:
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
@@ -109,11 +111,11 @@ def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
 def closing_lines(result: Result, folder: Path) -> str:
     """Says how good the policy is, what the time did not suffice for, and where the curves are."""
     lines = [
-        f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out, "
-        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes"
+        f"{folder}: {result.best_score:.3f} of one device's step time on graphs not held out",
+        f"reached after {result.best_timesteps:,} decisions; trained for {result.wall_s / 60:.1f} minutes",
     ]
     if result.cut_short:
-        lines.append(f"cut short by --minutes: {'; '.join(result.cut_short)}")
+        lines += ["cut short by --minutes:", *(f"  {phase}" for phase in result.cut_short)]
     return "\n".join([*lines, f"curves: tensorboard --logdir {folder}"])
 
 

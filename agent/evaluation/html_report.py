@@ -13,12 +13,14 @@ from agent.evaluation.summary import SIMULATED, Line, geometric_mean
 from graphs.errors import printable
 from graphs.io.json_files import write_bytes_atomic
 
-BAR_WIDTH, BAR_HEIGHT = 240, 14
+BAR_WIDTH, BAR_HEIGHT = 200, 14
+VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 0 auto; padding: 1rem; color: #222 }
+.wide { overflow-x: auto; margin: 1rem 0 }
+table { border-collapse: collapse }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
+tr > :nth-child(-n + 2), .graphs tr > :nth-child(-n + 4) { text-align: left }
 code { background: #f3f3f3; padding: .1rem .3rem; overflow-wrap: anywhere }
 svg { vertical-align: middle }
 .bar { fill: #4477aa } .bound { stroke: #cc3311; stroke-width: 2 }
@@ -29,6 +31,7 @@ CAVEATS = (
     "Step times and ratios are geometric means over graphs and seeds, of feasible placements; "
     "“feasible” is their share. Lower is better.",
     "“To single” is relative to the fastest single device, its memory taken as unlimited.",
+    "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound that ignores transfers and memory; none is below 1.",
     "± is the sample standard deviation over seeds.",
@@ -65,7 +68,7 @@ def write_report(
     failed = f"<p>{failed_line(n_failed)}</p>" if n_failed else ""
     sections = "".join(_section(case, part, trials) for case, part in by_case(lines))
     page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Placewalk evaluation</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">{VIEWPORT}<title>Placewalk evaluation</title>'
         f"<style>{STYLE}</style><h1>Placewalk evaluation</h1><p><code>{escape(printable(command))}</code></p>"
         f"{failed}{sections}"
         f"<h2>How to read this</h2><ul>{''.join(f'<li>{caveat}</li>' for caveat in CAVEATS)}</ul>"
@@ -82,8 +85,13 @@ def _section(case: Case, lines: Sequence[Line], trials: Sequence[Trial]) -> str:
     )
     widest = max([1.0, *(line.ratio_to_single or 0.0 for line in lines)])
     rows = [_row(line, bound or 0.0, widest) for line in lines]
-    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
-    return f"<h2>{escape(title(case))}</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<h2>{escape(title(case))}</h2>{_table(HEADINGS, rows)}"
+
+
+def _table(headings: Sequence[str], rows: Sequence[str], kind: str = "cases") -> str:
+    """A table that scrolls by itself where the window is narrower."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
 def _row(line: Line, bound: float, widest: float) -> str:
@@ -111,9 +119,9 @@ def _graph_table(trials: Sequence[Trial]) -> str:
         if trial.feasible and trial.step_time_s == best[trial.graph, trial.cluster]:
             winners.setdefault((trial.graph, trial.cluster), trial)
     cases = dict.fromkeys((trial.graph, trial.cluster) for trial in trials)
-    rows = "".join(_graph_row(*case, winners.get(case)) for case in cases)
+    rows = [_graph_row(*case, winners.get(case)) for case in cases]
     names = ("graph", "cluster", "best placer", "order", "step time, ms", "to single", "to bound")
-    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
+    return _table(names, rows, "graphs")
 
 
 def _graph_row(graph: str, cluster: str, winner: Trial | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.evaluation.cells import by_case, figures, title
 from agent.evaluation.failures import failed_line
@@ -31,7 +31,13 @@ LEGEND = (
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error; gives the function of (trials made, trials in all) that moves it."""
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("trials"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("trials", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

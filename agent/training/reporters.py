@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.training.metrics import (
     ITERATION,
@@ -153,9 +153,9 @@ class ProgressBar:
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("step time {task.fields[train]}, validation {task.fields[validation]}"),
-            TextColumn("{task.fields[speed]}/s"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[speed]} decisions/s"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
             transient=True,
         )

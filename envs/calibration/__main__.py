@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             (device,) = measure_cpu(options.repeats, options.threads).devices
             print(f"{device.kind}: {device.flops_per_s:.3g} flops/s, {device.bytes_per_s:.3g} bytes/s")
+            print("kept; use it by --cluster this")
     except (InputError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

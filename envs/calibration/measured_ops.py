@@ -165,7 +165,8 @@ def _read_file(path: str) -> Iterator[OpRow]:
                     _llama_rows(record, path, where) if "num_tokens" in record else [_row(record, where)]
                 )
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise MeasurementError(f"{path}: cannot be read: {why}") from None
 
 
 def _row(record: Mapping[str, str | None], where: str) -> OpRow:

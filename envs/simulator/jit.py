@@ -161,9 +161,7 @@ def _file_digest(path: str) -> str:
 
 
 def _announce() -> None:
-    _say_once(
-        "compiling", "Compiling loops, once after an installation or a change (about half a minute) ..."
-    )
+    _say_once("compiling", "Compiling loops, once after an installation or a change (half a minute) ...")
 
 
 def _report_no_cache(error: Exception) -> None:

@@ -50,11 +50,12 @@ def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
     assert json.loads((tmp_path / "mine.json").read_text())["device_of"] == plan.device_of
 
 
-def test_a_plan_prints_in_two_lines(plan):
-    first, second = str(plan).splitlines()
+def test_a_plan_prints_in_three_short_lines(plan):
+    first, second, third = lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= 80
     assert first.startswith("toy on 2xk80 by heft: a step takes ")
-    assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in first
-    assert second.startswith("ops: gpu0 ")
+    assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
+    assert third.startswith("ops: gpu0 ")
 
 
 @pytest.mark.parametrize("placer", ["annealing", "policy-sample"])

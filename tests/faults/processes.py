@@ -18,8 +18,7 @@ from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from graphs.io.graph_files import write_graphs
-from graphs.op_graph import build_graph
+from agent.training.metrics import SPEED, WALL_S
 
 TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"
 PRELOADED = [TRAIN, EVALUATE, "agent.training.trainer", "agent.contexts.local", "agent.evaluation.run"]
@@ -96,13 +95,6 @@ def _run(module: str, words: list[str], folder: str, output: str, file_bytes: in
     sys.exit(import_module(module).main(words))
 
 
-def write_toys(folder: Path) -> None:
-    """Writes `graphs.jsonl`: eight small graphs of one family."""
-    ops = [{"name": f"op{i}", "flops": 1e12} for i in range(12)]
-    tensors = [(op, 1e3, [op + 3]) for op in range(9)]
-    write_graphs(folder / "graphs.jsonl", [build_graph(f"g{i}", "toys", ops, tensors) for i in range(8)])
-
-
 def train(folder: Path, name: str, *flags: str) -> Command:
     """Begins a training, or goes on with it if it was begun."""
     begun = (folder / "runs" / name).exists()
@@ -113,8 +105,7 @@ def train(folder: Path, name: str, *flags: str) -> Command:
 def rows_of(run: Path) -> list[dict[str, object]]:
     """Rows of `metrics.jsonl`, without what depends on the clock."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = ("training/wall_s", "training/decisions_per_s")
-    return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+    return [{key: value for key, value in row.items() if key not in (WALL_S, SPEED)} for row in rows]
 
 
 def trials_of(out: Path) -> list[dict[str, str]]:

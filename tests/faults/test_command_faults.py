@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command, write_toys
+from tests.faults.processes import EVALUATE, TRAIN, TRAINING, Command
+from tests.training_cases import write_toys
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

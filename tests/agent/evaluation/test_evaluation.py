@@ -185,6 +185,9 @@ def test_report_is_one_file_that_escapes_names(tmp_path):
     assert "<th>ms</th>" in page
     assert "<td>2,000</td>" in page
     assert "simulated, not measured" in page
+    assert page.count('<div class="wide"><table') == page.count("<table") == 2
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert "its red line is the lower bound" in page
 
 
 def test_unplaced_units_go_where_memory_is_left():

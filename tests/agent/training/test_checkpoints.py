@@ -104,6 +104,23 @@ def test_a_state_that_is_no_object_is_refused(tmp_path: Path, state: str) -> Non
         read_tensors(path, FORMAT)
 
 
+def test_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.latest() is None
+    save_numbers(folder, 9, 10, 100)
+    latest = folder.latest()
+    assert latest is not None
+    assert latest.state == {"at": 100}
+    assert latest.tensors["x"].tolist() == [100]
+    assert [path.stem for path in folder.files] == ["00000010", "00000100"]
+
+
+def test_a_single_one_that_is_broken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "00000001.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="00000001"):
+        CheckpointFolder(tmp_path).latest()
+
+
 def test_the_one_before_is_used_where_the_newest_is_damaged_and_that_is_said(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save_numbers(folder, 9, 10)

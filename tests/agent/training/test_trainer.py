@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,75 +13,17 @@ from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_card, read_policy
 from agent.training import checkpoints, inputs
-from agent.training.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
-from agent.training.config import ConfigError, TrainConfig
-from agent.training.metrics import MEANINGS, SCORE, SPEED, WALL_S, as_markdown, meanings
-from agent.training.problems import problems_of, training_problems, validation_problems
+from agent.training.checkpoints import Checkpoint, CheckpointError
+from agent.training.config import ConfigError
+from agent.training.metrics import MEANINGS, SCORE, as_markdown, meanings
+from agent.training.problems import problems_of
 from agent.training.split import Split
 from agent.training.trainer import train
 from envs.cluster.cluster import ClusterError
 from envs.problem import Problem
-from graphs.op_graph import OpGraph, build_graph
+from tests.agent.training.trainer_cases import SMALL, MemoryContext, chains, numbers
 
 VALIDATION = "step_time/validation_over_single"
-
-SMALL = TrainConfig(
-    cluster=("4xh100",),
-    demonstrations=1,
-    search=50,
-    imitation_epochs=2,
-    dagger_rounds=1,
-    timesteps=2048,
-    hidden=16,
-    rounds=1,
-    n_envs=8,
-    repeats=4,
-    n_steps=32,
-    batch_size=128,
-    epochs=2,
-    eval_every=2,
-    checkpoint_every=2,
-    threads=1,
-)
-
-
-def chains(n_chains: int, length: int, name: str) -> OpGraph:
-    """Chains of equal ops without anything between them: four devices take a fourth of the time."""
-    ops = [{"name": f"{c}.{i}", "flops": 1e12} for i in range(length) for c in range(n_chains)]
-    tensors = [(op, 1e3, [op + n_chains]) for op in range(n_chains * (length - 1))]
-    return build_graph(name, "chains", ops, tensors)
-
-
-@dataclass
-class MemoryContext:
-    """A context that keeps the numbers, and stops after some updates."""
-
-    folder: Path
-    stop_after: int = 10**9
-    seed: int = 0
-    device: str = "cpu"
-    rows: list[dict[str, float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        train_on = tuple(chains(4, length, f"chains{length}") for length in (3, 4))
-        self.graphs = Split(train_on, (chains(4, 5, "chains5"),), (chains(4, 6, "chains6"),))
-        self.folder.mkdir(exist_ok=True)
-        self.checkpoints = CheckpointFolder(self.folder / "checkpoints")
-
-    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        self.rows.append({"timesteps": timesteps, **metrics})
-
-    def announce(self, activity: str, share: float) -> None:
-        assert 0 <= share <= 1
-
-    def should_stop(self) -> bool:
-        return len(self.rows) >= self.stop_after
-
-
-def numbers(context: MemoryContext) -> list[dict[str, float]]:
-    """What was reported, without what the clock decides."""
-    clock = {WALL_S, SPEED}
-    return [{key: value for key, value in row.items() if key not in clock} for row in context.rows]
 
 
 def weights(context: MemoryContext) -> dict[str, torch.Tensor]:
@@ -109,16 +50,24 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     assert numbers(first) != numbers(other)
 
 
+LEARNING = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def full_model(tmp_path_factory: pytest.TempPathFactory) -> MemoryContext:
+    """A training from which nothing is left out."""
+    context = MemoryContext(tmp_path_factory.mktemp("full-model"))
+    train(LEARNING, context)
+    return context
+
+
 @pytest.mark.parametrize("change", [{"advantage": "graph"}, {"advantage": "batch"}, {"feature_set": "state"}])
 def test_what_is_left_out_makes_another_policy_that_still_learns(
-    tmp_path: Path, change: dict[str, str]
+    tmp_path: Path, full_model: MemoryContext, change: dict[str, str]
 ) -> None:
-    context = MemoryContext(tmp_path / "changed")
-    config = replace(SMALL, demonstrations=0, timesteps=6_000, learning_rate=5e-3)
-    train(replace(config, **change), context)
-    whole = MemoryContext(tmp_path / "whole")
-    train(config, whole)
-    assert numbers(context) != numbers(whole)
+    context = MemoryContext(tmp_path)
+    train(replace(LEARNING, **change), context)
+    assert numbers(context) != numbers(full_model)
     assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.6
 
 
@@ -289,24 +238,6 @@ def test_wrong_names_are_found_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_checkpoints_are_kept_two_at_a_time(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path / "checkpoints")
-    assert folder.latest() is None
-    for iteration in (9, 10, 100):
-        folder.save(iteration, Checkpoint({"x": torch.tensor([iteration])}, {"at": iteration}))
-    latest = folder.latest()
-    assert latest is not None
-    assert latest.state == {"at": 100}
-    assert latest.tensors["x"].tolist() == [100]
-    assert len(list(folder.folder.iterdir())) == 2
-
-
-def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
-    (tmp_path / "00000001.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="00000001"):
-        CheckpointFolder(tmp_path).latest()
-
-
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = MemoryContext(tmp_path)
     monkeypatch.setattr(checkpoints, "FORMAT", "placewalk.checkpoint/1")
@@ -314,30 +245,6 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="of another version; train anew under another name"):
         train(SMALL, context)
-
-
-def test_problems_out_of_memory_are_left_out() -> None:
-    ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
-    huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
-    small = chains(2, 2, "small")
-    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"])
-    assert [problem.graph.name for problem in problems] == ["small", "small"]
-
-
-def test_randomized_problems_are_the_same_for_a_seed_and_validated_on_the_clusters_as_they_are() -> None:
-    graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
-    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=4)
-    problems = training_problems(graphs, config, seed=0)
-    assert [problem.graph.name for problem in problems] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-    speeds = [problem.cluster.devices[0].flops_per_s for problem in problems]
-    assert len(set(speeds)) == len(speeds)
-    again = training_problems(graphs, config, seed=0)
-    assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
-    assert {problem.n_devices for problem in problems} == {2, 3, 4}
-    validated = [
-        (problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)
-    ]
-    assert validated == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
 
 
 def test_a_policy_learns_from_randomized_clusters(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_impossible_rows_are_one_line(tmp_path: Path, line: str, message: str) -
 
 def test_missing_and_broken_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
-    for name in ("none.csv", "broken.csv.gz"):
-        with pytest.raises(MeasurementError, match=f"{name}: cannot be read"):
+    for name, why in (("none.csv", "No such file or directory"), ("broken.csv.gz", "Not a gzipped file")):
+        with pytest.raises(MeasurementError, match=f"{name}: cannot be read: {why}"):
             read_ops([tmp_path / name])
 
 

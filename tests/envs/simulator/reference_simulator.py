@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.costs import op_seconds
 from graphs import OpGraph
+
+seconds_of_ops = lru_cache(maxsize=16)(op_seconds)
+"""An episode is many simulations of one graph on one cluster."""
 
 
 @dataclass
@@ -41,7 +45,7 @@ def simulate_plainly(graph: OpGraph, cluster: Cluster, device_of: list[int]) -> 
 class _Step:
     def __init__(self, graph: OpGraph, cluster: Cluster, device_of: list[int]) -> None:
         self.graph, self.cluster, self.device_of = graph, cluster, device_of
-        self.seconds = op_seconds(graph, cluster)
+        self.seconds = seconds_of_ops(graph, cluster)
         self.per_tensor = cluster.transfer_per == "tensor" and cluster.sharing == "egress"
         self.device_free = [0.0] * cluster.n_devices
         self.link_free: dict[object, float] = defaultdict(float)

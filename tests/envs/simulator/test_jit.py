@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.envs.simulator.compiling_processes import CompilingProcesses
 
 SOURCES = {
     "callee.py": "from envs.simulator.jit import kernel\n\n\n@kernel\ndef callee(x):\n    return x + 1\n",
@@ -29,18 +28,25 @@ def write_sources(folder: Path) -> None:
         (folder / name).write_text(source)
 
 
-def run_caller(folder: Path, call: str = CALL, **environment: str) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def processes() -> Iterator[CompilingProcesses]:
+    running = CompilingProcesses()
+    yield running
+    running.close()
+
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run_caller(processes: CompilingProcesses, tmp_path: Path) -> Run:
     """Calls the caller in a new process; returns what it prints, and what is announced."""
-    path = os.pathsep.join([str(folder), str(Path(__file__).parents[3])])
-    cache = {"PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
-    result = subprocess.run(
-        [sys.executable, "-c", call],
-        env={**os.environ, **cache, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return result.stdout.strip(), result.stderr.strip()
+
+    def run(call: str = CALL, **environment: str) -> tuple[str, str]:
+        return processes.run(call, tmp_path, {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), **environment})
+
+    write_sources(tmp_path)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -53,16 +59,15 @@ def run_caller(folder: Path, call: str = CALL, **environment: str) -> tuple[str,
     ids=["callee", "imported constant", "order of fields"],
 )
 def test_a_changed_dependency_compiles_its_callers_anew(
-    tmp_path: Path, name: str, old: str, new: str, expected: str
+    tmp_path: Path, run_caller: Run, name: str, old: str, new: str, expected: str
 ) -> None:
-    write_sources(tmp_path)
-    printed, announced = run_caller(tmp_path)
+    printed, announced = run_caller()
     assert printed == "2"
     assert announced.startswith("Compiling")
     assert len(announced.splitlines()) == 1
-    assert run_caller(tmp_path) == ("2", "")
+    assert run_caller() == ("2", "")
     (tmp_path / name).write_text(SOURCES[name].replace(old, new))
-    printed, announced = run_caller(tmp_path)
+    printed, announced = run_caller()
     assert printed == expected
     assert announced
 
@@ -77,43 +82,39 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"], ids=["index", "machine code"])
-def test_a_damaged_cache_is_rebuilt(tmp_path: Path, kind: str) -> None:
-    write_sources(tmp_path)
-    run_caller(tmp_path)
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path, run_caller: Run, kind: str) -> None:
+    run_caller()
     for damage in DAMAGES.values():
         for path in (tmp_path / "cache").rglob(f"*.{kind}"):
             path.write_bytes(damage(path.read_bytes()))
-        printed, announced = run_caller(tmp_path)
+        printed, announced = run_caller()
         assert printed == "2"
         assert announced.startswith("Compiling")
         assert len(announced.splitlines()) == 1
-    assert run_caller(tmp_path) == ("2", "")
+    assert run_caller() == ("2", "")
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"], ids=["index", "machine code"])
-def test_a_folder_in_place_of_a_file_is_no_cache(tmp_path: Path, kind: str) -> None:
-    write_sources(tmp_path)
-    run_caller(tmp_path)
+def test_a_folder_in_place_of_a_file_is_no_cache(tmp_path: Path, run_caller: Run, kind: str) -> None:
+    run_caller()
     for path in (tmp_path / "cache").rglob(f"*.{kind}"):
         path.unlink()
         path.mkdir()
-    assert_works_without_cache(*run_caller(tmp_path), "Is a directory")
+    assert_works_without_cache(*run_caller(), "Is a directory")
 
 
-def test_without_a_folder_to_write_there_is_no_cache(tmp_path: Path) -> None:
-    write_sources(tmp_path)
+def test_without_a_folder_to_write_there_is_no_cache(tmp_path: Path, run_caller: Run) -> None:
     (tmp_path / "file").write_bytes(b"")
     nowhere = {"NUMBA_CACHE_DIR": str(tmp_path / "file"), "NUMBA_CACHE_LOCATOR_CLASSES": LOCATOR}
-    assert_works_without_cache(*run_caller(tmp_path, **nowhere), "no locator available")
+    assert_works_without_cache(*run_caller(**nowhere), "no locator available")
 
 
-def test_on_a_full_disk_there_is_no_cache(tmp_path: Path) -> None:
-    write_sources(tmp_path)
+def test_on_a_full_disk_there_is_no_cache(tmp_path: Path, run_caller: Run) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)); "
-    assert_works_without_cache(*run_caller(tmp_path, limit + CALL), "File too large")
+    assert_works_without_cache(*run_caller(limit + CALL), "File too large")
     assert not list((tmp_path / "cache").rglob("*.tmp.*"))
-    assert run_caller(tmp_path)[1].startswith("Compiling")
-    assert run_caller(tmp_path, limit + CALL) == ("2", "")
+    assert run_caller()[1].startswith("Compiling")
+    assert run_caller(limit + CALL) == ("2", "")
 
 
 def assert_works_without_cache(printed: str, announced: str, reason: str) -> None:
@@ -124,12 +125,11 @@ def assert_works_without_cache(printed: str, announced: str, reason: str) -> Non
     assert reason in kept[0]
 
 
-def test_a_cache_that_names_a_renamed_type_is_dropped_and_rebuilt(tmp_path: Path) -> None:
-    write_sources(tmp_path)
-    run_caller(tmp_path)
+def test_a_cache_that_names_a_renamed_type_is_dropped_and_rebuilt(tmp_path: Path, run_caller: Run) -> None:
+    run_caller()
     (tmp_path / "arguments.py").write_text(SOURCES["arguments.py"].replace("Two", "Both"))
     call = CALL.replace("Two", "Both")
-    printed, announced = run_caller(tmp_path, call)
+    printed, announced = run_caller(call)
     assert printed == "2"
     assert announced.startswith("Compiling")
-    assert run_caller(tmp_path, call) == ("2", "")
+    assert run_caller(call) == ("2", "")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
-from tests.graphs.capture.test_op_costs import Once
+from tests.graphs.capture.capture_cases import Once
 
 
 def gemms(graph: OpGraph, kind: str) -> list[list[int]]:

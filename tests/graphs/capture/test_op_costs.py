@@ -7,20 +7,9 @@ from torch import Tensor, nn
 
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
+from tests.graphs.capture.capture_cases import Once
 
 aten = torch.ops.aten
-
-
-class Once(nn.Module):
-    """One function of trainable tensors, then of the inputs."""
-
-    def __init__(self, function: object, *shapes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.function = function
-        self.held = nn.ParameterList(torch.zeros(shape) for shape in shapes)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*self.held, *inputs)  # type: ignore[operator]
 
 
 def cost(graph: OpGraph, kind: str) -> tuple[float, float]:

@@ -203,12 +203,17 @@ def test_greedy_improvement_gains_and_hardly_ever_loses(problems: list[Problem])
     np.testing.assert_allclose(trajectory.target[0], [0, 1, 1, 1], atol=1e-9)
 
 
-def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) -> None:
+def undecided_policy(problems: list[Problem]) -> tuple[Policy, torch.optim.Adam]:
+    """Returns a policy to which all devices are equal, and an optimizer of its weights."""
     torch.manual_seed(0)
     policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
     policy.set_problems(problems)
     torch.nn.init.zeros_(policy.network.actor[-1].weight)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    return policy, torch.optim.Adam(policy.parameters(), lr=1e-2)
+
+
+def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) -> None:
+    policy, optimizer = undecided_policy(problems)
 
     def mean_ratio() -> float:
         times = [simulate_problem(each, decode(policy, each)[0]).total_s / each.scale_s for each in problems]
@@ -226,11 +231,7 @@ def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) ->
 
 
 def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
-    torch.manual_seed(0)
-    policy = Policy(PlacementNetwork(current_shape("none", 16, 1)))
-    policy.set_problems(problems)
-    torch.nn.init.zeros_(policy.network.actor[-1].weight)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    policy, optimizer = undecided_policy(problems)
     trajectories = replay_demonstrations(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
     learner = ImitationLearner(trajectories, (0,))
     epochs = [learner.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]

@@ -1,0 +1,32 @@
+"""The problems of a training: those that fit, and clusters drawn at random."""
+
+from dataclasses import replace
+
+from agent.training.problems import problems_of, training_problems, validation_problems
+from envs.problem import Problem
+from graphs.op_graph import build_graph
+from tests.agent.training.trainer_cases import SMALL, chains
+
+
+def test_problems_out_of_memory_are_left_out() -> None:
+    ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e12}, {"name": "b"}]
+    huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
+    small = chains(2, 2, "small")
+    problems: list[Problem] = problems_of([huge, small], ["2xk80", "4xh100"])
+    assert [problem.graph.name for problem in problems] == ["small", "small"]
+
+
+def test_randomized_problems_are_the_same_for_a_seed_and_validated_on_the_clusters_as_they_are() -> None:
+    graphs = [chains(2, 2, "a"), chains(3, 2, "b"), chains(2, 3, "c")]
+    config = replace(SMALL, cluster=("2xk80", "4xh100"), randomizations=4)
+    problems = training_problems(graphs, config, seed=0)
+    assert [problem.graph.name for problem in problems] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    speeds = [problem.cluster.devices[0].flops_per_s for problem in problems]
+    assert len(set(speeds)) == len(speeds)
+    again = training_problems(graphs, config, seed=0)
+    assert [problem.cluster.devices[0].flops_per_s for problem in again] == speeds
+    assert {problem.n_devices for problem in problems} == {2, 3, 4}
+    validated = [
+        (problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)
+    ]
+    assert validated == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]

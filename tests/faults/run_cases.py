@@ -1,0 +1,90 @@
+"""Quick trainings, what is left of them, and how their files are damaged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from agent.commands import train as train_agent
+from agent.training.checkpoints import FORMAT, read_tensors, write_tensors
+from tests.faults.processes import rows_of
+from tests.training_cases import QUICK
+
+FLAGS = [*QUICK, "--graphs", "graphs.jsonl", "--threads", "1", "--checkpoint-every", "2"]
+PER_UPDATE = 128
+"""Decisions of one update of reinforcement."""
+
+
+def train(*arguments: str, code: int = 0) -> None:
+    assert train_agent.main(list(arguments)) == code
+
+
+def begin(name: str, *flags: str, updates: int = 5, code: int = 0) -> Path:
+    train("--name", name, *FLAGS, "--timesteps", str(PER_UPDATE * updates), *flags, code=code)
+    return Path("runs") / name
+
+
+def resume(name: str, *, updates: int = 7, code: int = 0) -> Path:
+    train("--resume", "--name", name, "--timesteps", str(PER_UPDATE * updates), code=code)
+    return Path("runs") / name
+
+
+def content(run: Path) -> dict[str, str]:
+    """Digest of each file of a run."""
+    files = (path for path in run.rglob("*") if path.is_file())
+    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def outcome(run: Path) -> tuple[list[dict[str, Any]], str]:
+    """What a run has led to: its metrics, without what depends on the clock, and the digest of its policy."""
+    return rows_of(run), content(run)["policy.safetensors"]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted(run.glob("checkpoints/*"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+    """Checks that going on with a run is refused in one line, and that nothing in it is changed."""
+    run = Path("runs") / name
+    before = content(run)
+    capsys.readouterr()
+    resume(name, code=2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert content(run) == before
+
+
+def changed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
+    """Writes a checkpoint anew with other content, checksum included."""
+    tensors, state = read_tensors(path, FORMAT)
+    change(tensors, state)
+    write_tensors(path, FORMAT, tensors, state)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 16
+    path.write_bytes(data)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def foreign(path: Path) -> None:
+    save_file({"x": np.zeros(3)}, path)
+
+
+DAMAGES = [truncated, flipped, emptied, foreign]

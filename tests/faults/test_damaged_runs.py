@@ -1,0 +1,162 @@
+"""Runs whose files are damaged, gone or another run's: they go on as if nothing was, or are refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests import training_cases
+from tests.faults.run_cases import (
+    DAMAGES,
+    begin,
+    changed,
+    checkpoints,
+    outcome,
+    refused,
+    resume,
+    truncated,
+)
+
+place = training_cases.place
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_policy(
+    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    run = begin("damaged", updates=6)
+    before, newest = checkpoints(run)
+    expected, weights = outcome(run), load_file(newest)
+    damage(newest)
+    capsys.readouterr()
+    resume("damaged", updates=6)
+    line = capsys.readouterr().err.splitlines()[0]
+    assert f"{newest}: " in line
+    assert f"goes on from {before.name}" in line
+    assert outcome(run) == expected
+    again = load_file(newest)
+    assert all(np.array_equal(again[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    for path in checkpoints(begin("damaged")):
+        damage(path)
+    refused(capsys, "damaged", "00000005.safetensors: ")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished, stopped = begin("finished", updates=2), begin("stopped", updates=3)
+    (stopped / "result.json").unlink()
+    for run, updates in ((finished, 2), (stopped, 3)):
+        shutil.rmtree(run / "checkpoints")
+        refused(capsys, run.name, f"holds no checkpoint, but {updates} updates were made")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seed", "1"), "is of a run with another setting of seed"),
+        (("--hidden", "16"), "is of a run with another setting of hidden"),
+        (("--cluster", "2xk80"), "is of a run with another setting of cluster"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    other, run = begin("other", *flags), begin("run")
+    shutil.copy(checkpoints(other)[-1], checkpoints(run)[-1])
+    refused(capsys, "run", message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, state: state.pop("run"),
+        lambda tensors, state: state.pop("ppo"),
+        lambda tensors, state: state["ppo"].pop("random"),
+        lambda tensors, state: state.update(training=[1, 2]),
+        lambda tensors, state: state.pop("best"),
+        lambda tensors, state: state["ppo"]["env"].update(round=[99]),
+        lambda tensors, state: state["ppo"]["env"].update(rng={}),
+        lambda tensors, state: tensors.pop("random/torch"),
+        lambda tensors, state: tensors.update({"optimizer/0/exp_avg": np.zeros((3, 3), np.float32)}),
+        lambda tensors, state: tensors.update({"optimizer/999/step": np.zeros((), np.float32)}),
+        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("policy/")],
+        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("average/")],
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, Any], dict[str, Any]], object],
+) -> None:
+    changed(checkpoints(begin("run"))[-1], change)
+    refused(capsys, "run", "00000005.safetensors: does not fit this run")
+
+
+@pytest.mark.parametrize("line", [b"\xff\n", b"[]\n", b'{"timesteps": 3}\n', b'{"timesteps"\n'])
+def test_damaged_metrics_are_refused(place: Path, capsys: pytest.CaptureFixture[str], line: bytes) -> None:
+    path = begin("damaged") / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], line, *lines[3:]]))
+    refused(capsys, "damaged", "runs/damaged/metrics.jsonl:3: ")
+
+
+IMITATION = ("--imitation-epochs", "4", "--search", "50", "--demonstrations", "1")
+
+
+def go_on_from_the_first_kept(run: Path) -> None:
+    """Lets a run look as if it had been killed before its last checkpoint."""
+    checkpoints(run)[-1].unlink()
+    (run / "result.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
+def test_damaged_demonstrations_are_searched_again_and_the_same_is_learned(
+    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    run = begin("run", *IMITATION, updates=0)
+    expected = outcome(run)
+    go_on_from_the_first_kept(run)
+    (run / "policy.safetensors").unlink()
+    damage(run / "demonstrations.safetensors")
+    capsys.readouterr()
+    resume("run", updates=0)
+    error = capsys.readouterr().err
+    assert ("its placements are searched again" in error) == (damage is not Path.unlink)
+    assert outcome(run) == expected
+
+
+@pytest.mark.parametrize("damage", [truncated, Path.unlink])
+def test_demonstrations_that_time_limited_cannot_be_searched_again(
+    place: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    run = begin("run", *IMITATION, "--minutes", "10")
+    damage(run / "demonstrations.safetensors")
+    refused(capsys, "run", "runs/run/demonstrations.safetensors: ")
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "[]", '{"format": "placewalk.references/1", "evaluations": 10000}', '{"format": "other"}'],
+)
+def test_damaged_references_are_found_again(
+    place: Path, capsys: pytest.CaptureFixture[str], record: str
+) -> None:
+    run = begin("run")
+    path = run / "references.json"
+    whole = path.read_bytes()
+    path.write_text(record)
+    capsys.readouterr()
+    resume("run")
+    assert f"{path}: " in capsys.readouterr().err.splitlines()[0]
+    assert path.read_bytes() == whole

@@ -1,0 +1,114 @@
+"""What cannot be captured says why in one line, with the file and the line of the model."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from graphs.capture.capture import CaptureError, capture
+from tests.graphs.capture.capture_cases import Calls, Mlp
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda layer, x: layer(x) if x.sum() > 0 else x, "aten._local_scalar_dense"),
+        (lambda layer, x: layer(x) * x.sum().item(), "aten._local_scalar_dense"),
+        (lambda layer, x: layer(x)[x[:, 0] > 0], "aten.nonzero"),
+        (lambda layer, x: layer(x.T), "must have same reduction dim"),
+        (lambda layer, x: x.long(), "no float tensor"),
+        (lambda layer, x: {}["key"], "KeyError: 'key'"),
+    ],
+)
+def test_what_cannot_be_captured_says_why_in_one_line(
+    function: Callable[..., Any], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(Calls(function), torch.zeros(2, 4), name="mine")
+    message = str(caught.value)
+    assert message.startswith("model 'mine' cannot be captured: ")
+    assert reason in message
+    assert "\n" not in message
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_module_that_cannot_be_copied_says_so() -> None:
+    with pytest.raises(CaptureError, match=r"model 'LazyLinear' cannot be captured: a copy .* uninitialized"):
+        capture(nn.LazyLinear(3), torch.zeros(2, 4))
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(
+        CaptureError, match=r"unknown optimizer 'lion'; use one of adam, sgd, adamw, adafactor, or None"
+    ):
+        capture(Mlp(), torch.zeros(3, 4), optimizer="lion")
+
+
+BRANCHES = {
+    "x.sum().item()": "aten._local_scalar_dense",
+    "x[x > 0]": "aten.nonzero",
+    "x.nonzero()": "aten.nonzero",
+    "bool(x.sum() > 0)": "aten._local_scalar_dense",
+}
+
+
+def load_model(file: Path, expression: str) -> nn.Module:
+    """A model in a file of its own that needs values in line 9."""
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.layer = nn.Linear(4, 4)",
+        "    def forward(self, x):",
+        "        return self.layer(x) + self.helper(x)",
+        "    def helper(self, x):",
+        f"        return {expression}",
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location("models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    module: nn.Module = models.Net()
+    return module
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("expression", BRANCHES)
+def test_an_op_that_needs_values_is_named_with_its_line(
+    expression: str, training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_model(tmp_path / "sub" / "models.py", expression)
+    reason = re.escape(f"models.py:9: needs the values that {BRANCHES[expression]}.default yields")
+    with pytest.raises(CaptureError, match=re.escape(f"captured: {tmp_path}/sub/") + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaptureError, match="^model 'Net' cannot be captured: sub/" + reason):
+        capture(module, torch.zeros(2, 4), training=training)
+
+
+def test_an_error_in_an_installed_model_is_named_with_the_line_of_the_package_or_of_its_user(
+    tmp_path: Path,
+) -> None:
+    installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "x.sum().item()")
+    with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs the values"):
+        capture(installed, torch.zeros(2, 4))
+    user = load_model(tmp_path / "mine.py", "self.net(x)")
+    user.net = installed
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: needs the values"):
+        capture(user, torch.zeros(2, 4))
+
+
+def test_any_error_of_a_model_is_named_with_its_line(tmp_path: Path) -> None:
+    module = load_model(tmp_path / "mine.py", "x @ x")
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: RuntimeError: .* same reduction dim"):
+        capture(module, torch.zeros(2, 4))

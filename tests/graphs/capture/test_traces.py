@@ -1,0 +1,91 @@
+"""Torch's joint trace and the plain one to fall back on; the same graph in another process."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphs.capture import tracing
+from graphs.capture.capture import capture
+from tests.graphs.capture.capture_cases import CONVNET_INPUTS, Calls, Convnet, Mlp, TiedLm, fingerprint
+
+
+class FakeOnly(Mlp):
+    """Branches on values of any tensor that is not plainly fake; the joint trace wraps them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if isinstance(x, FakeTensor) or x.sum() > 0 else -x)
+
+
+def test_a_fallback_to_the_plain_trace_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    notices: list[str] = []
+    graph = capture(FakeOnly(), torch.zeros(3, 4), notify=notices.append)
+    assert graph.flops.sum() == capture(Mlp(), torch.zeros(3, 4)).flops.sum()
+    assert "addmm" in graph.op_names
+    (notice,) = notices
+    assert re.fullmatch(
+        r"model 'FakeOnly': module names are lost, since torch's joint trace failed with .*"
+        r"test_traces\.py:\d+: needs the values that aten\._local_scalar_dense.*; placements stay valid",
+        notice,
+    )
+    assert capsys.readouterr() == ("", "")
+    capture(FakeOnly(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", f"{notice}\n")
+
+
+def test_the_joint_trace_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    capture(Mlp(), torch.zeros(3, 4))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_that_checks_values_unless_compiled_keeps_its_module_names() -> None:
+    def checked(layer: nn.Module, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and x.isnan().any():
+            raise ValueError("x has NaNs")
+        return layer(x)
+
+    notices: list[str] = []
+    graph = capture(Calls(checked), torch.zeros(2, 4), notify=notices.append)
+    unchecked = capture(Calls(lambda layer, x: layer(x)), torch.zeros(2, 4), name=graph.name)
+    assert fingerprint(graph) == fingerprint(unchecked)
+    assert notices == []
+    assert not torch.compiler.is_compiling()
+
+
+def test_the_private_trace_is_tested_on_this_torch() -> None:
+    assert torch.__version__.startswith(tracing.TESTED_TORCH)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Mlp(), (torch.zeros(3, 4),)),
+        (Convnet(), CONVNET_INPUTS),
+        (TiedLm(), (torch.zeros(6).long(),)),
+        (Calls(lambda layer, x: torch.polar(layer(x).abs(), layer(x)).abs()), (torch.zeros(2, 4),)),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_plain_trace_agrees_with_the_joint_one(
+    module: nn.Module, inputs: tuple[Tensor, ...], training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = capture(module, inputs, training=training)
+    monkeypatch.setattr(tracing, "trace_joint", lambda step: 1 / 0)
+    plain = capture(module, inputs, training=training)
+    assert plain.flops.sum() == joint.flops.sum()
+    assert plain.resident_bytes.sum() == joint.resident_bytes.sum()
+    assert plain.phases == joint.phases
+
+
+def test_another_process_captures_the_same_graph() -> None:
+    code = (
+        "from graphs.capture.capture import capture\n"
+        "from tests.graphs.capture.capture_cases import CONVNET_INPUTS, Convnet, fingerprint\n"
+        "print(fingerprint(capture(Convnet(), CONVNET_INPUTS)))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert other.stdout.strip() == fingerprint(capture(Convnet(), CONVNET_INPUTS))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
+from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES
-from envs.mdp.placement_env import PlacementEnv
 from envs.problem import Problem
 from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s
@@ -93,13 +93,15 @@ def test_no_op_starts_earlier_because_of_copies(seed: int, slowdown: float) -> N
     assert (beside.finish_s >= alone.finish_s).all()
 
 
-def test_the_lookahead_sees_what_copies_slow() -> None:
+@pytest.mark.parametrize("incremental", [False, True])
+def test_the_lookahead_sees_what_copies_slow(incremental: bool) -> None:
     # On d0 op2 runs beside the copy, from 1 to 13; on d1 alone, from 6.5 to 16.5. The mean op takes 4 s.
     problem = Problem(build_graph("g", "", ops(1.0, 1.0, 10.0), [(0, 4.0, [1])]), slowed(2.0, 1.0))
-    env = PlacementEnv([problem])
-    env.reset(seed=0)
-    env.step(np.int64(0))
-    seen = env.step(np.int64(1))[0]["devices"].reshape(2, N_DEVICE_FEATURES)
+    batch = EpisodeBatch([problem], 1, incremental=incremental)
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    for device in (0, 1):
+        batch.step(np.array([device]))
+    seen = batch.observation.devices.reshape(2, N_DEVICE_FEATURES)
     for name in ("finish_over_earliest", "rollout_step_time_8_over_least"):
         column = [feature.name for feature in DEVICE_FEATURES].index(name)
         np.testing.assert_allclose(seen[:, column], [0.0, np.log1p(3.5 / 4.0)], rtol=1e-6)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphs.command_line import OneLineParser, interruptible, run_command
 from graphs.errors import InputError
 from graphs.families import FAMILIES, draw
 from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FORMAT = "placewalk.dataset/1"
+NAME = "python -m graphs.dataset"
 FOLDER = Path(__file__).parent / "data"
 REBUILD = "rebuild it with `python -m graphs.dataset --build`"
 
@@ -178,22 +180,22 @@ def summary(families: Iterable[str], folder: Path = FOLDER) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    return run_command(NAME, lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    try:
-        families = [FAMILIES.check(name) for name in options.families]
+    families = [FAMILIES.check(name) for name in options.families]
+    with interruptible():
         if options.build:
             _build(families, options.out, options.draws)
         Console().print(summary(families, options.out))
-    except (InputError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m graphs.dataset", description=__doc__)
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog=NAME, description=__doc__)
     parser.add_argument("--build", action="store_true", help="capture the graphs anew and write the files")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
     parser.add_argument("--draws", type=int, metavar="N", help="only the first N draws of each family")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.command_line import OneLineParser, interruptible, run_command
 from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
 from agent.settings import add_flags
+from graphs.command_line import OneLineParser, interruptible, run_command
 from graphs.errors import printable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.command_line import OneLineParser, run_command
+from graphs.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext

@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Generic, TypeVar
 
-from agent.interrupts import interrupts_put_off
+from graphs.interrupts import interrupts_put_off
 
 GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""

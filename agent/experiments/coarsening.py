@@ -16,7 +16,6 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.command_line import OneLineParser
 from agent.evaluation.results import write_csv
 from agent.evaluation.summary import geometric_mean
 from agent.evaluation.text_table import text_table
@@ -28,6 +27,7 @@ from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.coarsening.coarsen import MAX_UNITS
+from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph

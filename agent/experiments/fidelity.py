@@ -16,7 +16,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.command_line import OneLineParser
 from agent.evaluation.policies import open_policy
 from agent.evaluation.results import write_csv
 from agent.evaluation.spec import EvaluationSpec
@@ -35,6 +34,7 @@ from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import Budget
 from envs.cluster.kinds import device_of_name
 from envs.cluster.presets import get_cluster
+from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.families import FAMILIES
 

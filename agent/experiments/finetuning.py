@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.command_line import OneLineParser
 from agent.evaluation.results import write_csv
 from agent.experiments.launcher import exit_code, markdown_table, train_run
 from agent.placers.base import PLACERS, Budget
@@ -27,6 +26,7 @@ from agent.training.run_folder import RUNS, run_folder
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.errors import InputError
 from graphs.io.graph_files import write_graphs

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
-from agent.command_line import interruptible, run_command
 from agent.training.run_folder import is_finished, read_config, run_folder
+from graphs.command_line import interruptible, run_command
 from graphs.errors import InputError
 
 Run = TypeVar("Run")

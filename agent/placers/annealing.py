@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.interrupts import interrupts_put_off
 from agent.placers.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.base import BATCH, SearchState, placer
@@ -12,6 +11,7 @@ from agent.placers.list_scheduling import heft, m_etf
 from agent.placers.single import single
 from agent.placers.units import units_of
 from envs.simulator.kernels import new_pair
+from graphs.interrupts import interrupts_put_off
 
 FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
 """Temperatures in steps on the fastest device: at first, at first from a good placement, at the end."""

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from graphs.errors import InputError
+from graphs.command_line import OneLineParser, interruptible, run_command
+
+NAME = "python -m envs.calibration"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code, 2 where the input is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m envs.calibration", description=__doc__)
+    parser = OneLineParser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
     fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
@@ -29,34 +31,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overlap", help="fit how much copies slow ops to files of the Mist data set"
     )
     overlap.add_argument("files", nargs="+", metavar="FILE", help="JSON files, may be .gz")
-    options = parser.parse_args(arguments)
+    return run_command(NAME, lambda: _run(parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
-        if options.command == "fit":
-            fit_files(options.ops, Path(options.out))
-        elif options.command == "links":
-            from envs.calibration import links_fit
-
-            links_fit.fit_files(options.times, Path(options.out))
-        elif options.command == "overlap":
-            from envs.calibration.overlap import overlap_report, read_overlaps
-
-            print(*overlap_report(read_overlaps(options.files)), sep="\n")
-        else:
-            from envs.calibration.measure import measure_cpu
-
-            (device,) = measure_cpu(options.repeats, options.threads).devices
-            print(f"{device.kind}: {device.flops_per_s:.3g} flops/s, {device.bytes_per_s:.3g} bytes/s")
-            print("kept; use it by --cluster this")
-    except (InputError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        with interruptible():
+            _work(options)
+    except KeyboardInterrupt:
+        print(f"{NAME}: interrupted; the same command goes on", file=sys.stderr)
+        return 1
     return 0
+
+
+def _work(options: argparse.Namespace) -> None:
+    if options.command == "fit":
+        fit_files(options.ops, Path(options.out))
+    elif options.command == "links":
+        from envs.calibration import links_fit
+
+        links_fit.fit_files(options.times, Path(options.out))
+    elif options.command == "overlap":
+        from envs.calibration.overlap import overlap_report, read_overlaps
+
+        print(*overlap_report(read_overlaps(options.files)), sep="\n")
+    else:
+        measure_here(options.repeats, options.threads)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1024")
     return int(text)
+
+
+def measure_here(repeats: int, threads: int) -> None:
+    """Calibrates this machine, with a progress bar, and prints what it found.
+
+    Raises:
+        MeasurementError: the database of times cannot be used, or a time is impossible.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from envs.calibration.measure import measure_machine
+
+    with Progress(console=Console(stderr=True)) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            bar = bars[what] if what in bars else bars.setdefault(what, progress.add_task(what))
+            progress.update(bar, completed=done, total=total)
+
+        cluster, calibrations = measure_machine(repeats, threads, report)
+    for device in cluster.devices:
+        print(f"{device.name} ({device.kind}): {device.flops_per_s:.3g} flops/s, ", end="")
+        print(f"{device.bytes_per_s:.3g} bytes/s; errors on ops held out, median and 90th percentile:")
+        for op_class, fit in calibrations[device.kind].classes.items():
+            print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
+    print("kept; use it by --cluster this")
 
 
 def fit_files(files: Sequence[str], out: Path) -> None:

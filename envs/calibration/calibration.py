@@ -35,7 +35,7 @@ STAND_INS = {
 """The class whose model holds for a class that nobody measured."""
 
 
-LATER = frozenset({"burst", "burst_s"})
+LATER = frozenset({"burst", "burst_s", "cached", "room_bytes", "fade"})
 """Parameters that files of before do not hold."""
 MAX_TILE = 4096
 NEEDED = ("gemm", "elementwise")
@@ -278,5 +278,8 @@ RANGES = {
     "transforms": (1e-4, 4.0),
     "in_flight": (1e-3, 1e6),
     "steepness": (0.1, 100.0),
+    "cached": (1.0, 1e4),
+    "room_bytes": (1.0, 1e15),
+    "fade": (0.1, 100.0),
 }
 """What the parameters of models can be."""

@@ -139,6 +139,9 @@ class TrafficModel:
         in_flight: rows that each multiprocessor has under way; where they fill the L2, half of `reread` is
             paid.
         steepness: how fast it sets in, as a power of the length.
+        cached: how much faster an op is whose data the caches hold than one that streams from memory.
+        room_bytes: traffic at which half of that is lost; so what allocating much memory costs counts too.
+        fade: how fast it is lost, as a power of the traffic.
     """
 
     launch_s: float
@@ -146,6 +149,9 @@ class TrafficModel:
     reread: float = 0.0
     in_flight: float = 20.0
     steepness: float = 4.0
+    cached: float = 1.0
+    room_bytes: float = 1e8
+    fade: float = 2.0
 
     def seconds(self, bytes_moved: FloatArray, row_bytes: FloatArray, machine: Machine) -> FloatArray:
         """Computes the seconds of ops without their launch, (n,).
@@ -156,7 +162,8 @@ class TrafficModel:
         """
         room = machine.l2_bytes / (machine.multiprocessors * self.in_flight)
         passes = 1 + self.reread / (1 + (np.maximum(row_bytes, 1.0) / room) ** -self.steepness)
-        return bytes_moved * passes / (machine.bytes_per_s * self.efficiency)
+        faster = 1 + (self.cached - 1) / (1 + (bytes_moved / self.room_bytes) ** self.fade)
+        return bytes_moved * passes / (machine.bytes_per_s * self.efficiency * faster)
 
 
 Model = MatmulModel | TrafficModel

@@ -71,6 +71,16 @@ TRAFFIC = {
 }
 STREAMING = ("launch_s", "efficiency")
 """What is fitted of a traffic model where rows have no meaning."""
+CACHES = {
+    "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
+    "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),
+    "cached": Parameter(8.0, 1.0, 100.0, 0.05),
+    "room_bytes": Parameter(3e7, 1e5, 1e10, 0.02),
+    "fade": Parameter(2.0, 0.5, 8.0, 0.05),
+}
+"""What is fitted of a device of one's own, whose caches decide."""
+OWN = "measured"
+"""The generation of such a device."""
 
 
 def power_share(kind: Kind, dtype: str) -> float:
@@ -206,6 +216,8 @@ def _fit(table: OpTable, kind: Kind) -> Model:
             "sustained": replace(MATMUL["sustained"], start=share),
             **(BURST if share < 1 else {}),
         }
+    elif kind.generation == OWN:
+        limits = CACHES
     else:
         limits = {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
     return _least_squares(

@@ -3,47 +3,81 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from envs.calibration.measured_ops import ITEM_BYTES, OpRow
+from envs.calibration.op_classes import MATMULS, TENSOR
 
 MIN_SECONDS = 0.01
 """Time that the runs of a repeat take at least, so that the clock is fine enough."""
+PASSES = {
+    "elementwise": 3,
+    "softmax": 2,
+    "norm": 2,
+    "reduction": 1,
+    "move": 2,
+    "gather": 2,
+    "optimizer": 7,
+}
+"""How often an op reads or writes each of its elements; the optimizer is Adam."""
+KERNEL = 9
+"""Elements of the kernel of a convolution that is timed, 3x3."""
 
 
 @dataclass(frozen=True)
 class TimedOp:
-    """An op to time in fp32; `shape` is as in `OpRow`."""
+    """An op to time in fp32, or of the class `TENSOR` in fp16; shape and image are as in `OpRow`."""
 
     op_class: str
     shape: tuple[int, int, int, int]
+    image: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        return f"{self.op_class} {self.shape}" + (f" {self.image}" if any(self.image) else "")
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of its arithmetic."""
+        return "fp16" if self.op_class == TENSOR else "fp32"
 
     def row(self, kind: str, seconds: float) -> OpRow:
         """Returns the op as a measured one."""
         batch, m, n, k = self.shape
-        if self.op_class in ("gemm", "bmm"):
-            flops, elements = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n)
+        if self.op_class in PASSES:
+            flops, elements = float(m * n), PASSES[self.op_class] * m * n
         else:
-            flops, elements = float(m * n), m * n * (3 if self.op_class == "elementwise" else 2)
-        size = ITEM_BYTES["fp32"] * elements
-        return OpRow(kind, self.op_class, self.op_class, "fp32", self.shape, flops, size, seconds)
+            read = m * k // KERNEL if self.op_class == "conv" else m * k
+            flops, elements = 2.0 * batch * m * n * k, batch * (read + k * n + m * n)
+        size = ITEM_BYTES[self.dtype] * elements
+        return OpRow(
+            kind, self.op_class, self.op_class, self.dtype, self.shape, flops, size, seconds, self.image
+        )
 
 
-def ops_to_time(largest: int) -> list[TimedOp]:
-    """Lists the ops to time; `largest` is the largest side of a matrix."""
+def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:
+    """Lists the ops to time.
+
+    Args:
+        largest: the largest side of a matrix.
+        tensor_cores: whether products in fp16 are timed too.
+    """
     sides = [largest >> shift for shift in (4, 2, 1, 0)]
-    products = itertools.product(sides, repeat=3)
-    ops = [TimedOp("gemm", (1, m, n, k)) for m, n, k in products]
+    products = [(1, m, n, k) for m, n, k in itertools.product(sides, repeat=3)]
+    ops = [TimedOp("gemm", shape) for shape in products]
     ops += [TimedOp("bmm", (16, m, m, k)) for m in sides[:3] for k in (32, 64, 128)]
-    for op_class in ("elementwise", "softmax", "norm"):
-        for length in (256, 1024, 4096, 16384):
-            ops += [
-                TimedOp(op_class, (1, scale * largest * 256 // length, length, 1)) for scale in (4, 16, 64)
-            ]
-    return ops
+    if tensor_cores:
+        ops += [TimedOp(TENSOR, shape) for shape in products]
+    for channels, side, out in itertools.product((16, 64, 256), (7, 14, 28, 56), (16, 64, 256)):
+        samples = max(1, largest // side**2)
+        ops.append(TimedOp("conv", (1, samples * side**2, out, KERNEL * channels), (side, side)))
+    totals = [largest**2 >> shift for shift in (8, 6, 4, 2, 0)] + [4 * largest**2, 16 * largest**2]
+    for op_class, total, length in itertools.product(PASSES, totals, (256, 1024, 4096)):
+        ops.append(TimedOp(op_class, (1, max(1, total // length), length, 1)))
+    return list(dict.fromkeys(ops))
 
 
 def time_op(op: TimedOp, device: str, repeats: int) -> list[float]:
@@ -57,39 +91,72 @@ def time_op(op: TimedOp, device: str, repeats: int) -> list[float]:
     """
     import torch
 
+    with torch.no_grad():
+        return time_runs(_runner(op, device), device, repeats)
+
+
+def time_runs(run: Callable[[], object], device: str, repeats: int) -> list[float]:
+    """Times a function that issues work to a device: seconds of one run in each repeat, (repeats,)."""
+    import torch
+
+    def seconds(runs: int) -> float:
+        finish()
+        start = time.perf_counter()
+        for _ in range(runs):
+            run()
+        finish()
+        return max(time.perf_counter() - start, 1e-9) / runs
+
     def finish() -> None:
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
 
-    with torch.no_grad():
-        run = _runner(op, device)
-        once = _seconds(run, finish, 2)
-        runs = max(1, int(MIN_SECONDS / once))
-        return [_seconds(run, finish, runs) for _ in range(repeats)]
-
-
-def _seconds(run: Callable[[], object], finish: Callable[[], None], runs: int) -> float:
-    finish()
-    start = time.perf_counter()
-    for _ in range(runs):
-        run()
-    finish()
-    return max(time.perf_counter() - start, 1e-9) / runs
+    once = seconds(2)
+    runs = max(1, int(MIN_SECONDS / once))
+    return [seconds(runs) for _ in range(repeats)]
 
 
 def _runner(op: TimedOp, device: str) -> Callable[[], Any]:
     import torch
 
     batch, m, n, k = op.shape
-    if op.op_class in ("gemm", "bmm"):
-        first, second = torch.ones(batch, m, k, device=device), torch.ones(batch, k, n, device=device)
-        if op.op_class == "gemm":
-            return lambda: first[0] @ second[0]
-        return lambda: torch.bmm(first, second)
-    values = torch.ones(m, n, device=device)
-    if op.op_class == "softmax":
-        return lambda: torch.softmax(values, dim=-1)
-    if op.op_class == "norm":
-        return lambda: torch.nn.functional.layer_norm(values, (n,))
-    other = torch.ones(m, n, device=device)
-    return lambda: values + other
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[op.dtype]
+
+    def full(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, device=device, dtype=dtype)
+
+    if op.op_class == "conv":
+        side, channels = op.image[0], k // KERNEL
+        images, weight = full(m // side**2, channels, side, side), full(n, channels, 3, 3)
+        return lambda: torch.conv2d(images, weight, padding=1)
+    if op.op_class in (*MATMULS, TENSOR):
+        first, second = full(batch, m, k), full(batch, k, n)
+        return (lambda: torch.bmm(first, second)) if op.op_class == "bmm" else lambda: first[0] @ second[0]
+    values = full(m, n)
+    if op.op_class == "optimizer":
+        return _adam(values)
+    other = full(m, n) if op.op_class == "elementwise" else values
+    rows = torch.randperm(m, device=device)
+    runners: dict[str, Callable[[], Any]] = {
+        "elementwise": lambda: values + other,
+        "softmax": lambda: torch.softmax(values, dim=-1),
+        "norm": lambda: torch.nn.functional.layer_norm(values, (n,)),
+        "reduction": lambda: values.sum(dim=-1),
+        "move": lambda: values.clone(),
+        "gather": lambda: values[rows],
+    }
+    return runners[op.op_class]
+
+
+def _adam(values: Any) -> Callable[[], Any]:
+    import torch
+
+    parameter = torch.nn.Parameter(values)
+    parameter.grad = torch.ones_like(values)
+    return torch.optim.Adam([parameter]).step
+
+
+def largest_side(memory_bytes: float) -> int:
+    """Returns the largest side of a matrix to time: the largest op takes at most an eighth of the memory."""
+    elements = memory_bytes / 8 / ITEM_BYTES["fp32"] / max(PASSES.values()) / 16
+    return min(4096, 1 << int(math.log2(max(elements, 1.0)) / 2))

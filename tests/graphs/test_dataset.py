@@ -156,7 +156,7 @@ def test_the_command_line_answers_bad_input_with_one_line(
     assert not (folder / "new").exists()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("unknown family 'alexnet'")
+    assert lines[0].startswith("python -m graphs.dataset: unknown family 'alexnet'")
 
 
 def test_kept_bytes_are_the_forward_results_read_backwards() -> None:

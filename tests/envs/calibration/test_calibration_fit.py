@@ -229,5 +229,6 @@ def test_files_without_the_ops_that_others_stand_on_are_one_line(
 ) -> None:
     path = write(tmp_path / "few.csv", *lines)
     assert main(["fit", "--ops", str(path), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == ("no file holds measured ops of class 'gemm'; give such a file too\n")
+    message = "python -m envs.calibration: no file holds measured ops of class 'gemm'; give such a file too\n"
+    assert capsys.readouterr().err == message
     assert not (tmp_path / "out").exists()

@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envs.calibration import measure, timed_ops
+from envs.calibration.__main__ import main
 from envs.calibration.calibration import calibration_of
-from envs.calibration.measure import calibrate_device, measured_rows
+from envs.calibration.measure import OwnDevice, calibrate_device, kind_of_rows, measured_rows
 from envs.calibration.measured_ops import MeasurementError
-from envs.calibration.timed_ops import TimedOp, ops_to_time, time_op
+from envs.calibration.op_classes import TENSOR
+from envs.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
 from envs.cluster.presets import get_cluster
+from envs.costs import op_seconds
+from graphs.op_graph import build_graph
 
 OPS = ops_to_time(256)
 PEAK, BANDWIDTH = 1e11, 1e10
@@ -69,12 +74,14 @@ def test_another_file_is_no_database(tmp_path: Path) -> None:
 def test_a_measured_device_is_calibrated(tmp_path: Path) -> None:
     rows = measured_rows(tmp_path / "times.sqlite", "my-cpu", OPS, ideal)
     assert calibration_of("my-cpu") is None
-    kind = calibrate_device("my-cpu", rows, 1e10, 4, 4e6)
+    device = OwnDevice("cpu", "my-cpu", 1e10, 4, 4e6)
+    calibrate_device(device, rows)
+    kind = kind_of_rows(device, rows)
     assert kind.peaks["fp32"] == pytest.approx(PEAK, rel=0.05)
     assert kind.bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
     calibration = calibration_of("my-cpu")
     assert calibration
-    assert set(calibration.classes) == {"gemm", "bmm", "elementwise", "softmax", "norm"}
+    assert set(calibration.classes) == {"gemm", "bmm", "conv", *PASSES}
     assert calibration.classes["elementwise"].median < 0.1
 
 
@@ -85,9 +92,44 @@ def test_this_cluster_must_be_measured_first() -> None:
         get_cluster("this")
 
 
-@pytest.mark.parametrize("op_class", ["gemm", "bmm", "elementwise", "softmax", "norm"])
+def test_caches_are_fitted(tmp_path: Path) -> None:
+    """A device that streams ten times as fast where its caches hold the data."""
+
+    def cached(op: TimedOp) -> list[float]:
+        row = op.row("k", 1.0)
+        speed = BANDWIDTH * (1 + 9 / (1 + (row.bytes_moved / 1e6) ** 2))
+        return [1e-6 + max(row.flops / PEAK, row.bytes_moved / speed)]
+
+    rows = measured_rows(tmp_path / "times.sqlite", "my-cpu", OPS, cached)
+    fits = calibrate_device(OwnDevice("cpu", "my-cpu", 1e10, 4, 4e6), rows).classes
+    for op_class in PASSES:
+        assert fits[op_class].median < 0.03
+        assert fits[op_class].p90 < 0.1
+
+
+@pytest.mark.parametrize("op_class", ["gemm", TENSOR, "bmm", "conv", *PASSES])
 def test_ops_run_and_take_time(op_class: str) -> None:
-    op = next(op for op in OPS if op.op_class == op_class)
+    op = next(op for op in ops_to_time(256, tensor_cores=True) if op.op_class == op_class)
     seconds = time_op(op, "cpu", 2)
     assert len(seconds) == 2
     assert (np.array(seconds) > 0).all()
+
+
+def test_two_devices_are_measured_with_the_link_between_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command for real, but for its sizes and for the second device, which is the processor too."""
+    cpu, other = OwnDevice("cpu", "cpu-1-threads", 1e10, 1, 1e6), OwnDevice("cpu:0", "own-gpu", 1e9, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu, other])
+    monkeypatch.setattr(measure, "LARGEST_ON_CPU", 32)
+    monkeypatch.setattr(measure, "COPY_BYTES", (1 << 10, 1 << 12, 1 << 14, 1 << 16))
+    monkeypatch.setattr(timed_ops, "MIN_SECONDS", 1e-5)
+    assert main(["measure", "--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "cpu (cpu-1-threads): " in printed
+    assert printed.endswith("kept; use it by --cluster this\n")
+    cluster = get_cluster("this")
+    assert [device.kind for device in cluster.devices] == ["cpu-1-threads", "own-gpu"]
+    assert 1e6 < cluster.bytes_per_s[0, 1] < 1e13
+    graph = build_graph("g", "", [{"name": "a", "type": "aten.mm", "flops": 1e9, "bytes_moved": 1e6}], [])
+    assert 1e-6 < op_seconds(graph, cluster)[0, 0] < 10

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.command_line import interruptible, run_command
+from graphs.command_line import interruptible, run_command
 from graphs.errors import InputError
 
 

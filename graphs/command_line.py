@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from agent.interrupts import SIGNALS
 from graphs.errors import InputError, printable
+from graphs.interrupts import SIGNALS
 
 WRONG_PATH = frozenset(
     {

@@ -68,7 +68,8 @@ def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:
     sides = [largest >> shift for shift in (4, 2, 1, 0)]
     products = [(1, m, n, k) for m, n, k in itertools.product(sides, repeat=3)]
     ops = [TimedOp("gemm", shape) for shape in products]
-    ops += [TimedOp("bmm", (16, m, m, k)) for m in sides[:3] for k in (32, 64, 128)]
+    batched = itertools.product((4, 16), sides[:3], sides[:3], (32, 64, 128))
+    ops += [TimedOp("bmm", shape) for shape in batched]
     if tensor_cores:
         ops += [TimedOp(TENSOR, shape) for shape in products]
     for channels, side, out in itertools.product((16, 64, 256), (7, 14, 28, 56), (16, 64, 256)):

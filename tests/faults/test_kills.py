@@ -112,6 +112,7 @@ def test_an_evaluation_survives_any_signal_at_any_moment(here: Path) -> None:
 
 def interrupt_in_a_call_of_a_kernel() -> None:
     """Ends with code 3 if the interrupt was raised; numba calls `ctypes.cast` while it reads a generator."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     cast = ctypes.cast
 
     def interrupted(*arguments: object) -> object:

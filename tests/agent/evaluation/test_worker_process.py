@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.evaluation.worker_process import Death, WorkerProcess
+from graphs.interrupts import SIGNALS
 
 
 @contextmanager
@@ -89,12 +90,13 @@ def test_an_interrupt_while_a_process_starts_comes_when_it_can_be_ended(
         start(process)
 
     monkeypatch.setattr(SpawnProcess, "start", interrupted)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT too: a test run in the background ignores it.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     with worker(len) as process:
         with pytest.raises(KeyboardInterrupt):
             process.give("x")
-        assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        for number in SIGNALS:
+            assert signal.signal(number, before[number]) is signal.default_int_handler
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
         assert process._process is not None
         assert process._process.is_alive()

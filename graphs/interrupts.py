@@ -12,7 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Handles the signals that come in the block after it; other threads than the main one handle none."""
+    """Handles the signals that come in the block after it, also where that fails.
+
+    Only the main thread handles signals; in any other the block just runs.
+    """
     if current_thread() is not main_thread():
         yield
         return
@@ -23,5 +26,5 @@ def interrupts_put_off() -> Iterator[None]:
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)
-    for late in came:
-        signal.raise_signal(late)
+        for late in came:
+            signal.raise_signal(late)

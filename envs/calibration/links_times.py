@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.calibration.measured_ops import MeasurementError
+from envs.calibration.measured_ops import MeasurementError, unreadable
 from graphs.op_graph import FloatArray
 
 MIB, GIB, GIGA = 2.0**20, 2.0**30, 1e9
@@ -133,7 +133,7 @@ def _read_file(path: str) -> tuple[str, list[tuple[float, float]]]:
         with opened(path, "rt", encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise MeasurementError(f"{path}: cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     name, rows = (
         _sailor(path, lines) if SAILOR_NAME.fullmatch(os.path.basename(path)) else _vidur(path, lines)
     )

@@ -38,6 +38,12 @@ class MeasurementError(InputError):
     """A file of measured times that cannot be used; the message says where and what would be right."""
 
 
+def unreadable(path: str | os.PathLike[str], error: Exception) -> MeasurementError:
+    """Makes the error of a file that cannot be read, which names the file once."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return MeasurementError(f"{os.fspath(path)}: cannot be read: {why}")
+
+
 @dataclass(frozen=True)
 class OpRow:
     """One measured op.
@@ -165,8 +171,7 @@ def _read_file(path: str) -> Iterator[OpRow]:
                     _llama_rows(record, path, where) if "num_tokens" in record else [_row(record, where)]
                 )
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise MeasurementError(f"{path}: cannot be read: {why}") from None
+        raise unreadable(path, error) from None
 
 
 def _row(record: Mapping[str, str | None], where: str) -> OpRow:

@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from graphs.capture.autocast import cuda_autocast
+from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.step import CaptureError, Step
@@ -18,7 +19,7 @@ from graphs.capture.tracing import trace, uncollected
 from graphs.errors import printable
 from graphs.op_graph import OpGraph
 
-__all__ = ["OPTIMIZERS", "CaptureError", "capture"]
+__all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
 
 
 def _print_notice(notice: str) -> None:
@@ -61,6 +62,26 @@ def capture(
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
+    return capture_step(
+        module, inputs, optimizer=optimizer, training=training, name=name, family=family, notify=notify
+    ).graph
+
+
+def capture_step(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    optimizer: str | None = "adam",
+    training: bool = True,
+    name: str | None = None,
+    family: str = "",
+    notify: Callable[[str], None] = _print_notice,
+) -> CapturedStep:
+    """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
+
+    Raises:
+        CaptureError: as `capture`.
+    """
     name, family = printable(name or type(module).__name__), printable(family)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise CaptureError(
@@ -82,6 +103,16 @@ def capture(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            return GraphBuilder(traced, step.state, update).build(name, family)
+            builder = GraphBuilder(traced, step.state, update)
+            return CapturedStep(
+                graph=builder.build(name, family),
+                step=step,
+                trace=traced,
+                storages=builder.storages,
+                optimizer=update.optimizer if update else None,
+                op_of_node=builder.op_of_node,
+                op_of_source=builder.op_of_source,
+                op_of_update=builder.op_of_update,
+            )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}") from error

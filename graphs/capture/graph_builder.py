@@ -26,6 +26,11 @@ class GraphBuilder:
         trace: the traced step.
         state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
+
+    Attributes:
+        op_of_source: index of the op of each source by its name in `Trace.sources`.
+        op_of_node: index of the op that each computing node is; views have none.
+        op_of_update: index of the update of each parameter by its path.
     """
 
     def __init__(self, trace: Trace, state: Mapping[str, Tensor], update: Update | None) -> None:
@@ -35,6 +40,8 @@ class GraphBuilder:
         self.op_of: dict[Storage, int] = {}
         self.readers: dict[Storage, list[int]] = {}
         self.op_of_source: dict[str, int] = {}
+        self.op_of_node: dict[fx.Node, int] = {}
+        self.op_of_update: dict[str, int] = {}
         self.n_groups = 0
         self.times_named: dict[str, int] = {}
 
@@ -68,7 +75,7 @@ class GraphBuilder:
         kind = str(op_packet(node))
         op_name = "/".join(["gradients"] * backward + [scope] * bool(scope) + [kind.rpartition(".")[2]])
         group = self._add_sources(reads)
-        self._add_op(
+        self.op_of_node[node] = self._add_op(
             op_name,
             reads,
             self._storages_of([node]),
@@ -144,7 +151,7 @@ class GraphBuilder:
             if storage.node in self.trace.tangents and storage not in self.op_of:
                 loss = self._storages_of([self.trace.tangents[storage.node]])
                 group = self._add_sources(loss)
-                self._add_op(
+                self.op_of_node[storage.node] = self._add_op(
                     "gradients/ones_like",
                     loss,
                     [storage],
@@ -163,7 +170,7 @@ class GraphBuilder:
         tensor, gradients = self.state[path], self._storages_of([self.trace.gradients[path]])
         share, _ = self._gradient_size(path, tensor)
         self._add_loss_gradient(gradients)
-        self._add_op(
+        self.op_of_update[path] = self._add_op(
             f"{update.optimizer}/{path}",
             gradients,
             [],

@@ -29,16 +29,23 @@ class Step(nn.Module):
     Args:
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
         training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
+
+    Attributes:
+        model: the copy.
+        tensors: the fake tensors among the inputs.
+        attribute_of: path of the module and name of the attribute that holds each fake tensor which is
+            neither parameter nor buffer, by its `id`.
     """
 
     def __init__(self, module: nn.Module, inputs: Any, *, training: bool) -> None:
         super().__init__()
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.attribute_of: dict[int, tuple[str, str]] = {}
         self.model = self._fake_module(module)
         self.has_loss = training
         if not training:
             self.model.eval().requires_grad_(False)
-        leaves, self._spec = tree_flatten((inputs,) if isinstance(inputs, Tensor) else inputs)
+        leaves, self._spec = tree_flatten(as_arguments(inputs))
         self._leaves = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
 
@@ -62,6 +69,25 @@ class Step(nn.Module):
             return mean_loss(returned)
         return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 
+    def flat_inputs(self, inputs: Any) -> list[Tensor]:
+        """Returns the tensors among other inputs, in the order of `tensors`.
+
+        Raises:
+            CaptureError: they have another structure, shape or type than those of the capture, or another
+                value that is no tensor.
+        """
+        leaves, spec = tree_flatten(as_arguments(inputs))
+        if spec != self._spec or any(map(_differs, leaves, self._leaves)):
+            raise CaptureError("inputs of another structure than those it was captured with; capture it anew")
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for index, (tensor, fake) in enumerate(zip(given, self.tensors, strict=True)):
+            if tensor.shape != fake.shape or tensor.dtype != fake.dtype:
+                raise CaptureError(
+                    f"input {index} is {tensor.dtype} {list(tensor.shape)}; it was captured with "
+                    f"{fake.dtype} {list(fake.shape)}"
+                )
+        return given
+
     def _fake(self, tensor: Tensor) -> Tensor:
         with self.fake_mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -69,15 +95,29 @@ class Step(nn.Module):
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
         try:
-            for part in module.modules():
-                values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-                for tensor in (item for item in values if isinstance(item, Tensor) and id(item) not in memo):
-                    fake = self._fake(tensor)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            for path, part in module.named_modules():
+                attributes = vars(part).items()
+                for name, tensor in (*part._parameters.items(), *part._buffers.items(), *attributes):
+                    if isinstance(tensor, Tensor) and id(tensor) not in memo:
+                        fake = self._fake(tensor)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                        self.attribute_of[id(memo[id(tensor)])] = path, name
             return copy.deepcopy(module, memo)
         except Exception as error:
             raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
+
+
+def _differs(leaf: Any, captured: Any) -> bool:
+    """Whether a leaf of the inputs is another value than at the capture; tensors may have other values."""
+    if isinstance(captured, Tensor) or isinstance(leaf, Tensor):
+        return isinstance(captured, Tensor) != isinstance(leaf, Tensor)
+    return bool(leaf != captured)
+
+
+def as_arguments(inputs: Any) -> Any:
+    """Returns a module's arguments as a sequence or mapping, where they may be one tensor."""
+    return (inputs,) if isinstance(inputs, Tensor) else inputs
 
 
 def one_line(error: Exception) -> str:

@@ -38,7 +38,8 @@ class Trace:
         nodes: all nodes but the output, in program order.
         sources: placeholder -> what it stands for: the path of a parameter or buffer, or `input.<index>`.
         tangents: placeholder of the gradient of the loss by itself -> the loss.
-        results: nodes whose values leave the step: the loss or the outputs, and the new values of buffers.
+        outputs: the loss alone, or what the module returns.
+        new_values: path of a buffer, or `input.<index>` -> its value after the step, if the step changes it.
         gradients: path of a parameter -> its gradient.
         backward: nodes of the backward pass.
         why_no_calls: why nodes know no module calls, in one line; "" if they do.
@@ -47,10 +48,16 @@ class Trace:
     nodes: list[fx.Node]
     sources: dict[fx.Node, str] = field(default_factory=dict)
     tangents: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    results: list[fx.Node] = field(default_factory=list)
+    outputs: list[fx.Node] = field(default_factory=list)
+    new_values: dict[str, fx.Node] = field(default_factory=dict)
     gradients: dict[str, fx.Node] = field(default_factory=dict)
     backward: set[fx.Node] = field(default_factory=set)
     why_no_calls: str = ""
+
+    @property
+    def results(self) -> list[fx.Node]:
+        """Nodes whose values leave the step, gradients aside."""
+        return [*self.new_values.values(), *self.outputs]
 
 
 def trace(step: Step) -> Trace:
@@ -210,19 +217,28 @@ def _read_joint(graph: fx.Graph, paths: Sequence[str]) -> Trace:
         if isinstance(meaning, descriptors.GradAOTOutput):
             assert isinstance(meaning.grad_of, descriptors.ParamAOTInput)
             trace.gradients[paths[int(meaning.grad_of.target)]] = node
+        elif isinstance(meaning, descriptors.InputMutationAOTOutput):
+            trace.new_values[_source_name(meaning.mutated_input, paths)] = node
         else:
-            trace.results.append(node)
+            trace.outputs.append(node)
     for node in nodes:
         meaning = node.meta.get("desc")
         if node.op == "get_attr":
             trace.sources[node] = str(node.target)
         elif isinstance(meaning, descriptors.TangentAOTInput):
             trace.tangents[node] = made_as[meaning.output]
-        elif isinstance(meaning, descriptors.PlainAOTInput):
-            trace.sources[node] = f"input.{meaning.idx}"
         elif node.op == "placeholder":
-            trace.sources[node] = paths[int(meaning.target)]
+            trace.sources[node] = _source_name(meaning, paths)
     return trace
+
+
+def _source_name(meaning: Any, paths: Sequence[str]) -> str:
+    """Returns the path of the parameter or buffer that a descriptor is of, or `input.<index>`."""
+    from torch._functorch._aot_autograd import descriptors
+
+    if isinstance(meaning, descriptors.PlainAOTInput):
+        return f"input.{meaning.idx}"
+    return paths[int(meaning.target)]
 
 
 def trace_plainly(step: Step) -> Trace:
@@ -241,7 +257,7 @@ def trace_plainly(step: Step) -> Trace:
     *nodes, output = graph.nodes
     returned = list(output.args[0])
     results, found = returned[: len(returned) - len(trained)], returned[len(returned) - len(trained) :]
-    trace = Trace(nodes, results=[node for node in results if isinstance(node, fx.Node)])
+    trace = Trace(nodes, outputs=[node for node in results if isinstance(node, fx.Node)])
     names = [*step.state, *(f"input.{index}" for index in range(len(step.tensors)))]
     trace.sources = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
     trace.sources |= {node: str(node.target) for node in graph.find_nodes(op="get_attr")}
@@ -249,5 +265,5 @@ def trace_plainly(step: Step) -> Trace:
         path: node for path, node in zip(trained, found, strict=True) if isinstance(node, fx.Node)
     }
     if trained:
-        trace.backward = set(nodes[nodes.index(trace.results[0]) + 1 :])
+        trace.backward = set(nodes[nodes.index(trace.outputs[0]) + 1 :])
     return trace

@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
-from agent.evaluation.worker_process import Death, WorkerProcess
+from graphs.worker_process import Death, WorkerProcess
 
 ATTEMPTS = 2
 """How often a trial is tried whose process dies or hangs."""

@@ -33,14 +33,11 @@ class Step(nn.Module):
     Attributes:
         model: the copy.
         tensors: the fake tensors among the inputs.
-        attribute_of: path of the module and name of the attribute that holds each fake tensor which is
-            neither parameter nor buffer, by its `id`.
     """
 
     def __init__(self, module: nn.Module, inputs: Any, *, training: bool) -> None:
         super().__init__()
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.attribute_of: dict[int, tuple[str, str]] = {}
         self.model = self._fake_module(module)
         self.has_loss = training
         if not training:
@@ -95,17 +92,25 @@ class Step(nn.Module):
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
         try:
-            for path, part in module.named_modules():
-                attributes = vars(part).items()
-                for name, tensor in (*part._parameters.items(), *part._buffers.items(), *attributes):
-                    if isinstance(tensor, Tensor) and id(tensor) not in memo:
-                        fake = self._fake(tensor)
-                        is_parameter = isinstance(tensor, nn.Parameter)
-                        memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-                        self.attribute_of[id(memo[id(tensor)])] = path, name
-            return copy.deepcopy(module, memo)
+            for part in module.modules():
+                values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+                for tensor in (item for item in values if isinstance(item, Tensor) and id(item) not in memo):
+                    fake = self._fake(tensor)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            return _with_buffers(copy.deepcopy(module, memo))
         except Exception as error:
             raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
+
+
+def _with_buffers(model: nn.Module) -> nn.Module:
+    """Makes buffers of the tensors that are plain attributes of modules: traces take those for constants."""
+    for part in model.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, Tensor) and not hasattr(type(part), name):
+                del part.__dict__[name]
+                part._buffers[name] = value
+    return model
 
 
 def _differs(leaf: Any, captured: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.evaluation.worker_process import Death, WorkerProcess
+from graphs.worker_process import Death, WorkerProcess
 from graphs.interrupts import SIGNALS
 
 

@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Generic, TypeVar
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from graphs.interrupts import interrupts_put_off
 
@@ -46,6 +48,8 @@ class WorkerProcess(Generic[Request, Answer]):
     Args:
         handler: makes the answer to a request, never None; it is sent to the process.
         timeout_s: seconds after which a request has taken too long; None = never.
+        inherits: whether the handler holds what only a process that is being started can be given, such as
+            semaphores.
 
     Attributes:
         connection: becomes readable when there may be an answer.
@@ -53,8 +57,10 @@ class WorkerProcess(Generic[Request, Answer]):
             process does not count.
     """
 
-    def __init__(self, handler: Callable[[Request], Answer], timeout_s: float | None) -> None:
-        self._handler = handler
+    def __init__(
+        self, handler: Callable[[Request], Answer], timeout_s: float | None, *, inherits: bool = False
+    ) -> None:
+        self._handler, self._inherits = handler, inherits
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._process: BaseProcess | None = None
         self._unsent: list[object] = []
@@ -63,7 +69,7 @@ class WorkerProcess(Generic[Request, Answer]):
         """Hands over a request; the one before has been answered."""
         if self._process is None:
             self._start()
-            self._unsent = [self._handler, request]
+            self._unsent = [request] if self._inherits else [self._handler, request]
         else:
             self._unsent = [request]
             self._send()
@@ -95,8 +101,9 @@ class WorkerProcess(Generic[Request, Answer]):
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.deadline_s = math.inf
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with theirs, _undisturbed():
+        inherited = self._handler if self._inherits else None
+        process = context.Process(target=_serve, args=(theirs, inherited), daemon=True)
+        with theirs, _undisturbed(), _without_main():
             process.start()
             self._process = process
 
@@ -134,12 +141,25 @@ def _undisturbed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(connection: Connection) -> None:
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps the process from importing the user's script, which may start processes where it is imported."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _serve(connection: Connection, handler: Callable[[Any], Any] | None) -> None:
     """Asks with a None for the handler, and for the first request; each answer asks for the next."""
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):  # the parent has ended
-        connection.send(None)
-        handler = connection.recv()
+        if handler is None:
+            connection.send(None)
+            handler = connection.recv()
+        assert handler is not None
         connection.send(None)
         while True:
             connection.send(handler(connection.recv()))

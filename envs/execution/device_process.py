@@ -1,0 +1,164 @@
+"""The process of one device: it holds the device's state, and does what it is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier, Semaphore
+from typing import Any
+
+import torch
+
+from envs.execution.interpreter import Interpreter, OptimizerSettings
+from envs.execution.packing import Packed, pack_all, unpack, unpack_all
+from envs.execution.program import DeviceProgram, TensorSpec
+from envs.execution.transports import SharedMemory, SharedMemoryTransport
+
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+"""What torch's errors say where there is no memory left."""
+
+
+@dataclass
+class DeviceTask:
+    """What a device runs from now on.
+
+    Attributes:
+        program: its part of a step.
+        memory_bytes: size of the shared memory.
+        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
+        inputs: how and where each input of the model lies in the shared memory, by index.
+        state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
+        optimizer: of the parameters.
+        seed: of the device's random numbers.
+    """
+
+    program: DeviceProgram
+    memory_bytes: int
+    transfer_offsets: Sequence[int]
+    inputs: Mapping[int, tuple[TensorSpec, int]]
+    state: dict[str, Packed]
+    constants: dict[str, Packed]
+    optimizer: OptimizerSettings | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one device tells of one step.
+
+    Attributes:
+        outputs: of the step, by index.
+        start_s, end_s: on the clock that all processes of a machine share.
+        spans: start and end of each instruction and of the updates, if they were asked for.
+    """
+
+    outputs: dict[int, Packed]
+    start_s: float
+    end_s: float
+    spans: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a device answers to a command; `failure` is why it failed, in one line, or ""."""
+
+    value: Any = None
+    failure: str = ""
+
+
+@dataclass
+class DeviceHost:
+    """Handles the commands to a device: the name of a method, and its arguments.
+
+    Args:
+        cores: processor cores that the process is pinned to; one thread runs on each.
+        memory: shared with the other devices and the caller.
+        signals: semaphores of the transport by (source, target).
+        barrier: at which all devices wait before each step.
+    """
+
+    cores: tuple[int, ...]
+    memory: SharedMemory
+    signals: Mapping[tuple[int, int], Semaphore]
+    barrier: Barrier
+    _interpreter: Interpreter | None = None
+
+    def __call__(self, command: tuple[str, *tuple[Any, ...]]) -> Answer:
+        """Does what a command says."""
+        name, *arguments = command
+        try:
+            return Answer(getattr(self, name)(*arguments))
+        except Exception as error:
+            return Answer(failure=_reason(error))
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What runs the program at hand."""
+        assert self._interpreter is not None, "no program was loaded"
+        return self._interpreter
+
+    def load(self, task: DeviceTask) -> None:
+        """Takes over a program and its state in place of any other."""
+        _pin(self.cores)
+        torch.manual_seed(task.seed)
+        self._interpreter = None  # frees the memory of the one before
+        self.memory.grow(task.memory_bytes)
+        self._interpreter = Interpreter(
+            task.program,
+            state=unpack_all(task.state),
+            constants=unpack_all(task.constants),
+            inputs={index: self.memory.tensor(*place) for index, place in task.inputs.items()},
+            transport=SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals),
+            optimizer=task.optimizer,
+        )
+
+    def steps(self, count: int, timed_ops: bool) -> list[StepRecord]:
+        """Runs steps; all devices begin each of them together."""
+        return [self._step(timed_ops) for _ in range(count)]
+
+    def _step(self, timed_ops: bool) -> StepRecord:
+        interpreter = self.interpreter
+        self.barrier.wait()
+        start_s = time.perf_counter()
+        outputs, spans = interpreter.timed_step() if timed_ops else (interpreter.step(), [])
+        end_s = time.perf_counter()
+        return StepRecord(pack_all(outputs), start_s, end_s, tuple(spans))
+
+    def state(self) -> dict[str, Packed]:
+        """Returns the parameters and buffers that live here."""
+        return pack_all(self.interpreter.state)  # type: ignore[no-any-return]
+
+    def gradients(self) -> dict[str, Packed]:
+        """Returns the gradients of the last step of the parameters that are trained here."""
+        trained = self.interpreter.trained.items()
+        return pack_all({path: tensor.grad for path, tensor in trained if tensor.grad is not None})  # type: ignore[no-any-return]
+
+    def set_state(self, state: dict[str, Packed]) -> None:
+        """Sets parameters and buffers, all or some of those that live here."""
+        for path, packed in state.items():
+            self.interpreter.state[path].copy_(unpack(packed))
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path."""
+        return pack_all(self.interpreter.optimizer_state())  # type: ignore[no-any-return]
+
+    def set_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter, by path."""
+        self.interpreter.set_optimizer_state(unpack_all(state))
+
+
+def _pin(cores: Sequence[int]) -> None:
+    """Runs this process on some cores alone, with one thread on each."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+
+
+def _reason(error: Exception) -> str:
+    """Tells in one line why a command failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = ": ".join([type(error).__name__, *lines[:1]])
+    is_memory = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    return f"out of memory ({text})" if is_memory else text

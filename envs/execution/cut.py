@@ -236,11 +236,12 @@ class _Cutter:
 
     def _tensor_node(self, storage: Storage) -> fx.Node:
         """Finds the node whose value is the tensor of a storage: it, or one that takes it out of several."""
-        if self.captured.storages[storage.node] is storage:
-            return storage.node
-        found = self.captured.storages.items()
-        named: fx.Node = next(node for node, of_node in found if of_node is storage)
-        return named
+        found = self.captured.storages
+        return (
+            storage.node
+            if found[storage.node] is storage
+            else next(each for each in found if found[each] is storage)
+        )
 
     def _program(
         self,

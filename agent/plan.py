@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,9 @@ from graphs.orders import ORDERS
 if TYPE_CHECKING:
     from torch import nn
 
+    from envs.execution.runner import StepRunner
+    from graphs.capture.captured_step import CapturedStep
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -43,6 +46,7 @@ class Plan:
         lower_bound_s: no placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
+        captured: what `compile` runs; None if a graph was placed.
     """
 
     graph: OpGraph
@@ -54,6 +58,7 @@ class Plan:
     lower_bound_s: float
     evaluations: int
     wall_s: float
+    captured: CapturedStep | None = None
 
     @property
     def device_of(self) -> Mapping[str, str]:
@@ -70,6 +75,59 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a placement file, which `evaluate.py --placements` reads."""
         write_placement(path, self.graph, self.cluster, self.placement)
+
+    def compile(
+        self,
+        module: nn.Module,
+        *,
+        devices: Sequence[str] | None = None,
+        seed: int = 0,
+        timeout_s: float | None = None,
+        check_finite: bool = True,
+        **options: Any,
+    ) -> StepRunner:
+        """Starts the devices, and gives them their parts of the step and of the module's state.
+
+        Args:
+            module: that was placed, or one of equal shapes with values; it is not changed.
+            devices: the torch device that each device of the cluster stands for; by default what the cluster
+                says.
+            seed: of random numbers, such as dropout's; each device draws its own.
+            timeout_s: seconds after which a step has taken too long; None = never.
+            check_finite: whether a step whose loss is not finite is an error.
+            options: of the optimizer, such as `lr`; torch's defaults otherwise.
+
+        Returns:
+            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes.
+
+        Raises:
+            ExecutionError: a graph without module was placed, this machine lacks a device, the module is
+                another one, or the step cannot be run.
+        """
+        from envs.execution.machine import torch_devices
+        from envs.execution.processes import DeviceProcesses
+        from envs.execution.program import ExecutionError
+        from envs.execution.runner import StepRunner
+
+        if self.captured is None:
+            raise ExecutionError("only a graph was placed; place the module to run it")
+        names = torch_devices(self.cluster) if devices is None else list(devices)
+        if len(names) != self.cluster.n_devices:
+            raise ExecutionError(f"{len(names)} devices for the {self.cluster.n_devices} of the cluster")
+        processes = DeviceProcesses(len(names), timeout_s)
+        try:
+            return StepRunner(
+                self.captured,
+                self.placement.device_of,
+                module,
+                processes,
+                options=options,
+                seed=seed,
+                check_finite=check_finite,
+            )
+        except BaseException:
+            processes.close()
+            raise
 
     def __str__(self) -> str:
         counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
@@ -137,8 +195,8 @@ def place(
     chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
-    graph = model if isinstance(model, OpGraph) else _capture(model, inputs, optimizer, training)
-    graph = prepared(graph, precision, granularity)
+    captured = None if isinstance(model, OpGraph) else _capture(model, inputs, optimizer, training)
+    graph = prepared(captured.graph if captured else model, precision, granularity)
     problem = Problem(graph, chosen)
     problem.check_feasible()
     is_learned = placer in LEARNED
@@ -159,6 +217,7 @@ def place(
         lower_bound_s=lower_bound_s(problem),
         evaluations=found.evaluations,
         wall_s=found.wall_s,
+        captured=captured,
     )
 
 
@@ -167,12 +226,12 @@ def _runner() -> TrialRunner:
     return TrialRunner()
 
 
-def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bool) -> OpGraph:
-    from graphs.capture.capture import capture
+def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bool) -> CapturedStep:
+    from graphs.capture.capture import capture_step
 
     if inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture(module, inputs, optimizer=optimizer, training=training)
+    return capture_step(module, inputs, optimizer=optimizer, training=training)
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:

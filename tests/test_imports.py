@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     ("graphs",),
     ("envs.cluster",),
+    ("envs.execution",),
     ("envs.calibration", "envs.placement"),
     ("envs.costs", "envs.problem_arrays", "envs.problem", "envs.coarse_problem", "envs.domain_randomization"),
     ("envs.simulator",),
@@ -28,7 +29,7 @@ ROOMS = (
 )
 """Floors of the house, the lowest first. A module imports from lower floors and from its own room; rooms on
 one floor do not import each other, but for the modules of `ONE_SUBJECT`, which are one subject."""
-ONE_SUBJECT = ROOMS[3]
+ONE_SUBJECT = ROOMS[4]
 OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
 MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
 HEAVY = ["torch", "torch_geometric", "stable_baselines3", "sb3_contrib", "tensorboard", "ray", "optuna"]

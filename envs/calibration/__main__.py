@@ -26,6 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     links.add_argument("--out", required=True, metavar="FILE", help="takes the links")
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
+    measure.add_argument(
+        "--processes",
+        type=_count,
+        default=None,
+        metavar="N",
+        help="make the cluster 'Nxcpu' instead: N processes that share the cores",
+    )
     measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
     overlap = commands.add_parser(
         "overlap", help="fit how much copies slow ops to files of the Mist data set"
@@ -56,7 +63,7 @@ def _work(options: argparse.Namespace) -> None:
 
         print(*overlap_report(read_overlaps(options.files)), sep="\n")
     else:
-        measure_here(options.repeats, options.threads)
+        measure_here(options.repeats, options.threads, options.processes)
 
 
 def _count(text: str) -> int:
@@ -65,8 +72,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def measure_here(repeats: int, threads: int) -> None:
+def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     """Calibrates this machine, with a progress bar, and prints what it found.
+
+    Args:
+        threads: of the processor as one device.
+        n_processes: number of devices that share the processor; None for one, beside the CUDA devices.
 
     Raises:
         MeasurementError: the database of times cannot be used, or a time is impossible.
@@ -74,7 +85,7 @@ def measure_here(repeats: int, threads: int) -> None:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from envs.calibration.measure import measure_machine
+    from envs.calibration.measure import measure_machine, measure_processes
 
     with Progress(console=Console(stderr=True)) as progress:
         bars: dict[str, TaskID] = {}
@@ -83,13 +94,16 @@ def measure_here(repeats: int, threads: int) -> None:
             bar = bars[what] if what in bars else bars.setdefault(what, progress.add_task(what))
             progress.update(bar, completed=done, total=total)
 
-        cluster, calibrations = measure_machine(repeats, threads, report)
-    for device in cluster.devices:
+        if n_processes is None:
+            cluster, calibrations = measure_machine(repeats, threads, report)
+        else:
+            cluster, calibrations = measure_processes(n_processes, repeats, report)
+    for device in {device.kind: device for device in reversed(cluster.devices)}.values():
         print(f"{device.name} ({device.kind}): {device.flops_per_s:.3g} flops/s, ", end="")
         print(f"{device.bytes_per_s:.3g} bytes/s; errors on ops held out, median and 90th percentile:")
         for op_class, fit in calibrations[device.kind].classes.items():
             print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
-    print("kept; use it by --cluster this")
+    print(f"kept; use it by --cluster {cluster.name}")
 
 
 def fit_files(files: Sequence[str], out: Path) -> None:

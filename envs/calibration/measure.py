@@ -7,7 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ COPY_BYTES = tuple(1 << power for power in range(12, 29, 2))
 """Sizes of the copies between devices that are timed: 4 KiB to 256 MiB."""
 LARGEST_ON_CPU = 1024
 """Largest side of a matrix that is timed on the processor."""
+LARGEST_BETWEEN_PROCESSES = 1 << 26
+"""Largest transfer between processes that is timed, in bytes."""
 CPU_CACHE_BYTES = 2.0**20
 """Cache of a core. Only kinds with multiprocessors that share a cache make use of it."""
 
@@ -210,6 +212,65 @@ def measure_machine(
     cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
     write_cluster(own_cluster_file(), cluster)
     return cluster, {calibration.kind: calibration for _, calibration in measured}
+
+
+def measure_processes(
+    n_processes: int, repeats: int, report: Report = lambda what, done, total: None
+) -> tuple[Cluster, dict[str, Calibration]]:
+    """Calibrates the cores of this machine as devices, each a process, and writes the cluster `2xcpu`.
+
+    The cores and the memory are shared equally. Links are those of `envs.execution`: a copy into memory that
+    processes share.
+
+    Args:
+        n_processes: number of devices, at least 2.
+
+    Returns:
+        The cluster, named after the number of devices, and the calibration by device kind.
+
+    Raises:
+        MeasurementError: there are fewer cores than devices, the database of times cannot be used, or a time
+            is impossible.
+    """
+    import torch
+
+    from envs.execution.machine import n_cores
+
+    if not 2 <= n_processes <= n_cores():
+        raise MeasurementError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
+    name, threads = f"{n_processes}xcpu", n_cores() // n_processes
+    torch.set_num_threads(threads)
+    path = own_cluster_file(name).with_name("times.sqlite")
+    whole = own_devices(threads)[0]
+    own = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
+    device, calibration = _measure_device(path, own, repeats, report)
+    latency_s, bytes_per_s = _measure_process_link(path, n_processes, repeats, report)
+    shape = (n_processes, n_processes)
+    cluster = Cluster(
+        name,
+        tuple(replace(device, name=f"cpu{index}") for index in range(n_processes)),
+        np.full(shape, bytes_per_s),
+        np.full(shape, latency_s),
+        sharing="pair",
+    )
+    write_cluster(own_cluster_file(name), cluster)
+    return cluster, {calibration.kind: calibration}
+
+
+def _measure_process_link(path: Path, n_processes: int, repeats: int, report: Report) -> tuple[float, float]:
+    """Returns the latency in seconds and the bandwidth in bytes a second between two processes."""
+    from envs.execution.link_times import time_transfers
+    from envs.execution.processes import DeviceProcesses
+
+    sizes = [size for size in COPY_BYTES if size <= LARGEST_BETWEEN_PROCESSES]
+    with DeviceProcesses(n_processes) as processes:
+        timed = [
+            (f"transfer {size}", lambda size=size: time_transfers(size, 4 * repeats, processes))
+            for size in sizes
+        ]
+        link = f"{n_processes} processes"
+        seconds = measured_seconds(path, link, timed, report)
+    return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
 def _measure_device(path: Path, own: OwnDevice, repeats: int, report: Report) -> tuple[Device, Calibration]:

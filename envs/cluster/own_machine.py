@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 FOLDER_VARIABLE = "PLACEWALK_HOME"
@@ -15,9 +16,21 @@ def own_folder() -> Path:
     return Path(named) if named else Path.home() / ".placewalk"
 
 
-def own_cluster_file() -> Path:
-    """Returns the file of the cluster `this`."""
-    return own_folder() / f"{CLUSTER_NAME}.json"
+def is_own_cluster(name: str) -> bool:
+    """Whether a cluster of that name is one of this machine: `this`, or `2xcpu` and the like."""
+    return name == CLUSTER_NAME or re.fullmatch(r"[1-9][0-9]{0,2}xcpu", name) is not None
+
+
+def own_cluster_file(name: str = CLUSTER_NAME) -> Path:
+    """Returns the file of a cluster of this machine."""
+    return own_folder() / f"{name}.json"
+
+
+def how_to_measure(name: str) -> str:
+    """Returns the command that measures a cluster of this machine."""
+    n_processes = name.removesuffix("xcpu")
+    flags = "" if name == CLUSTER_NAME else f" --processes {n_processes}"
+    return f"python -m envs.calibration measure{flags}"
 
 
 def own_calibration_file(kind: str) -> Path:

@@ -30,7 +30,7 @@ from envs.cluster.cluster import MAX_DEVICES, Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster
 from envs.cluster.kinds import KINDS
 from envs.cluster.links import Link, measured_links
-from envs.cluster.own_machine import CLUSTER_NAME, own_cluster_file
+from envs.cluster.own_machine import how_to_measure, is_own_cluster, own_cluster_file
 from graphs.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
@@ -240,17 +240,18 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
 
 
 def get_cluster(spec: str) -> Cluster:
-    """Finds a cluster: `this` machine, the preset that `spec` names, or the cluster file whose path it is.
+    """Finds a cluster: of this machine (`this`, `2xcpu`, ...), a preset, or the cluster file at a path.
 
     Raises:
         ClusterError: this machine was not measured, `spec` names no preset and ends in no `.json`, or the
             cluster breaks a rule.
         FileFormatError: the path is no readable cluster file.
     """
-    if spec == CLUSTER_NAME:
-        if not own_cluster_file().is_file():
-            raise ClusterError("cluster 'this': not measured yet; run python -m envs.calibration measure")
-        return read_cluster(own_cluster_file())
+    if is_own_cluster(spec):
+        file = own_cluster_file(spec)
+        if not file.is_file():
+            raise ClusterError(f"cluster '{spec}': not measured yet; run {how_to_measure(spec)}")
+        return read_cluster(file)
     return read_cluster(spec) if spec.endswith((".json", ".json.gz")) else get_preset(spec)
 
 

@@ -1,0 +1,40 @@
+"""Which devices of this machine stand for those of a cluster."""
+
+from __future__ import annotations
+
+import os
+
+from envs.cluster.cluster import Cluster
+from envs.execution.program import ExecutionError
+
+CPU_KINDS = ("cpu", "xeon")
+"""Beginnings of the kinds of devices that are processors; all others are GPUs."""
+
+
+def torch_devices(cluster: Cluster) -> list[str]:
+    """Names the torch device that each device of a cluster runs on: `cpu`, or the next of `cuda:0`, ...
+
+    Raises:
+        ExecutionError: this machine lacks one.
+    """
+    import torch
+
+    names: list[str] = []
+    n_gpus, n_there = 0, torch.cuda.device_count()
+    for device in cluster.devices:
+        if device.kind.startswith(CPU_KINDS):
+            names.append("cpu")
+            continue
+        if n_gpus == n_there:
+            raise ExecutionError(
+                f"cluster '{cluster.name}': '{device.name}' is a {device.kind}, and this machine has only "
+                f"{n_there} CUDA devices; name others, such as devices=['cpu', ...]"
+            )
+        names.append(f"cuda:{n_gpus}")
+        n_gpus += 1
+    return names
+
+
+def n_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -195,8 +195,12 @@ def place(
     chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
-    captured = None if isinstance(model, OpGraph) else _capture(model, inputs, optimizer, training)
-    graph = prepared(captured.graph if captured else model, precision, granularity)
+    if isinstance(model, OpGraph):
+        captured, graph = None, model
+    else:
+        captured = _capture(model, inputs, optimizer, training)
+        graph = captured.graph
+    graph = prepared(graph, precision, granularity)
     problem = Problem(graph, chosen)
     problem.check_feasible()
     is_learned = placer in LEARNED

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +20,8 @@ from graphs.command_line import OneLineParser, interruptible, run_command
 from graphs.errors import printable
 
 if TYPE_CHECKING:
+    from agent.evaluation.measuring import Measuring
+    from agent.evaluation.results import Trial
     from agent.evaluation.spec import EvaluationSpec
     from envs.cluster.cluster import Cluster
 
@@ -44,25 +47,88 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout")}
+    measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
     out = run["out"]
-    spec, left_out = EvaluationConfig.from_json(options, "command line").spec()
+    config = EvaluationConfig.from_json(options, "command line")
+    spec, left_out = config.spec()
     from agent.evaluation.run import open_folder
 
-    open_folder(out, spec)
-    if left_out:
-        count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
-        print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
+    measuring = _measuring(measure, config, spec, out)
     try:
         with interruptible():
-            n_failed = _compare(spec, **run, command=shlex.join(["python", NAME, *words]))
+            if measuring and measure.profile:
+                spec = _profiled(measuring, spec)
+            open_folder(out, spec)
+            _tell_left_out(left_out)
+            command = shlex.join(["python", NAME, *words])
+            found, n_failed = _compare(spec, **run, command=command)
+            if measuring:
+                _measure(measuring, measure, spec, found)
     except KeyboardInterrupt:
         print(f"{NAME}: interrupted; the same command goes on in {printable(str(out))}", file=sys.stderr)
         return 1
     return 1 if n_failed else 0
 
 
-def _compare(spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, command: str) -> int:
-    """Makes the trials, the tables and the report; returns the number of trials that failed."""
+@dataclass(frozen=True)
+class Measure:
+    """What is to be measured.
+
+    Attributes:
+        profile: whether ops are timed before they are placed.
+        measured: number of placements that are measured.
+        fidelity: number of varied placements that are simulated and measured.
+        measure_timeout: seconds after which a placement has taken too long.
+    """
+
+    profile: bool
+    measured: int | None
+    fidelity: int | None
+    measure_timeout: float
+
+
+def _measuring(
+    measure: Measure, config: EvaluationConfig, spec: EvaluationSpec, out: Path
+) -> Measuring | None:
+    if not (measure.profile or measure.measured or measure.fidelity):
+        return None
+    from agent.evaluation.measuring import Measuring
+
+    return Measuring(config, spec.clusters, out, measure.measure_timeout)
+
+
+def _profiled(measuring: Measuring, spec: EvaluationSpec) -> EvaluationSpec:
+    from agent.evaluation.terminal_report import measuring_bars
+
+    with measuring_bars() as report:
+        return measuring.profile(spec, report)
+
+
+def _measure(measuring: Measuring, measure: Measure, spec: EvaluationSpec, trials: Sequence[Trial]) -> None:
+    """Measures what is to be measured, and prints it."""
+    from agent.evaluation.measured_report import fidelity_lines, measured_lines
+    from agent.evaluation.terminal_report import measuring_bars, print_lines
+
+    if measure.measured:
+        with measuring_bars() as report:
+            rows = measuring.best(spec, trials, measure.measured, report)
+        print_lines(measured_lines(rows))
+    if measure.fidelity:
+        with measuring_bars() as report:
+            fidelity = measuring.fidelity(spec, measure.fidelity, report)
+        print_lines(fidelity_lines(fidelity))
+
+
+def _tell_left_out(left_out: Sequence[str]) -> None:
+    if left_out:
+        count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
+        print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
+
+
+def _compare(
+    spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, command: str
+) -> tuple[list[Trial], int]:
+    """Makes the trials, the tables and the report; returns the trials, and how many failed."""
     from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise, write_summary
@@ -75,7 +141,7 @@ def _compare(spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | 
     write_report(out / "report.html", found.trials, lines, command, n_failed)
     print_tables(lines, n_failed)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
-    return n_failed
+    return found.trials, n_failed
 
 
 class _PrintCluster(argparse.Action):
@@ -102,9 +168,9 @@ def cluster_text(cluster: Cluster) -> str:
     return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
 
 
-def _processes(text: str) -> int:
+def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} processes; give a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number of at least 1")
     return int(text)
 
 
@@ -134,9 +200,39 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="print a preset as a cluster file (JSON) to start from, and end",
     )
+    measure = parser.add_argument_group("measuring a --model on the devices of this machine")
+    measure.add_argument(
+        "--profile",
+        action="store_true",
+        default=False,
+        help="time its ops first, and place it by these times",
+    )
+    measure.add_argument(
+        "--measured",
+        type=_count,
+        default=None,
+        metavar="K",
+        help="measure the K best placements that are found, and one device",
+    )
+    measure.add_argument(
+        "--fidelity",
+        type=_count,
+        nargs="?",
+        const=50,
+        default=None,
+        metavar="N",
+        help="simulate and measure N varied placements (50), and compare",
+    )
+    measure.add_argument(
+        "--measure-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="give a placement up after S seconds (default: 120)",
+    )
     run = parser.add_argument_group(RUN)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
-    run.add_argument("--jobs", type=_processes, default=1, metavar="N", help="processes (default: 1)")
+    run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
     run.add_argument(
         "--trial-timeout",
         type=_seconds,

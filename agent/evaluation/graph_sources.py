@@ -8,13 +8,20 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphs.dataset import load_graphs
 from graphs.errors import InputError, printable
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.user_line import user_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graphs.capture.captured_step import CapturedStep
+
+ModuleAndInputs: TypeAlias = "tuple[nn.Module, Any]"
 
 
 class SourceError(InputError):
@@ -45,7 +52,7 @@ def gather_graphs(
     graphs = load_graphs(dict.fromkeys(families))
     graphs += [graph for path in dict.fromkeys(files) for graph in read_graphs(path, limit_bytes=limit_bytes)]
     if model is not None:
-        graphs.append(capture_model(model, optimizer=optimizer, training=training))
+        graphs.append(capture_model(model, optimizer=optimizer, training=training).graph)
     _check_names(graphs)
     return tuple(graphs)
 
@@ -58,17 +65,43 @@ def _check_names(graphs: Iterable[OpGraph]) -> None:
         seen.add(graph.name)
 
 
-def capture_model(spec: str, *, optimizer: str = "adam", training: bool = True) -> OpGraph:
+def capture_model(
+    spec: str, made: ModuleAndInputs | None = None, *, optimizer: str = "adam", training: bool = True
+) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
-        spec: `package.module:function`, importable from the working directory; the function takes nothing
-            and returns `(module, inputs)`.
+        spec: as `make_model` takes it.
+        made: what it made, if that has been done.
         optimizer, training: of the step, as `graphs.capture.capture` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
+    """
+    module, inputs = make_model(spec) if made is None else made
+    from graphs.capture.capture import capture_step
+
+    with _users_code(spec, "cannot be captured"):
+        return capture_step(
+            module,
+            inputs,
+            optimizer=optimizer,
+            training=training,
+            name=spec.rpartition(":")[2],
+            family="model",
+        )
+
+
+def make_model(spec: str) -> ModuleAndInputs:
+    """Call the function of the user's that makes a model.
+
+    Args:
+        spec: `package.module:function`, importable from the working directory; the function takes nothing
+            and returns `(module, inputs)`.
+
+    Raises:
+        SourceError: the function cannot be found, fails, or returns something else.
     """
     function = _find_function(spec)
     with _users_code(spec, "the function failed"):
@@ -77,23 +110,13 @@ def capture_model(spec: str, *, optimizer: str = "adam", training: bool = True) 
         raise SourceError(f"--model {spec}: returned {type(made).__name__}; return (module, inputs)")
     from torch import nn
 
-    from graphs.capture.capture import capture
-
     module, inputs = made
     if not isinstance(module, nn.Module):
         raise SourceError(
             f"--model {spec}: the first thing returned is {type(module).__name__}; return (module, inputs) "
             "with a torch.nn.Module"
         )
-    with _users_code(spec, "cannot be captured"):
-        return capture(
-            module,
-            inputs,
-            optimizer=optimizer,
-            training=training,
-            name=spec.rpartition(":")[2],
-            family="model",
-        )
+    return module, inputs
 
 
 def _find_function(spec: str) -> Callable[[], Any]:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from agent.evaluation.cells import by_case, figures, title
 from agent.evaluation.failures import failed_line
@@ -41,6 +48,27 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("trials", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def measuring_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show bars on standard error; gives the function of (what is measured, done, in all) that moves them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield report
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines, wrapped where the output is a terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(part for line in lines for part in _wrapped(line, width)))
 
 
 def print_tables(lines: Sequence[Line], n_failed: int = 0) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from graphs.worker_process import Death, WorkerProcess
 from graphs.interrupts import SIGNALS
+from graphs.worker_process import Death, WorkerProcess
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Small models of every family in float64, with inputs that are not all alike, and the plain step to compare with."""
+"""Small models of every family in float64, inputs that differ, and the plain step to compare with."""
 
 from __future__ import annotations
 

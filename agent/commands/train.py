@@ -82,7 +82,7 @@ def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalCont
     from agent.training.inputs import read_inputs
 
     context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
-    inputs = read_inputs(config, context.graphs)
+    inputs = read_inputs(config, context.graphs, context.runnable)
     if inputs.left_out:
         print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
     return context, inputs

@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -15,10 +15,14 @@ from rich.console import Console
 
 from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointError, CheckpointFolder
-from agent.training.config import ConfigError, TrainConfig
+from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.split import Split, split_graphs
 from agent.training.trainer import DivergedError, Result
+from envs.cluster.presets import get_cluster
+from envs.execution.profiles import with_profile
+from envs.execution.runnable_model import RunnableModel, load_runnable
+from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
 from graphs.io.json_files import write_json_atomic
@@ -39,7 +43,8 @@ class LocalContext:
     def __init__(self, config: TrainConfig, folder: Path, *, resume: bool, console: Console) -> None:
         self.config, self.folder, self.resume = config, folder, resume
         self.seed, self.device = config.seed, config.device
-        self.graphs = load_split(config)
+        self.runnable = _runnable(config)
+        self.graphs = load_split(config, self.runnable)
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self._console = console
         self._bar = ProgressBar(console)
@@ -117,16 +122,36 @@ class LocalContext:
         self._console.print("stopping after this update; once more to stop at once")
 
 
-def load_split(config: TrainConfig) -> Split:
+def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:
     """Reads the graphs that a configuration names, and splits them by use.
+
+    Args:
+        runnable: the model that the configuration names, if it is captured already.
 
     Raises:
         ConfigError: none are named, or the split leaves none to train on.
-        ValueError: a family or a file cannot be read.
+        ValueError: a family or a file cannot be read, or a model cannot be captured.
     """
-    if not (config.families or config.graphs):
-        raise ConfigError("nothing to train on; give --families or --graphs")
+    if not (config.families or config.graphs or config.model):
+        raise ConfigError("nothing to train on; give --families, --graphs or --model")
+    if config.model is None and (config.inference or config.optimizer != "adam"):
+        raise ConfigError("--optimizer and --inference decide how a --model is captured; give --model")
     graphs = load_graphs(config.families)
     for path in config.graphs:
         graphs.extend(read_graphs(path, limit_bytes=config.max_decompressed_bytes))
+    if runnable is not None:
+        graphs.append(runnable.captured.graph)
+    elif config.model is not None:
+        training = not config.inference
+        graphs.append(capture_model(config.model, optimizer=config.optimizer, training=training).graph)
     return split_graphs(graphs, holdout=config.holdout, validation=config.validation)
+
+
+def _runnable(config: TrainConfig) -> RunnableModel | None:
+    """Makes the model of a configuration, if it is to be measured; its graph has its ops' times here."""
+    if config.model is None or config.reward != MEASURED:
+        return None
+    model = load_runnable(config.model, optimizer=config.optimizer, training=not config.inference)
+    clusters = [get_cluster(cluster) for cluster in config.cluster]
+    graph = with_profile(model.captured.graph, model, clusters, timeout_s=config.measure_timeout)
+    return replace(model, captured=replace(model.captured, graph=graph))

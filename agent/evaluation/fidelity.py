@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from agent.evaluation.measurements import Measurements
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PLACERS, Budget
+from envs.execution.measurements import Measurements
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity

@@ -7,30 +7,24 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
-import numpy as np
-
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.fidelity import FidelityRow, measure_fidelity
-from agent.evaluation.measurements import Measurements
 from agent.evaluation.results import Trial, write_csv
 from agent.evaluation.run import placement_path
-from agent.evaluation.runnable_model import RunnableModel, load_runnable
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
-from envs.cluster.own_machine import own_folder
 from envs.execution.machine import torch_devices
 from envs.execution.measure import StepMeter
+from envs.execution.measurements import Measurements
 from envs.execution.processes import DeviceProcesses
+from envs.execution.profiles import with_profile
+from envs.execution.runnable_model import RunnableModel, load_runnable
 from envs.placement.files import read_placement
 from envs.problem import Problem
-from graphs.dataset import graph_hash
-from graphs.io import json_fields
-from graphs.io.json_files import read_json, write_json_atomic
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import IntArray, OpGraph
 
 Report = Callable[[str, int, int], None]
 """Called with what is measured, how much of it is done, and how much there is in all."""
-PROFILE_FORMAT = "placewalk.profile/1"
 
 
 @dataclass(frozen=True)
@@ -99,37 +93,15 @@ class Measuring:
 
         The times are kept beside those of this machine, so that an evaluation which goes on has the same.
         """
-        kinds = {
-            device.kind: (cluster, index)
-            for cluster in spec.clusters
-            for index, device in enumerate(cluster.devices)
-        }
-        seconds: dict[str, FloatArray] = {}
-        for done, (kind, (cluster, device)) in enumerate(kinds.items()):
-            report("ops", done, len(kinds))
-            seconds[kind] = self._op_seconds(kind, cluster, device)
-        report("ops", len(kinds), len(kinds))
-        graphs = [
-            replace(graph, seconds=seconds) if graph.name == self.name else graph for graph in spec.graphs
-        ]
-        return replace(spec, graphs=tuple(graphs))
-
-    def _op_seconds(self, kind: str, cluster: Cluster, device: int) -> FloatArray:
-        captured = self._model.captured
-        step = graph_hash(captured.graph)
-        path = own_folder() / "profiles" / kind / f"{step}.json"
-        if path.exists():
-            keys = frozenset({"format", "seconds"})
-            record = json_fields.fields(read_json(path), str(path), keys, format=PROFILE_FORMAT)
-            kept = json_fields.array(record["seconds"], f"{path}: seconds")
-            if len(kept) != captured.graph.n_ops:
-                raise EvaluationError(f"{path}: has {len(kept)} ops; delete it, and they are timed again")
-            return np.array([json_fields.number(each, f"{path}: seconds") for each in kept])
-        with self._meter(cluster) as meter:
-            seconds = meter.op_seconds(device)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(path, {"format": PROFILE_FORMAT, "seconds": seconds.tolist()}, indent=None)
-        return seconds
+        graph = with_profile(
+            self._graph(spec),
+            self._model,
+            spec.clusters,
+            timeout_s=self._timeout_s,
+            report=lambda done, total: report("ops", done, total),
+        )
+        others = (graph if each.name == self.name else each for each in spec.graphs)
+        return replace(spec, graphs=tuple(others))
 
     def best(
         self, spec: EvaluationSpec, trials: Sequence[Trial], count: int, report: Report

@@ -10,8 +10,9 @@ from envs.mdp.features import FEATURE_SETS
 from envs.mdp.names import CONSTRUCT
 from graphs.errors import InputError
 from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
+from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
 
-REWARDS = ("simulated",)
+SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
 CONTEXTS = ("local",)
 ADVANTAGES = ("op", "graph", "batch")
 RENAMED = {
@@ -51,6 +52,12 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     graphs: tuple[str, ...] = option(
         (), "files of graphs to train on (.json, .jsonl, either .gz)", group=MAIN, metavar="FILE"
     )
+    model: str | None = option(
+        None,
+        "a function that returns (module, inputs), whose step to train on",
+        group=MAIN,
+        metavar="PKG.MOD:FUNCTION",
+    )
     cluster: tuple[str, ...] = option(
         ("4xv100",), "clusters to place on: presets or files", group=MAIN, metavar="NAME|FILE", some=True
     )
@@ -77,8 +84,26 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         group=PROBLEMS,
         least=0,
     )
+    granularity: tuple[str, ...] = option(
+        ("op",),
+        "what one decision places; with several, every graph is trained on at each",
+        group=PROBLEMS,
+        choices=GRANULARITIES,
+        some=True,
+    )
+    optimizer: str = option("adam", "of the step of --model", group=PROBLEMS, choices=OPTIMIZER_NAMES)
+    inference: bool = option(False, "place the forward pass of --model alone", group=PROBLEMS)
     reward: str = option(
-        "simulated", "what times a placement", group=PROBLEMS, choices=REWARDS, planned=("measured",)
+        SIMULATED,
+        "what times a placement; measured: --model on the devices of this machine, in reinforcement alone",
+        group=PROBLEMS,
+        choices=REWARDS,
+    )
+    measured_steps: int = option(
+        20, "steps that are timed to measure a placement, after a warm-up", group=PROBLEMS, least=20
+    )
+    measure_timeout: float = option(
+        120.0, "seconds after which a placement that is measured is given up", group=PROBLEMS, above=0
     )
 
     demonstrations: int = option(
@@ -174,6 +199,16 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         choices=CONTEXTS,
         planned=("search", "ablation", "grid", "distributed"),
     )
+
+    @property
+    def planned_imitation_epochs(self) -> int:
+        """Epochs of imitation; none without demonstrations, or where measured step times are learned from."""
+        return self.imitation_epochs if self.demonstrations and self.reward == SIMULATED else 0
+
+    @property
+    def planned_dagger_rounds(self) -> int:
+        """Rounds of on-policy imitation; none where measured step times are learned from."""
+        return self.dagger_rounds if self.reward == SIMULATED else 0
 
 
 DECISIVE = tuple(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.split import Split
+from envs.execution.runnable_model import RunnableModel
 
 
 class Context(Protocol):
@@ -22,6 +23,7 @@ class Context(Protocol):
         folder: where the policy is written.
         graphs: what to train, validate and report on.
         checkpoints: where to go on from and to save to.
+        runnable: the model to run, if measured step times are learned from.
     """
 
     @property
@@ -38,6 +40,9 @@ class Context(Protocol):
 
     @property
     def checkpoints(self) -> CheckpointFolder: ...
+
+    @property
+    def runnable(self) -> RunnableModel | None: ...
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         """Takes the numbers of one update; a repeated iteration replaces the earlier one."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,9 +13,13 @@ from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
-from agent.training.config import ConfigError, TrainConfig
+from agent.training.config import MEASURED, ConfigError, TrainConfig
+from agent.training.measured import MeasuredStepTimer
 from agent.training.problems import left_out
 from agent.training.split import Split
+from envs.cluster.presets import get_cluster
+from envs.execution.runnable_model import RunnableModel
+from envs.mdp.names import CONSTRUCT
 from graphs.orders import ORDERS
 
 
@@ -25,15 +31,32 @@ class Inputs:
         policy: to start from, if the configuration names one.
         seen: name, family and hash of each graph that this policy was trained on or chosen by.
         left_out: pairs without a feasible placement, as `graph on cluster`.
+        step_timer: measures placements, if measured step times are learned from.
     """
 
     policy: Policy | None
     seen: tuple[Mapping[str, str], ...]
     left_out: tuple[str, ...]
+    step_timer: MeasuredStepTimer | None = None
+
+    @contextmanager
+    def measuring(self, folder: Path) -> Iterator[None]:
+        """Keeps what is measured in a folder, and ends the processes that measure afterwards."""
+        if self.step_timer is None:
+            yield
+            return
+        self.step_timer.open(folder)
+        try:
+            yield
+        finally:
+            self.step_timer.close()
 
 
-def read_inputs(config: TrainConfig, graphs: Split) -> Inputs:
+def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | None = None) -> Inputs:
     """Looks up all that a configuration names, so that a mistake is found before anything is written.
+
+    Args:
+        runnable: the model of the configuration, if measured step times are learned from.
 
     Raises:
         ConfigError: an unknown encoder, start or torch device, or nothing to learn.
@@ -41,14 +64,41 @@ def read_inputs(config: TrainConfig, graphs: Split) -> Inputs:
             feasible placement, or one that is too large for the encoder.
     """
     _check_names(config)
-    if not (config.timesteps or config.dagger_rounds or (config.demonstrations and config.imitation_epochs)):
+    if not (config.timesteps or config.planned_dagger_rounds or config.planned_imitation_epochs):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
+    _check_measured(config)
     stored = read_policy(config.init) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
     return Inputs(
         policy=stored.policy() if stored else None,
         seen=stored.card.seen if stored else (),
-        left_out=tuple(left_out(graphs, config.cluster)),
+        left_out=tuple(left_out(graphs, config)),
+        step_timer=_step_timer(config, runnable),
+    )
+
+
+def _check_measured(config: TrainConfig) -> None:
+    if config.reward != MEASURED:
+        return
+    if config.model is None or config.families or config.graphs:
+        raise ConfigError("--reward measured runs a model; give --model, and neither --families nor --graphs")
+    if not config.init:
+        raise ConfigError("--reward measured goes on from a policy; give --init pretrained, or a run")
+    if config.mdp != CONSTRUCT:
+        raise ConfigError(f"--reward measured needs --mdp {CONSTRUCT}")
+    if config.randomizations:
+        raise ConfigError("--reward measured runs on this machine; leave out --randomizations")
+    if not config.timesteps:
+        raise ConfigError("--reward measured is for reinforcement; give --timesteps")
+
+
+def _step_timer(config: TrainConfig, runnable: RunnableModel | None) -> MeasuredStepTimer | None:
+    if config.reward != MEASURED:
+        return None
+    assert runnable is not None, "a context that measures gives the model"
+    clusters = [get_cluster(cluster) for cluster in config.cluster]
+    return MeasuredStepTimer(
+        runnable, clusters, n_steps=config.measured_steps, timeout_s=config.measure_timeout
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,16 +13,17 @@ from agent.training.split import Split
 from envs.cluster.presets import get_cluster
 from envs.domain_randomization import randomize_domain
 from envs.problem import Problem
+from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 
 
 def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
     """Makes the problems to train on: on the clusters as they are, or on randomizations of them."""
     if not config.randomizations:
-        return problems_of(graphs, config.cluster)
+        return problems_of(at_granularities(graphs, config.granularity), config.cluster)
     clusters = [get_cluster(cluster) for cluster in config.cluster]
     problems = []
-    for index, graph in enumerate(graphs):
+    for index, graph in enumerate(at_granularities(graphs, config.granularity)):
         for draw in range(config.randomizations):
             rng = np.random.default_rng([seed, index, draw])
             problems.append(randomize_domain(graph, clusters[int(rng.integers(len(clusters)))], rng))
@@ -30,10 +32,25 @@ def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int)
 
 def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[Problem]:
     """Makes the problems to validate on: all graphs on all clusters, or each on one if randomized."""
+    graphs = at_granularities(graphs, config.granularity)
     if not config.randomizations:
         return problems_of(graphs, config.cluster)
     named = itertools.cycle(config.cluster)
     return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
+
+
+def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) -> list[OpGraph]:
+    """Gives each graph every granularity; its name says which, if that is not `op`.
+
+    Raises:
+        GranularityError: a graph without module paths.
+    """
+    found = []
+    for graph in graphs:
+        for granularity in granularities:
+            name = graph.name if granularity == "op" else f"{graph.name} by {granularity}"
+            found.append(replace(with_granularity(graph, granularity), name=name))
+    return found
 
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
@@ -42,18 +59,21 @@ def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Prob
     return [problem for problem in problems if problem.is_feasible]
 
 
-def left_out(graphs: Split, clusters: Sequence[str]) -> list[str]:
+def left_out(graphs: Split, config: TrainConfig) -> list[str]:
     """Lists the pairs that `problems_of` leaves out, as `graph on cluster`.
 
     Raises:
         InfeasibleError: all that could be trained on.
         ConfigError: a graph without compute ops.
+        GranularityError: a graph without module paths.
     """
-    everything = (*graphs.train, *graphs.validation, *graphs.held_out)
+    clusters = config.cluster
+    train = at_granularities(graphs.train, config.granularity)
+    everything = at_granularities((*graphs.train, *graphs.validation, *graphs.held_out), config.granularity)
     for graph in everything:
         if not graph.is_compute.any():
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
-    if not problems_of(graphs.train, clusters):
-        Problem(graphs.train[0], get_cluster(clusters[0])).check_feasible()
+    if not problems_of(train, clusters):
+        Problem(train[0], get_cluster(clusters[0])).check_feasible()
     problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
     return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]

@@ -56,7 +56,10 @@ class PolicySelection:
         state = self._state
         policy = Policy(state.averaged_network, state.policy.mdp_config)
         problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
-        ratios = {use: ratios_over_orders(policy, some, state.config.order) for use, some in problems.items()}
+        ratios = {
+            use: ratios_over_orders(policy, some, state.config.order, state.step_timer)
+            for use, some in problems.items()
+        }
         metrics: dict[str, float] = {}
         for use, relative in self._metrics.items():
             metrics |= relative.of(use, enumerate(ratios[use]))

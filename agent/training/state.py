@@ -17,7 +17,8 @@ from agent.training.ema import averaged
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
 from agent.training.reinforcement import ppo
-from envs.mdp.batched_env import BatchedPlacementEnv
+from agent.training.validation import simulated_s
+from envs.mdp.batched_env import BatchedPlacementEnv, StepTimer
 
 AVERAGE = "average/"
 """Prefix of the averaged weights in a checkpoint."""
@@ -29,6 +30,7 @@ class TrainingState:
     Attributes:
         problems: to train on; observations name them by index.
         env, ppo: the environment of reinforcement, and its algorithm, which owns policy and optimizer.
+        step_timer: what times a placement that the policy is judged by.
         average: the averaged weights.
         clock: of the whole training.
         iteration: updates made.
@@ -48,7 +50,9 @@ class TrainingState:
             repeats=config.repeats,
             seed=context.seed,
             threads=config.threads,
+            step_timer=inputs.step_timer,
         )
+        self.step_timer: StepTimer = inputs.step_timer or simulated_s
         self.ppo = ppo.make_ppo(
             config,
             self.env,

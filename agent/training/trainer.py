@@ -75,9 +75,9 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
         ValueError: what `read_inputs` raises, or a file of the run that cannot be read or is not of it.
         DivergedError: a number that the policy learns from is not finite; none is kept.
     """
-    inputs = inputs or read_inputs(config, context.graphs)
+    inputs = inputs or read_inputs(config, context.graphs, context.runnable)
     tune_malloc()
-    with torch_threads(1):
+    with torch_threads(1), inputs.measuring(context.folder):
         return _Training(config, context, inputs).run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +13,10 @@ from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
 from agent.training.references import list_schedule_s
+from envs.mdp.batched_env import StepTimer
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.op_graph import IntArray
 
 INFEASIBLE_RATIO = 2.0
 """Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much
@@ -54,7 +57,17 @@ class RelativeMetrics:
         return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
-def ratios_over_orders(policy: Policy, problems: Sequence[Problem], orders: Sequence[str]) -> list[float]:
+def simulated_s(problem: Problem, device_of: IntArray) -> float:
+    """Simulates the step under a placement; seconds."""
+    return float(simulate_problem(problem, device_of).total_s)
+
+
+def ratios_over_orders(
+    policy: Policy,
+    problems: Sequence[Problem],
+    orders: Sequence[str],
+    step_timer: StepTimer = simulated_s,
+) -> list[float]:
     """Computes `greedy_ratios` with a share of the orders for each problem, which costs as much as one order.
 
     The first problems are placed in the first orders, the next in the next, and so on: in one order each, or
@@ -64,14 +77,19 @@ def ratios_over_orders(policy: Policy, problems: Sequence[Problem], orders: Sequ
     sums = np.zeros(len(problems))
     for at, order in enumerate(orders):
         placed = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
-        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order)
+        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, step_timer)
     return [float(total) for total in sums / n_each]
 
 
-def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> list[float]:
+def greedy_ratios(
+    policy: Policy, problems: Sequence[Problem], order: str, step_timer: StepTimer = simulated_s
+) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
     As the placer does, it places again with less memory where a placement is out of memory.
+
+    Args:
+        step_timer: times the step under a placement.
     """
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
@@ -80,7 +98,9 @@ def greedy_ratios(policy: Policy, problems: Sequence[Problem], order: str) -> li
         for (index, limits), device_of in zip(list(waiting.items()), placements, strict=True):
             step = simulate_problem(problems[index], device_of[0])
             if step.fits:
-                ratios[index] = step.total_s / problems[index].scale_s
+                timed_s = step_timer(problems[index], device_of[0])
+                ratio = timed_s / problems[index].scale_s
+                ratios[index] = ratio if math.isfinite(ratio) else INFEASIBLE_RATIO
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]

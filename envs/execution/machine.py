@@ -28,7 +28,7 @@ def torch_devices(cluster: Cluster) -> list[str]:
         if n_gpus == n_there:
             raise ExecutionError(
                 f"cluster '{cluster.name}': '{device.name}' is a {device.kind}, and this machine has only "
-                f"{n_there} CUDA devices; name others, such as devices=['cpu', ...]"
+                f"{n_there} CUDA devices; place on a cluster of this machine, such as 2xcpu"
             )
         names.append(f"cuda:{n_gpus}")
         n_gpus += 1

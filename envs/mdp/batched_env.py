@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -12,9 +14,15 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
+from envs.mdp.episodes import EpisodeBatch, EpisodeResult, MdpError, Start, on_fastest_device
+from envs.mdp.names import CONSTRUCT
 from envs.mdp.placement_env import observation_space
+from envs.mdp.transition import INFEASIBLE_PENALTY
 from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+StepTimer: TypeAlias = Callable[[Problem, IntArray], float]
+"""Gives the seconds of the step under a placement, int (n_ops,); infinite where it cannot be run."""
 
 
 class BatchedPlacementEnv(VecEnv):
@@ -31,9 +39,12 @@ class BatchedPlacementEnv(VecEnv):
             together stay together, so fewer graphs have to be encoded at a time.
         seed: seed of the draws of problems and orders.
         threads: number of threads that share the episodes of a step.
+        step_timer: measures the step under a complete placement; the return of an episode is minus that, in
+            single-device step times. Without it the simulated step time counts.
 
     Raises:
-        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`; and a `step_timer` in another process than
+            `construct`.
     """
 
     def __init__(
@@ -48,7 +59,11 @@ class BatchedPlacementEnv(VecEnv):
         repeats: int = 1,
         seed: int = 0,
         threads: int = 1,
+        step_timer: StepTimer | None = None,
     ) -> None:
+        if step_timer is not None and mdp != CONSTRUCT:
+            raise MdpError(f"measured step times need the mdp {CONSTRUCT}, not {mdp}")
+        self._step_timer = step_timer
         self._batch = EpisodeBatch(
             problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start, threads=threads
         )
@@ -85,6 +100,9 @@ class BatchedPlacementEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for episode in np.flatnonzero(done):
             result = self._batch.result(int(episode))
+            if self._step_timer is not None and result.fits:
+                result, correction = self._measured(result, self._step_timer)
+                rewards[episode] += correction
             infos[episode] = {
                 "result": result,
                 "episode": {
@@ -110,6 +128,30 @@ class BatchedPlacementEnv(VecEnv):
         """Continues the draws where `state_dict` left them; call `reset` afterwards."""
         self._rng.bit_generator.state = state["rng"]
         self._round = list(state["round"])
+
+    def _measured(self, result: EpisodeResult, timer: StepTimer) -> tuple[EpisodeResult, float]:
+        """Times the placement of an episode; returns its result, and what its return changes by."""
+        problem = self.problems[result.problem]
+        measured_s = timer(problem, result.device_of)
+        if not math.isfinite(measured_s):
+            failed = replace(
+                result,
+                step_time_s=math.nan,
+                ratio_to_single=math.nan,
+                fits=False,
+                infeasible=True,
+                episode_return=result.episode_return - INFEASIBLE_PENALTY,
+            )
+            return failed, -INFEASIBLE_PENALTY
+        ratio = measured_s / problem.scale_s
+        correction = result.ratio_to_single - ratio
+        timed = replace(
+            result,
+            step_time_s=measured_s,
+            ratio_to_single=ratio,
+            episode_return=result.episode_return + correction,
+        )
+        return timed, correction
 
     def _begin(self, episode: int) -> None:
         if not self._round:

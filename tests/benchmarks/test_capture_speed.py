@@ -18,8 +18,8 @@ ALLOWED_S, ALLOWED_BYTES = 90.0, 2e9
 CAPTURE = """
 import json, resource, sys, time
 began = time.perf_counter()
-from agent.evaluation.graph_sources import capture_model
-graph = capture_model("graphs.families.large:" + sys.argv[1])
+from graphs.capture.user_model import capture_model
+graph = capture_model("graphs.families.large:" + sys.argv[1]).graph
 taken_s = time.perf_counter() - began
 unit = 1 if sys.platform == "darwin" else 1024
 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -42,11 +42,7 @@ class SearchForDemonstrations(Phase):
     @property
     def is_on(self) -> bool:
         """Whether there is anything to search."""
-        config = self.state.config
-        return (
-            bool(config.demonstrations and config.imitation_epochs)
-            and not self.state.policy.mdp_config.improves
-        )
+        return self.state.config.planned_imitation_epochs > 0 and not self.state.policy.mdp_config.improves
 
     @property
     def is_complete(self) -> bool:
@@ -168,7 +164,7 @@ class Imitation(_ImitationPhase):
 
     def __init__(self, state: TrainingState, search: SearchForDemonstrations) -> None:
         super().__init__(state)
-        self.planned = state.config.imitation_epochs if state.config.demonstrations else 0
+        self.planned = state.config.planned_imitation_epochs
         self._search = search
         self._learner: ImitationLearner | None = None
 
@@ -210,7 +206,7 @@ class OnPolicyImitation(_ImitationPhase):
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
-        self.planned = state.config.dagger_rounds
+        self.planned = state.config.planned_dagger_rounds
         self._first_seed = state.config.imitation_epochs if state.config.demonstrations else 0
 
     @property

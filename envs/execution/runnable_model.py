@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from agent.evaluation.graph_sources import capture_model, make_model
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.user_model import capture_model, make_model
 
 STANDARD_DEVIATION = 0.02
 

@@ -1,0 +1,66 @@
+"""Measured step times for training: each placement is run once, on the devices that its cluster is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from envs.cluster.cluster import Cluster
+from envs.execution.machine import torch_devices
+from envs.execution.measure import StepMeter
+from envs.execution.measurements import Measurements
+from envs.execution.processes import DeviceProcesses
+from envs.execution.runnable_model import RunnableModel
+from envs.problem import Problem
+from graphs.op_graph import IntArray
+
+FILE = "measurements.jsonl"
+"""File of a run that keeps what was measured."""
+
+
+class MeasuredStepTimer:
+    """Measures the step of a model under placements; call `open` before, and `close` when all is done.
+
+    Args:
+        model: whose step it is.
+        clusters: that it is placed on; their devices are devices of this machine.
+        n_steps: steps that are timed for a placement.
+        timeout_s: seconds after which a placement is given up.
+
+    Raises:
+        ExecutionError: this machine lacks a device of a cluster.
+    """
+
+    def __init__(
+        self, model: RunnableModel, clusters: Sequence[Cluster], *, n_steps: int, timeout_s: float
+    ) -> None:
+        self._model, self._n_steps, self._timeout_s = model, n_steps, timeout_s
+        self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
+        self._processes: dict[str, DeviceProcesses] = {}
+        self._measurements: dict[str, Measurements] = {}
+        self._folder = Path()
+
+    def open(self, folder: Path) -> None:
+        """Says where measurements are kept, and uses those that are there."""
+        self._folder = folder
+
+    def __call__(self, problem: Problem, device_of: IntArray) -> float:
+        """Returns the median step time in seconds; infinite where the placement cannot be run.
+
+        Args:
+            device_of: device of each op of the model's graph, int (n_ops,).
+        """
+        name = problem.cluster.name
+        if name not in self._measurements:
+            model = self._model
+            processes = self._processes[name] = DeviceProcesses(problem.n_devices, self._timeout_s)
+            meter = StepMeter(model.captured, model.module, model.inputs, processes, n_steps=self._n_steps)
+            self._measurements[name] = Measurements(self._folder / FILE, meter, self._devices[name])
+        measured = self._measurements[name].measure(device_of)
+        return measured.median_s if measured.feasible else float("inf")
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for processes in self._processes.values():
+            processes.close()
+        self._processes, self._measurements = {}, {}

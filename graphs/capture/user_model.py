@@ -1,0 +1,142 @@
+"""Makes and captures the model that a function of the user's returns."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from graphs.errors import InputError, printable
+from graphs.user_line import user_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graphs.capture.captured_step import CapturedStep
+
+ModuleAndInputs: TypeAlias = "tuple[nn.Module, Any]"
+
+
+class SourceError(InputError):
+    """Graphs that cannot be loaded; the message says which, and what would be right."""
+
+
+def capture_model(
+    spec: str, made: ModuleAndInputs | None = None, *, optimizer: str = "adam", training: bool = True
+) -> CapturedStep:
+    """Capture the model that a function of the user's returns.
+
+    Args:
+        spec: as `make_model` takes it.
+        made: what it made, if that has been done.
+        optimizer, training: of the step, as `graphs.capture.capture` takes them.
+
+    Raises:
+        SourceError: the function cannot be found, fails, or returns something else.
+        GraphError: the model cannot be captured.
+    """
+    module, inputs = make_model(spec) if made is None else made
+    from graphs.capture.capture import capture_step
+
+    with _users_code(spec, "cannot be captured"):
+        return capture_step(
+            module,
+            inputs,
+            optimizer=optimizer,
+            training=training,
+            name=spec.rpartition(":")[2],
+            family="model",
+        )
+
+
+def make_model(spec: str) -> ModuleAndInputs:
+    """Call the function of the user's that makes a model.
+
+    Args:
+        spec: `package.module:function`, importable from the working directory; the function takes nothing
+            and returns `(module, inputs)`.
+
+    Raises:
+        SourceError: the function cannot be found, fails, or returns something else.
+    """
+    function = _find_function(spec)
+    with _users_code(spec, "the function failed"):
+        made = function()
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise SourceError(f"--model {spec}: returned {type(made).__name__}; return (module, inputs)")
+    from torch import nn
+
+    module, inputs = made
+    if not isinstance(module, nn.Module):
+        raise SourceError(
+            f"--model {spec}: the first thing returned is {type(module).__name__}; return (module, inputs) "
+            "with a torch.nn.Module"
+        )
+    return module, inputs
+
+
+def _find_function(spec: str) -> Callable[[], Any]:
+    module_name, separator, function_name = spec.partition(":")
+    if not (separator and module_name and function_name):
+        raise SourceError(f"--model {spec}: give package.module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _users_code(spec, f"cannot import '{module_name}'"):
+        module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise SourceError(f"--model {spec}: module '{module_name}' has no function '{function_name}'")
+    return function  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _users_code(spec: str, failure: str) -> Iterator[None]:
+    """Runs code of the user's: what it raises is one line that names its own, and what it prints is marked.
+
+    Args:
+        failure: what an error means.
+
+    Raises:
+        SourceError: it raised anything but an error of ours, or left by `sys.exit`.
+    """
+    printed = _MarkedLines(f"--model {spec} prints: ")
+    try:
+        with redirect_stdout(printed):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        at = user_line(error)
+        where = f"{at}: " if at else ""
+        raise SourceError(f"--model {spec}: {failure}: {where}{_one_line(error)}") from error
+    finally:
+        printed.end()
+
+
+class _MarkedLines(io.TextIOBase):
+    """Prints lines to stderr, each with a mark before it, and nothing that a terminal would obey."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._line = mark, ""
+
+    def write(self, text: str) -> int:
+        """Prints the lines that are complete."""
+        *complete, self._line = (self._line + text).split("\n")
+        for line in complete:
+            print(f"{self._mark}{printable(line)}", file=sys.stderr)
+        return len(text)
+
+    def end(self) -> None:
+        """Prints a last line that has no end."""
+        if self._line:
+            self.write("\n")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r}); return (module, inputs)"
+    return " ".join(f"{type(error).__name__}: {error}".split())

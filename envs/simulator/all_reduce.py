@@ -1,4 +1,4 @@
-"""The all-reduces of data parallelism: which gradients, in which buckets, and how long they take on a ring."""
+"""The all-reduces of data parallelism: which gradients, in which buckets, and how long on a ring."""
 
 from __future__ import annotations
 

@@ -54,6 +54,12 @@ class DataParallelStep:
         """Seconds per batch of the captured size, to compare with the step time of a placement."""
         return self.step_s / self.n_replicas
 
+    def __str__(self) -> str:
+        if not self.fits:
+            return "no device has the memory of a replica"
+        batches = "1 device" if self.n_replicas == 1 else f"{self.n_replicas} devices, each its own batch"
+        return f"{self.seconds_per_batch * 1e3:.4g} ms a batch on {batches} (simulated)"
+
 
 class _Gradients(NamedTuple):
     """What is reduced: buckets in the order of their all-reduces, and the updates that wait for them."""
@@ -166,7 +172,7 @@ def _issued_s(problem: Problem, device: int, before: NDArray[np.bool_], n_update
     if problem.cluster.issue_per == "step":
         return np.full(n_updates, problem.cluster.issue_s)
     n_issued = int((problem.op_seconds[before, device] > 0).sum())
-    return (n_issued + 1 + np.arange(n_updates)) * problem.cluster.issue_s
+    return (n_issued + np.arange(1.0, n_updates + 1)) * problem.cluster.issue_s
 
 
 def _step_s(problem: Problem, ring: IntArray, gradients: _Gradients, replicas: list[_Replica]) -> float:
@@ -179,7 +185,7 @@ def _step_s(problem: Problem, ring: IntArray, gradients: _Gradients, replicas: l
         _updated_s(end_s, np.maximum(update_from_s, replica.issued_s), replica, problem.cluster.op_gap_s)
         for end_s, replica in zip(backward_s, replicas, strict=True)
     ]
-    return max([*ends, *arrived_s[-1:].tolist()])
+    return max([*ends, *map(float, arrived_s[-1:])])
 
 
 def _all_reduce(seconds: FloatArray, replicas: list[_Replica]) -> tuple[FloatArray, FloatArray]:
@@ -194,8 +200,9 @@ def _all_reduce(seconds: FloatArray, replicas: list[_Replica]) -> tuple[FloatArr
     ready_s = np.array([replica.ready_s for replica in replicas])
     slowdown = np.array([replica.slowdown for replica in replicas])
     left_s = np.array([replica.backward_s for replica in replicas])
-    now_s, ended_s, computed_s = 0.0, np.zeros(len(replicas)), np.zeros(len(replicas))
-    arrived_s = np.zeros(len(seconds))
+    now_s, ended_s = 0.0, np.zeros(len(replicas))
+    computed_s: FloatArray = np.zeros(len(replicas))
+    arrived_s: FloatArray = np.zeros(len(seconds))
     for bucket, lasts_s in enumerate(seconds.tolist()):
         waited_s = max(float((ready_s[:, bucket] - computed_s).max()), 0.0)
         slowed_s = np.maximum(left_s - waited_s, 0.0)
@@ -204,8 +211,7 @@ def _all_reduce(seconds: FloatArray, replicas: list[_Replica]) -> tuple[FloatArr
         computed_s = computed_s + waited_s + lasts_s / slowdown
         now_s += waited_s + lasts_s
         arrived_s[bucket] = now_s
-    ended_s += left_s
-    return arrived_s, ended_s
+    return arrived_s, np.asarray(ended_s + left_s, dtype=np.float64)
 
 
 def _updated_s(ended_s: float, from_s: FloatArray, replica: _Replica, op_gap_s: float) -> float:

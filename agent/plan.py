@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.inputs import make_budget, prepared
 from agent.evaluation.policies import make_placer, open_policy
+from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import Placer, PlacerError
@@ -22,6 +23,7 @@ from envs.cluster.presets import get_cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
+from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
 from envs.simulator.simulate import StepTime
 from graphs.errors import InputError
 from graphs.op_graph import OpGraph
@@ -71,6 +73,11 @@ class Plan:
     def ratio_to_single(self) -> float | None:
         """Step time over that of the fastest single device; None where the placement is out of memory."""
         return self.step_time.total_s / self.single_s if self.step_time.fits else None
+
+    @cached_property
+    def data_parallel(self) -> DataParallelStep:
+        """What data parallelism, which is no placement, would do with the same devices."""
+        return simulate_data_parallel(Problem(self.graph, self.cluster))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a placement file, which `evaluate.py --placements` reads."""
@@ -140,7 +147,8 @@ class Plan:
             f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
-            f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s"
+            f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s\n"
+            f"data parallel: {self.data_parallel}"
         )
 
 
@@ -239,6 +247,8 @@ def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bo
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
+    if name == DATA_PARALLEL:
+        raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
     if name not in placer_names():
         raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
     return make_placer(name, open_policy(policy, [graph]) if name in LEARNED else None, order)

@@ -69,7 +69,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
     )
 
     placers: tuple[str, ...] | None = option(
-        None, "names, or all", group=PLACERS, default_text="all; none with --placements"
+        None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"
     )
     placements: tuple[str, ...] = option((), "placement files to score", group=PLACERS, metavar="FILE")
     budget: int | None = option(

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.evaluation.cells import Case, by_case, figures, milliseconds, number, title
 from agent.evaluation.failures import failed_line
 from agent.evaluation.results import Trial, best_times
-from agent.evaluation.summary import SIMULATED, Line, geometric_mean
+from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, Line, geometric_mean
 from graphs.errors import printable
 from graphs.io.json_files import write_bytes_atomic
 
@@ -34,6 +34,7 @@ CAVEATS = (
     "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound that ignores transfers and memory; none is below 1.",
+    DATA_PARALLEL_NOTE,
     "± is the sample standard deviation over seeds.",
     "An evaluation is one simulated complete placement. An episode of a policy is one evaluation, although "
     "it looks ahead with partial simulations: compare wall time as well.",
@@ -116,7 +117,7 @@ def _graph_table(trials: Sequence[Trial]) -> str:
     best = best_times(trials)
     winners: dict[tuple[str, str], Trial] = {}
     for trial in trials:
-        if trial.feasible and trial.step_time_s == best[trial.graph, trial.cluster]:
+        if trial.feasible and trial.is_placement and trial.step_time_s == best[trial.graph, trial.cluster]:
             winners.setdefault((trial.graph, trial.cluster), trial)
     cases = dict.fromkeys((trial.graph, trial.cluster) for trial in trials)
     rows = [_graph_row(*case, winners.get(case)) for case in cases]

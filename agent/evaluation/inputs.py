@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.graph_sources import gather_graphs
 from agent.evaluation.policies import open_policy
-from agent.evaluation.spec import EvaluationSpec, placer_names
+from agent.evaluation.spec import EvaluationSpec, row_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
@@ -80,8 +80,8 @@ def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
 
 def _placers(config: EvaluationConfig) -> tuple[str, ...]:
     if config.placers is None:
-        return () if config.placements else placer_names()
-    return placer_names() if config.placers == (ALL,) else config.placers
+        return () if config.placements else row_names()
+    return row_names() if config.placers == (ALL,) else config.placers
 
 
 def read_given(

@@ -33,6 +33,8 @@ COLUMNS = (
 )
 
 
+DATA_PARALLEL = "data-parallel"
+"""Name, in the column of placers, of what data parallelism would do with the same devices."""
 FORMULA = ("=", "+", "-", "@")
 """Beginnings of cells that spreadsheets take for formulas."""
 
@@ -46,13 +48,16 @@ Key = tuple[str, str, str, str, int]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a placer on one graph and cluster.
+    """One run of a placer on one graph and cluster, or what data parallelism would do there.
+
+    Data parallelism is no placement: it computes a batch on each of its devices, and its step time is that of
+    a step over the number of batches. So it may be below the lower bound, and is never the best placement.
 
     Attributes:
         order: in which the policy visited ops; empty for other placers.
         step_time_s: of the placement found, feasible or not.
         evaluations, wall_s: what the placer used.
-        lower_bound_s: no placement has a shorter step.
+        lower_bound_s: no placement has a shorter step; the same number in all rows of a graph and cluster.
         single_s: step time of the fastest single device, its memory unlimited.
         seen: whether the evaluation's policy was trained on the graph.
         granularity: what one decision placed.
@@ -77,6 +82,11 @@ class Trial:
     def key(self) -> Key:
         """Identity of a trial within an evaluation."""
         return (self.graph, self.cluster, self.placer, self.order, self.seed)
+
+    @property
+    def is_placement(self) -> bool:
+        """Whether a placer found a placement, unlike data parallelism."""
+        return self.placer != DATA_PARALLEL
 
     @property
     def ratio_to_single(self) -> float | None:
@@ -159,14 +169,14 @@ def best_times(trials: Iterable[Trial]) -> dict[tuple[str, str], float]:
     """Shortest step time of each (graph, cluster) among the feasible placements."""
     best: dict[tuple[str, str], float] = {}
     for trial in trials:
-        if trial.feasible:
+        if trial.feasible and trial.is_placement:
             case = (trial.graph, trial.cluster)
             best[case] = min(best.get(case, trial.step_time_s), trial.step_time_s)
     return best
 
 
 def ratio_to_best(trial: Trial, best: Mapping[tuple[str, str], float]) -> float | None:
-    """Step time over the best of its graph and cluster; None where it is out of memory."""
+    """Step time over that of the best placement of its graph and cluster; None where it is out of memory."""
     fastest = best.get((trial.graph, trial.cluster))
     if not trial.feasible or fastest is None:
         return None

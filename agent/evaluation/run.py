@@ -156,8 +156,15 @@ def _file_name(name: str) -> str:
 
 
 def _write_if_best(
-    folder: Path, spec: EvaluationSpec, journal: Journal, task: Task, trial: Trial, device_of: IntArray
+    folder: Path,
+    spec: EvaluationSpec,
+    journal: Journal,
+    task: Task,
+    trial: Trial,
+    device_of: IntArray | None,
 ) -> None:
+    if device_of is None:
+        return
     others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(spec.seeds))
     # Ties go to the lowest seed, whichever trial ended first.
     if all(other is None or (trial.rank, trial.seed) < (other.rank, other.seed) for other in others):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.policies import EvaluatedPolicy
-from agent.evaluation.results import Key
+from agent.evaluation.results import DATA_PARALLEL, Key
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
@@ -25,6 +25,11 @@ FORMAT = "placewalk.evaluation/1"
 def placer_names() -> tuple[str, ...]:
     """Names of all placers: those that learned nothing, then those that need a policy."""
     return (*PLACERS, *LEARNED)
+
+
+def row_names() -> tuple[str, ...]:
+    """Names of all that an evaluation compares: the placers, and data parallelism."""
+    return (*placer_names(), DATA_PARALLEL)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class EvaluationSpec:
     """Everything that decides what an evaluation finds.
 
     Attributes:
-        placers: names from `PLACERS` and `LEARNED`.
+        placers: names from `row_names`.
         orders: names of traversal orders; only learned placers take one.
         seeds: seeds 0 to seeds - 1 for placers that draw at random, 0 for the others.
         policy: of the learned placers; None where there are none.
@@ -89,8 +94,7 @@ class EvaluationSpec:
                 yield name, "", 1
         for name in self.placers:
             for order in self.orders if name in LEARNED else ("",):
-                random = draws_at_random(name, order) if name in LEARNED else PLACERS[name].uses_rng
-                yield name, order, self.seeds if random else 1
+                yield name, order, self.seeds if _draws_at_random(name, order) else 1
 
     def key(self, task: Task) -> Key:
         """Identity of the trial of a task."""
@@ -124,6 +128,12 @@ class EvaluationSpec:
                 raise errors[0]
 
 
+def _draws_at_random(name: str, order: str) -> bool:
+    if name in LEARNED:
+        return draws_at_random(name, order)
+    return name in PLACERS and PLACERS[name].uses_rng
+
+
 def _infeasible(problem: Problem) -> InfeasibleError | None:
     try:
         problem.check_feasible()
@@ -133,7 +143,7 @@ def _infeasible(problem: Problem) -> InfeasibleError | None:
 
 
 def _check(spec: EvaluationSpec) -> None:
-    known = placer_names()
+    known = row_names()
     for name in spec.placers:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")

@@ -11,6 +11,10 @@ from statistics import fmean, stdev
 
 from agent.evaluation.results import Trial, best_times, ratio_to_best, write_csv
 
+DATA_PARALLEL_NOTE = (
+    "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "
+    "over the number of batches, so it may be below the bound."
+)
 SIMULATED = "Step times are what the described cluster's runner would take; simulated, not measured."
 
 
@@ -25,7 +29,8 @@ class Line:
         ratio_to_single, ratio_to_best: geometric means over the same trials.
         seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
             one seed. Seeds are compared on the graphs on which all were tried and are feasible.
-        ratio_to_bound: geometric mean of step time over lower bound, at least 1.
+        ratio_to_bound: geometric mean of step time over lower bound, at least 1; None for data parallelism,
+            which the bound does not hold for.
         feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s: mean per trial.
     """
@@ -91,7 +96,8 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def _ratio_to_bound(trial: Trial) -> float | None:
-    return trial.step_time_s / trial.lower_bound_s if trial.feasible and trial.lower_bound_s else None
+    is_bounded = trial.feasible and trial.is_placement and trial.lower_bound_s > 0
+    return trial.step_time_s / trial.lower_bound_s if is_bounded else None
 
 
 def _seed_spread(group: Sequence[Trial]) -> float | None:

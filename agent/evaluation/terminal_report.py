@@ -20,7 +20,7 @@ from rich.progress import (
 
 from agent.evaluation.cells import by_case, figures, title
 from agent.evaluation.failures import failed_line
-from agent.evaluation.summary import SIMULATED, Line
+from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, Line
 from agent.evaluation.text_table import text_table
 
 HEADINGS = ("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "feasible", "evals", "s")
@@ -31,7 +31,8 @@ LEGEND = (
     "ms: step time in milliseconds; /single, /best, /bound: step time over that of the fastest single "
     "device, of the best placement found here, and over the lower bound. All are geometric means over graphs "
     "and seeds of feasible placements; ±: standard deviation of /single over seeds; feasible: "
-    "their share; evals: simulated placements, and s: seconds, means per trial."
+    "their share; evals: simulated placements, and s: seconds, means per trial. "
+    f"{DATA_PARALLEL_NOTE}"
 )
 
 

@@ -60,10 +60,14 @@ class TrialRunner:
         Args:
             device_of: device index of each op, int (n_ops,).
         """
-        self._warm_up(PLACERS["single"], problem.cluster, in_groups=False)
+        self.warm_up_simulator(problem.cluster)
         search = SearchState(problem, Budget(evaluations=1))
         search.score(device_of[None])
         return search.result()
+
+    def warm_up_simulator(self, cluster: Cluster) -> None:
+        """Compile or load what simulating steps on a cluster needs, so that no trial is timed with it."""
+        self._warm_up(PLACERS["single"], cluster, in_groups=False)
 
     def _warm_up(self, placer: Placer, cluster: Cluster, *, in_groups: bool) -> None:
         kind = (placer.name, cluster.schedule, in_groups)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.policies import make_placer
-from agent.evaluation.results import Trial
+from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PlacementResult
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
+from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.op_graph import IntArray
 
-Outcome = tuple[Trial, IntArray] | Failure
-"""A trial and the device of each op, or why there is none."""
+Outcome = tuple[Trial, IntArray | None] | Failure
+"""A trial and the device of each op (None: it is no placement), or why there is none."""
 
 
 class Worker:
@@ -25,11 +28,14 @@ class Worker:
         self._at = (-1, -1)
         self._runner = TrialRunner()
 
-    def run(self, task: Task) -> tuple[Trial, IntArray]:
-        """Make one trial; returns it and the device of each op."""
+    def run(self, task: Task) -> tuple[Trial, IntArray | None]:
+        """Make one trial; returns it and the device of each op, None where it is no placement."""
         self._load(task)
+        if task.placer == DATA_PARALLEL:
+            return self._data_parallel(task), None
         found = self._place(task)
-        return self._trial(task, found), found.placement.device_of
+        trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations, found.wall_s)
+        return trial, found.placement.device_of
 
     def attempt(self, task: Task) -> Outcome:
         """Make one trial; an exception makes it a failure."""
@@ -61,7 +67,16 @@ class Worker:
             coarse=self._coarse,
         )
 
-    def _trial(self, task: Task, found: PlacementResult) -> Trial:
+    def _data_parallel(self, task: Task) -> Trial:
+        self._runner.warm_up_simulator(self._problem.cluster)
+        began = time.perf_counter()
+        found = simulate_data_parallel(self._problem)
+        wall_s = time.perf_counter() - began
+        return self._trial(task, found.seconds_per_batch, found.fits, found.evaluations, wall_s)
+
+    def _trial(
+        self, task: Task, step_time_s: float, feasible: bool, evaluations: int, wall_s: float
+    ) -> Trial:
         problem = self._problem
         return Trial(
             graph=problem.graph.name,
@@ -70,10 +85,10 @@ class Worker:
             order=task.order,
             placer=task.placer,
             seed=task.seed,
-            step_time_s=float(found.step_time.total_s),
-            feasible=found.feasible,
-            evaluations=found.evaluations,
-            wall_s=found.wall_s,
+            step_time_s=float(step_time_s),
+            feasible=feasible,
+            evaluations=evaluations,
+            wall_s=wall_s,
             lower_bound_s=self._bound_s,
             single_s=problem.scale_s,
             seen=problem.graph.name in self.spec.seen,

@@ -50,12 +50,22 @@ def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
     assert json.loads((tmp_path / "mine.json").read_text())["device_of"] == plan.device_of
 
 
-def test_a_plan_prints_in_three_short_lines(plan):
-    first, second, third = lines = str(plan).splitlines()
+def test_a_plan_prints_in_four_short_lines(plan):
+    first, second, third, fourth = lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
     assert first.startswith("toy on 2xk80 by heft: a step takes ")
     assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
     assert third.startswith("ops: gpu0 ")
+    assert fourth == f"data parallel: {plan.data_parallel}"
+
+
+def test_a_plan_says_what_data_parallelism_would_do_with_the_same_devices(plan):
+    both = plan.data_parallel
+    assert both.devices == (0, 1)
+    assert both.step_s >= plan.single_s
+    assert f"{both.step_s / 2 * 1e3:.4g} ms a batch on 2 devices" in str(both)
+    with pytest.raises(ValueError, match="'data-parallel' is no placement"):
+        place(GRAPH, placer="data-parallel")
 
 
 @pytest.mark.parametrize("placer", ["annealing", "policy-sample"])
@@ -96,6 +106,7 @@ def test_where_nothing_fits_the_plan_says_so():
     assert not found.step_time.fits
     assert found.ratio_to_single is None
     assert "out of memory" in str(found)
+    assert "no device has the memory of a replica" in str(found)
     with pytest.raises(InfeasibleError, match="largest device"):
         place(GRAPH, cluster=make_cluster(2, memory_bytes=0.1 * GB, name="tiny"), placer="single")
 

@@ -21,7 +21,7 @@ def file(tmp_path):
 
 def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
     spec, left_out = EvaluationConfig(graphs=(file,)).spec()
-    assert spec.placers == (*PLACERS, *LEARNED)
+    assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
     assert spec.orders == ("topo",)
     assert spec.budget == Budget(BUDGET)
     assert (spec.seeds, left_out) == (3, [])
@@ -31,7 +31,7 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
 
 def test_all_names_every_placer_and_every_order(file):
     spec, _ = EvaluationConfig(graphs=(file,), placers=("all",), orders=("all",)).spec()
-    assert spec.placers == (*PLACERS, *LEARNED)
+    assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
     assert spec.orders == tuple(ORDERS)
 
 

@@ -30,3 +30,12 @@ def test_randomized_problems_are_the_same_for_a_seed_and_validated_on_the_cluste
         (problem.graph.name, problem.cluster.name) for problem in validation_problems(graphs, config)
     ]
     assert validated == [("a", "2xk80"), ("b", "4xh100"), ("c", "2xk80")]
+
+
+def test_graphs_are_trained_on_at_every_granularity() -> None:
+    ops = [{"name": name, "module": module} for name, module in (("a", "x"), ("b", "y"), ("c", "x"))]
+    graph = build_graph("net", "nets", ops, [(0, 1e3, [1]), (1, 1e3, [2])])
+    config = replace(SMALL, cluster=("2xk80",), granularity=("op", "module"))
+    for problems in (training_problems([graph], config, seed=0), validation_problems([graph], config)):
+        assert [problem.graph.name for problem in problems] == ["net", "net by module"]
+        assert [len(problem.graph.units) for problem in problems] == [3, 2]

@@ -19,6 +19,7 @@ from envs.mdp.visits import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
+from graphs.op_graph import IntArray
 from graphs.orders import ORDERS, OrderError
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
@@ -263,3 +264,44 @@ def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> No
     first, second = batch.result(0), batch.result(1)
     assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
     assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)
+
+
+def test_the_return_is_what_a_timer_measures() -> None:
+    """Of every second episode it says that it cannot be run."""
+    problems = some_problems()
+    placed: list[tuple[Problem, float]] = []
+
+    def timer(problem: Problem, device_of: IntArray) -> float:
+        simulated_s = float(simulate_problem(problem, device_of).total_s)
+        placed.append((problem, 3.0 * simulated_s if len(placed) % 2 else float("inf")))
+        return placed[-1][1]
+
+    env = BatchedPlacementEnv(problems, 2, step_timer=timer)
+    plain = BatchedPlacementEnv(problems, 2)
+    rng = np.random.default_rng(0)
+    returns, sums = [np.zeros(2), np.zeros(2)], []
+    env.reset(), plain.reset()
+    while len(placed) < 6:
+        masks = env.action_masks()
+        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
+        steps = [each.step(actions) for each in (env, plain)]
+        for total, (_, rewards, _, _) in zip(returns, steps, strict=True):
+            total += rewards
+        for episode in np.flatnonzero(steps[0][2]):
+            result, simulated = (infos[episode]["result"] for _, _, _, infos in steps)
+            sums.append((result, simulated, *(total[episode] for total in returns)))
+            for total in returns:
+                total[episode] = 0.0
+    timed = [entry for entry in sums if entry[1].fits]
+    assert len(timed) == len(placed)
+    for (problem, measured_s), (result, simulated, total, plain_total) in zip(placed, timed, strict=True):
+        assert total == pytest.approx(result.episode_return, rel=1e-5)
+        if np.isfinite(measured_s):
+            assert result.step_time_s == measured_s == pytest.approx(3 * simulated.step_time_s)
+            assert total == pytest.approx(-measured_s / problem.scale_s, rel=1e-5)
+        else:
+            assert result.infeasible
+            assert not result.fits
+            assert total < plain_total - 1
+    with pytest.raises(MdpError, match="measured step times need the mdp construct"):
+        BatchedPlacementEnv(problems, 2, mdp="improve", step_timer=timer)

@@ -1,0 +1,129 @@
+"""Measured step times from outside: the flags of both commands that run a model on this machine."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.commands import evaluate, train
+from envs.cluster.cluster import Device
+from envs.cluster.files import write_cluster
+from envs.cluster.presets import uniform
+
+MODEL = """
+import torch
+from torch import nn
+
+
+def net():
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), torch.zeros(4, 32)
+"""
+FLAGS = ("--model", "own_model:net", "--optimizer", "sgd", "--cluster", "2xcpu")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a model, on a machine that was measured to be slow."""
+    (tmp_path / "own_model.py").write_text(MODEL)
+    home = tmp_path / "home"
+    home.mkdir()
+    device = Device("cpu", "cpu-for-tests", 1e10, flops_per_s=1e9, bytes_per_s=1e9, launch_s=1e-6)
+    write_cluster(home / "2xcpu.json", uniform("2xcpu", device, 2, 1e9, sharing="pair"))
+    monkeypatch.setenv("PLACEWALK_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_evaluation_profiles_measures_and_compares(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = ("--profile", "--measured", "2", "--fidelity", "4")
+    words = [*FLAGS, "--placers", "single", "heft", "round-robin", *measure, "--out", "out"]
+    assert evaluate.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "net on 2xcpu, measured on this machine (20 steps each)" in printed
+    assert "picking the simulator's best costs" in printed
+    measured = rows_of(place / "out" / "measured.csv")
+    assert {"single"} < {row["placer"] for row in measured} <= {"single", "heft", "round-robin"}
+    assert all(
+        0 < float(row["low_s"]) <= float(row["measured_s"]) <= float(row["high_s"]) for row in measured
+    )
+    fidelity = rows_of(place / "out" / "fidelity.csv")
+    assert [row["source"] for row in fidelity[:2]] == ["device 0", "device 1"]
+    assert len(fidelity) == 4
+    (profile,) = (place / "home" / "profiles" / "cpu-for-tests").iterdir()
+    seconds = json.loads(profile.read_text())["seconds"]
+    assert sum(seconds) == pytest.approx(float(fidelity[0]["predicted_s"]))
+    known = (place / "out" / "measurements.jsonl").read_text()
+    assert evaluate.main(words) == 0  # nothing is timed again
+    assert (place / "out" / "measurements.jsonl").read_text() == known
+    assert rows_of(place / "out" / "measured.csv") == measured
+
+    (place / "out" / "measurements.jsonl").write_text(known + '{"placement": 1}\n')
+    assert evaluate.main(words) == 2
+    assert "measurements.jsonl:" in (err := capsys.readouterr().err)
+    assert "remove the line, and it is measured again" in err
+
+
+def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*FLAGS, "--granularity", "module", "--reward", "measured", "--init", "pretrained"]
+    small = ("--n-envs", "4", "--repeats", "4", "--n-steps", "6", "--batch-size", "24", "--epochs", "1")
+    assert train.main([*words, *small, "--timesteps", "48", "--eval-every", "1", "--name", "own"]) == 0
+    run = place / "runs" / "own"
+    known = [json.loads(line) for line in (run / "measurements.jsonl").read_text().splitlines()]
+    assert len({record["placement"] for record in known}) == len(known) > 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["timesteps"] for row in rows] == [24, 48]
+    # One device takes what was measured, not what the slow cluster file says.
+    assert all(0.2 < row["step_time/train_over_single"] < 20 for row in rows)
+    assert train.main(["--resume", "--name", "own", "--timesteps", "72"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--families", "ptb"], "give --model, and neither --families nor --graphs"),
+        ([*FLAGS], "goes on from a policy; give --init pretrained"),
+        ([*FLAGS, "--init", "pretrained", "--mdp", "improve"], "needs --mdp construct"),
+        ([*FLAGS, "--init", "pretrained", "--randomizations", "2"], "leave out --randomizations"),
+        (
+            [*FLAGS, "--init", "pretrained", "--cluster", "4xv100"],
+            "this machine has only",
+        ),
+        ([*FLAGS, "--init", "pretrained", "--cluster", "3xcpu"], "measure --processes 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    words: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([*words, "--reward", "measured", "--name", "no"]) == 2
+    err = capsys.readouterr().err.strip()
+    assert message in err
+    assert err.count("\n") == 0
+    assert not (place / "runs" / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--families", "ptb"], "only a --model can be measured"),
+        ([*FLAGS, "--precision", "bf16"], "--precision changes costs, not the model that is measured"),
+        ([*FLAGS, "--cluster", "4xv100"], "this machine has only"),
+    ],
+)
+def test_an_evaluation_that_cannot_measure_says_why(
+    words: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.main([*words, "--placers", "single", "--measured", "1", "--out", "no"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (place / "no").exists()

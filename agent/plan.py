@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from envs.execution.runner import StepRunner
     from graphs.capture.captured_step import CapturedStep
 
+TORCHRUN = "torchrun"
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -87,7 +89,7 @@ class Plan:
         self,
         module: nn.Module,
         *,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | str | None = None,
         seed: int = 0,
         timeout_s: float | None = None,
         check_finite: bool = True,
@@ -97,8 +99,8 @@ class Plan:
 
         Args:
             module: that was placed, or one of equal shapes with values; it is not changed.
-            devices: the torch device that each device of the cluster stands for; by default what the cluster
-                says.
+            devices: the torch device that each device of the cluster stands for, by default what the cluster
+                says; or `torchrun`, where that started a process for each device and all of them call this.
             seed: of random numbers, such as dropout's; each device draws its own.
             timeout_s: seconds after which a step has taken too long; None = never.
             check_finite: whether a step whose loss is not finite is an error.
@@ -114,26 +116,33 @@ class Plan:
         from envs.execution.machine import torch_devices
         from envs.execution.processes import DeviceProcesses
         from envs.execution.program import ExecutionError
-        from envs.execution.runner import StepRunner
+        from envs.execution.runner import Devices, StepRunner
+        from envs.execution.torchrun import TorchrunDevices
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")
-        names = torch_devices(self.cluster) if devices is None else list(devices)
-        if len(names) != self.cluster.n_devices:
-            raise ExecutionError(f"{len(names)} devices for the {self.cluster.n_devices} of the cluster")
-        processes = DeviceProcesses(len(names), timeout_s)
+        found: Devices
+        if devices == TORCHRUN:
+            found = TorchrunDevices(timeout_s)
+        else:
+            names = torch_devices(self.cluster) if devices is None else list(devices)
+            found = DeviceProcesses(len(names), timeout_s)
         try:
+            if found.n_devices != self.cluster.n_devices:
+                raise ExecutionError(
+                    f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
+                )
             return StepRunner(
                 self.captured,
                 self.placement.device_of,
                 module,
-                processes,
+                found,
                 options=options,
                 seed=seed,
                 check_finite=check_finite,
             )
         except BaseException:
-            processes.close()
+            found.close()
             raise
 
     def __str__(self) -> str:

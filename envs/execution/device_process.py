@@ -6,15 +6,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier, Semaphore
-from typing import Any
+from multiprocessing.synchronize import Semaphore
+from typing import Any, Protocol
 
 import torch
 
 from envs.execution.interpreter import Interpreter, OptimizerSettings
 from envs.execution.packing import Packed, pack_all, unpack, unpack_all
 from envs.execution.program import DeviceProgram, TensorSpec
-from envs.execution.transports import SharedMemory, SharedMemoryTransport
+from envs.execution.transports import SharedMemory, SharedMemoryTransport, Transport
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """What torch's errors say where there is no memory left."""
@@ -68,6 +68,13 @@ class Answer:
     failure: str = ""
 
 
+class Waits(Protocol):
+    """A barrier."""
+
+    def wait(self) -> object:
+        """Waits until all devices do."""
+
+
 @dataclass
 class DeviceHost:
     """Handles the commands to a device: the name of a method, and its arguments.
@@ -82,7 +89,7 @@ class DeviceHost:
     cores: tuple[int, ...]
     memory: SharedMemory
     signals: Mapping[tuple[int, int], Semaphore]
-    barrier: Barrier
+    barrier: Waits
     _interpreter: Interpreter | None = None
 
     def __call__(self, command: tuple[str, *tuple[Any, ...]]) -> Answer:
@@ -101,7 +108,7 @@ class DeviceHost:
 
     def load(self, task: DeviceTask) -> None:
         """Takes over a program and its state in place of any other."""
-        _pin(self.cores)
+        self.pin()
         torch.manual_seed(task.seed)
         self._interpreter = None  # frees the memory of the one before
         self.memory.grow(task.memory_bytes)
@@ -110,9 +117,19 @@ class DeviceHost:
             state=unpack_all(task.state),
             constants=unpack_all(task.constants),
             inputs={index: self.memory.tensor(*place) for index, place in task.inputs.items()},
-            transport=SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals),
+            transport=self.transport(task),
             optimizer=task.optimizer,
         )
+
+    def pin(self) -> None:
+        """Runs this process on its cores alone, with one thread on each."""
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.cores)
+        torch.set_num_threads(len(self.cores))
+
+    def transport(self, task: DeviceTask) -> Transport:
+        """Makes what brings tensors from and to other devices."""
+        return SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals)
 
     def steps(self, count: int, timed_ops: bool) -> list[StepRecord]:
         """Runs steps; all devices begin each of them together."""
@@ -147,13 +164,6 @@ class DeviceHost:
     def set_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter, by path."""
         self.interpreter.set_optimizer_state(unpack_all(state))
-
-
-def _pin(cores: Sequence[int]) -> None:
-    """Runs this process on some cores alone, with one thread on each."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    torch.set_num_threads(len(cores))
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -15,9 +15,8 @@ from envs.execution.device_process import DeviceTask, StepRecord
 from envs.execution.interpreter import OptimizerSettings
 from envs.execution.module_state import constants_of, state_of
 from envs.execution.packing import pack, pack_all, unpack, unpack_all
-from envs.execution.processes import DeviceProcesses
 from envs.execution.program import ExecutionError, TensorSpec
-from envs.execution.transports import offsets_of
+from envs.execution.transports import SharedMemory, offsets_of
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import CaptureError
 from graphs.op_graph import IntArray
@@ -34,6 +33,23 @@ class StepTimes:
 
     total_s: float
     records: tuple[StepRecord, ...]
+
+
+class Devices(Protocol):
+    """What a runner asks of devices: `DeviceProcesses`, or in each rank of torchrun `TorchrunDevices`."""
+
+    memory: SharedMemory
+    n_devices: int
+
+    @property
+    def running(self) -> bool:
+        """Whether they can be asked."""
+
+    def ask(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+        """Gives each device a command, and returns all answers."""
+
+    def close(self) -> None:
+        """Ends them."""
 
 
 class StepRunner:
@@ -57,7 +73,7 @@ class StepRunner:
         captured: CapturedStep,
         device_of: IntArray,
         module: nn.Module,
-        processes: DeviceProcesses,
+        processes: Devices,
         *,
         options: Mapping[str, Any] | None = None,
         seed: int = 0,

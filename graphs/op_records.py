@@ -134,7 +134,8 @@ def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: 
 
 def _shapes(ops: Sequence[Record], where: str) -> tuple[tuple[int, ...] | None, ...]:
     return tuple(
-        _shape(op["shape"], f"{where} {i}: shape") if "shape" in op else None for i, op in enumerate(ops)
+        _shape(op["shape"], f"{where} {i}: shape") if op.get("shape") is not None else None
+        for i, op in enumerate(ops)
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.fidelity import FidelityRow, measure_fidelity
 from agent.evaluation.measurements import Measurements
-from agent.evaluation.results import Trial, write_csv
+from agent.evaluation.results import Trial
 from agent.evaluation.run import placement_path
 from agent.evaluation.runnable_model import RunnableModel, load_runnable
 from agent.evaluation.spec import EvaluationSpec
@@ -25,6 +25,7 @@ from envs.placement.files import read_placement
 from envs.problem import Problem
 from graphs.dataset import graph_hash
 from graphs.io import json_fields
+from graphs.io.csv_files import write_csv
 from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 

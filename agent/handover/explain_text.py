@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.handover.explain import WORTH_IT, Explanation
+from agent.handover.explain import Explanation
 
 
 def explain_lines(found: Explanation) -> list[str]:
@@ -19,10 +19,7 @@ def one_device_line(found: Explanation) -> str:
     assert found.single_s is not None
     saved = 1.0 - found.total_s / found.single_s
     worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
-    return (
-        f"use one device: {found.single} ({_ms(found.single_s)} alone); placing {worth}, "
-        f"less than {WORTH_IT:.0%} ({CAUSES[found.bottleneck]})"
-    )
+    return f"use one device, {found.single}: {_ms(found.single_s)}; placing {worth}, as {CAUSES[found.bottleneck]}"
 
 
 def _memory(found: Explanation) -> str:

@@ -54,9 +54,15 @@ class ModuleDevices:
     def keys(self) -> dict[str, int]:
         """Device of each module that a map must name; parameters below take that of the longest path."""
         keys = self._keys_below("")
+        merged: list[set[str]] = []
         for group in self._groups:
             members = {key for path in group if (key := longest_prefix(path, keys)) is not None}
             members |= {key for key in keys for path in group if key.startswith(f"{path}.")}
+            for other in [other for other in merged if other & members]:
+                members |= other
+                merged.remove(other)
+            merged.append(members)
+        for members in merged:
             seconds = sum((self._seconds(key) for key in members), np.zeros(1))
             keys |= dict.fromkeys(members, int(np.argmax(seconds)))
         return keys

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
+from agent.handover.device_map import DeviceMap, project
+from agent.handover.explain import Explanation, explain
+from agent.handover.explain_text import explain_lines, one_device_line
+from agent.handover.files import write_handover, write_trace
+from agent.handover.tables import OpRow, op_rows
 from agent.placers.base import Placer, PlacerError
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
@@ -79,7 +85,43 @@ class Plan:
     @cached_property
     def data_parallel(self) -> DataParallelStep:
         """What data parallelism, which is no placement, would do with the same devices."""
-        return simulate_data_parallel(Problem(self.graph, self.cluster))
+        return simulate_data_parallel(self._problem)
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """What bounds the step, and what removing it would give, in numbers."""
+        return explain(self._problem, self.placement.device_of)
+
+    @cached_property
+    def _problem(self) -> Problem:
+        return Problem(self.graph, self.cluster)
+
+    def explain(self) -> str:
+        """Says what bounds the step, what removing it would give, and whether one device does as well."""
+        return "\n".join(explain_lines(self.explanation))
+
+    def device_map(self) -> DeviceMap:
+        """Makes the nearest device map that accelerate can run, with what it loses.
+
+        Raises:
+            DeviceMapError: the graph has no module paths.
+        """
+        return project(self._problem, self.placement.device_of)
+
+    def table(self) -> list[OpRow]:
+        """Lists each op with its module, source line, shape and device, in program order."""
+        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
+        write_trace(path, self._problem, self.placement.device_of)
+
+    def save_all(self, folder: str | os.PathLike[str]) -> None:
+        """Writes what an evaluation of a model writes: the placement and all that goes with it."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        self.save(target / f"{self.placer}.json")
+        write_handover(target, self.placer, self._problem, self.placement.device_of)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a placement file, which `evaluate.py --placements` reads."""
@@ -152,12 +194,13 @@ class Plan:
         )
         ratio = self.ratio_to_single
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's"
+        verdict = f"\n{one_device_line(self.explanation)}" if self.explanation.use_one_device else ""
         return (
             f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
             f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s\n"
-            f"data parallel: {self.data_parallel}"
+            f"data parallel: {self.data_parallel}{verdict}"
         )
 
 
@@ -252,7 +295,7 @@ def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bo
 
     if inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture_step(module, inputs, optimizer=optimizer, training=training)
+    return capture_step(module, inputs, optimizer=optimizer, training=training, sources=True)
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:

@@ -85,8 +85,9 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def graph_hash(graph: OpGraph) -> str:
-    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces), in hex."""
-    return _sha256(json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":")).encode())
+    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces, no `source` and `shape`), in hex."""
+    plain = replace(graph, sources=(), shapes=())
+    return _sha256(json.dumps(graph_to_json(plain), sort_keys=True, separators=(",", ":")).encode())
 
 
 def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:

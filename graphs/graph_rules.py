@@ -35,7 +35,17 @@ def check_graph(graph: OpGraph) -> None:
     n_ops = graph.n_ops
     if n_ops == 0:
         raise GraphError(f"{where}: has no ops; give at least one")
-    for label in ("op_types", "modules", "phases", *AMOUNTS, "colocate", "dtypes", "gemm"):
+    for label in (
+        "op_types",
+        "modules",
+        "phases",
+        *AMOUNTS,
+        "colocate",
+        "dtypes",
+        "gemm",
+        "sources",
+        "shapes",
+    ):
         if len(getattr(graph, label)) != n_ops:
             raise GraphError(f"{where}: {label} has {len(getattr(graph, label))} entries for {n_ops} ops")
     _check_strings(where, graph)
@@ -105,7 +115,12 @@ def _check_images(where: str, graph: OpGraph) -> None:
 
 
 def _check_strings(where: str, graph: OpGraph) -> None:
-    named = {"op name": graph.op_names, "type": graph.op_types, "module": graph.modules}
+    named = {
+        "op name": graph.op_names,
+        "type": graph.op_types,
+        "module": graph.modules,
+        "source": graph.sources,
+    }
     single = {"name": (graph.name,), "family": (graph.family,), "kind of seconds": tuple(graph.seconds)}
     for label, texts in (single | named).items():
         if not "".join(texts).isprintable():

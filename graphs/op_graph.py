@@ -96,6 +96,8 @@ class OpGraph:
         image: height and width of the output of each 3x3 convolution of stride 1 that has one group and no
             dilation, which can be computed in tiles of the image; int (n_ops, 2), zeros for all else (the
             default).
+        sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
+        shapes: shape of the first tensor that each op makes; None where it is not known (the default).
 
     Raises:
         GraphError: on construction, if a rule above is broken.
@@ -118,10 +120,16 @@ class OpGraph:
     dtypes: tuple[str, ...] = ()
     gemm: IntArray = field(default_factory=_no_gemm)
     image: IntArray = field(default_factory=_no_image)
+    sources: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.dtypes:
             object.__setattr__(self, "dtypes", ("",) * self.n_ops)
+        if not self.sources:
+            object.__setattr__(self, "sources", ("",) * self.n_ops)
+        if not self.shapes:
+            object.__setattr__(self, "shapes", (None,) * self.n_ops)
         if not len(self.gemm):
             object.__setattr__(self, "gemm", np.zeros((self.n_ops, EXTENTS), dtype=np.int64))
         if not len(self.image):

@@ -14,7 +14,7 @@ from graphs.io.json_files import FileFormatError
 AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 OP_REQUIRED = frozenset({"name"})
 OP_OPTIONAL = frozenset(
-    {"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm", "image"}
+    {"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm", "image", "source", "shape"}
 )
 EXTENTS = 4
 """Numbers in the `gemm` of an op."""
@@ -39,6 +39,8 @@ class OpColumns(TypedDict):
     dtypes: tuple[str, ...]
     gemm: NDArray[np.int64]
     image: NDArray[np.int64]
+    sources: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
 
 
 def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
@@ -65,6 +67,8 @@ def parse_ops(ops: Sequence[object], where: str) -> OpColumns:
         dtypes=_strings(records, "dtype", "", where),
         gemm=_extents(records, "gemm", EXTENTS, "[batch, m, n, k]", where),
         image=_extents(records, "image", IMAGE_SIDES, "[height, width]", where),
+        sources=_strings(records, "source", "", where),
+        shapes=_shapes(records, where),
     )
 
 
@@ -126,6 +130,20 @@ def _extents(ops: Sequence[Record], key: str, count: int, expected: str, where: 
                 raise FileFormatError(f"{at}: has {len(extents)} numbers; expected {expected}")
             columns[index] = [integer(extent, at) for extent in extents]
     return columns
+
+
+def _shapes(ops: Sequence[Record], where: str) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(
+        _shape(op["shape"], f"{where} {i}: shape") if op.get("shape") is not None else None
+        for i, op in enumerate(ops)
+    )
+
+
+def _shape(value: object, where: str) -> tuple[int, ...]:
+    extents = tuple(integer(extent, where) for extent in array(value, where))
+    if any(extent < 0 for extent in extents):
+        raise FileFormatError(f"{where}: is {list(extents)}; expected extents of at least 0")
+    return extents
 
 
 def _seconds(ops: Sequence[Record], where: str) -> dict[str, NDArray[np.float64]]:

@@ -21,6 +21,7 @@ ROOMS = (
     ("envs",),
     ("agent.settings", "agent.folders"),
     ("agent.placers",),
+    ("agent.handover",),
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),
     ("agent.experiments", "agent.contexts"),

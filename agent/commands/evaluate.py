@@ -32,7 +32,8 @@ EPILOG = """examples:
   python evaluate.py --families ptb --placements mine.json --out runs/scored
   python evaluate.py --print-cluster 4xv100 > mine.json
 
-DIR gets results.csv, summary.csv, report.html and placements/.
+DIR gets results.csv, summary.csv, report.html and placements/; beside those of a
+--model, tables, a device map for accelerate, a trace, and what bounds the step.
 If interrupted, the same command goes on.
 """
 
@@ -47,6 +48,7 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout")}
+    trace = options.pop("trace")
     measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
@@ -62,6 +64,8 @@ def _main(words: Sequence[str]) -> int:
             _tell_left_out(left_out)
             command = shlex.join(["python", NAME, *words])
             found, n_failed = _compare(spec, **run, command=command)
+            if trace or config.model is not None:
+                _hand_over(spec, out, found, trace)
             if measuring:
                 _measure(measuring, measure, spec, found)
     except KeyboardInterrupt:
@@ -142,6 +146,14 @@ def _compare(
     print_tables(lines, n_failed)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed
+
+
+def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
+    """Writes what is handed over with placements, and prints what bounds the best one of a model."""
+    from agent.evaluation.handovers import write_handovers
+    from agent.evaluation.terminal_report import print_lines
+
+    print_lines(write_handovers(spec, out, trials, trace=trace))
 
 
 class _PrintCluster(argparse.Action):
@@ -232,6 +244,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run = parser.add_argument_group(RUN)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
+    run.add_argument(
+        "--trace",
+        action="store_true",
+        default=False,
+        help="write a trace (Perfetto) of every placement kept, not only of a --model's",
+    )
     run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
     run.add_argument(
         "--trial-timeout",

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.evaluation.results import Key, write_csv
+from agent.evaluation.results import Key
 from graphs.errors import InputError, printable
+from graphs.io.csv_files import write_csv
 
 TABLE, LOG = "failures.csv", "failures.log"
 """Names of the files in the folder of an evaluation."""

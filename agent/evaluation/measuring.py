@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.fidelity import FidelityRow, measure_fidelity
-from agent.evaluation.results import Trial, write_csv
+from agent.evaluation.results import Trial
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
@@ -21,6 +21,7 @@ from envs.execution.profiles import with_profile
 from envs.execution.runnable_model import RunnableModel, load_runnable
 from envs.placement.files import read_placement
 from envs.problem import Problem
+from graphs.io.csv_files import write_csv
 from graphs.op_graph import IntArray, OpGraph
 
 Report = Callable[[str, int, int], None]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -11,9 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from graphs.errors import InputError, printable
+from graphs.errors import InputError
 from graphs.io import json_fields
-from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic
+from graphs.io.csv_files import write_csv
+from graphs.io.json_files import FileFormatError, parse_json
 
 COLUMNS = (
     "graph",
@@ -35,8 +34,6 @@ COLUMNS = (
 
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
-FORMULA = ("=", "+", "-", "@")
-"""Beginnings of cells that spreadsheets take for formulas."""
 
 
 class ResultsError(InputError):
@@ -195,21 +192,3 @@ def write_results(path: Path, trials: Sequence[Trial]) -> None:
         }
         rows.append([row[column] for column in COLUMNS])
     write_csv(path, COLUMNS, rows)
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table atomically; None is an empty cell, floats are exact.
-
-    Text is made printable, and gets an apostrophe in front where a spreadsheet would take it for a formula.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_inert(cell) for cell in row] for row in rows)
-    write_bytes_atomic(path, text.getvalue().encode())
-
-
-def _inert(cell: object) -> object:
-    if not isinstance(cell, str):
-        return cell
-    return printable(f"'{cell}" if cell.startswith(FORMULA) else cell)

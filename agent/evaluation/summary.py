@@ -9,7 +9,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 
-from agent.evaluation.results import Trial, best_times, ratio_to_best, write_csv
+from agent.evaluation.results import Trial, best_times, ratio_to_best
+from graphs.io.csv_files import write_csv
 
 DATA_PARALLEL_NOTE = (
     "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "

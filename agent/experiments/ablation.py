@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.results import write_csv
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
 from agent.experiments.statistics import ROW_COLUMNS, Comparison, Where, describe, read_trials, row_cells
 from agent.training.run_folder import run_folder
 from graphs.command_line import OneLineParser
+from graphs.io.csv_files import write_csv
 
 CONFIG = Path(__file__).parent / "ablation.json"
 FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")

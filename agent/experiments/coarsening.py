@@ -16,7 +16,6 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.evaluation.results import write_csv
 from agent.evaluation.summary import geometric_mean
 from agent.evaluation.text_table import text_table
 from agent.experiments.launcher import exit_code
@@ -30,6 +29,7 @@ from graphs.coarsening.coarsen import MAX_UNITS
 from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
+from graphs.io.csv_files import write_csv
 from graphs.op_graph import OpGraph
 
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}

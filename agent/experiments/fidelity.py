@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.evaluation.policies import open_policy
-from agent.evaluation.results import write_csv
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
 from agent.experiments import (
@@ -37,6 +36,7 @@ from envs.cluster.presets import get_cluster
 from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.families import FAMILIES
+from graphs.io.csv_files import write_csv
 
 STEPS = Path(__file__).parent / "measured" / "steps"
 """The measured steps that come with the project."""

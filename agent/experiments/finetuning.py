@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.results import write_csv
 from agent.experiments.launcher import exit_code, markdown_table, train_run
 from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
@@ -29,6 +28,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.errors import InputError
+from graphs.io.csv_files import write_csv
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 

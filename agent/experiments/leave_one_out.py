@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from agent.evaluation.results import write_csv
 from agent.experiments.dot_plot import dot_plot
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
 from agent.experiments.statistics import (
@@ -32,6 +31,7 @@ from agent.training.run_folder import RUNS, run_folder
 from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
 from graphs.errors import InputError
+from graphs.io.csv_files import write_csv
 from graphs.io.graph_files import write_graphs
 from graphs.io.json_files import write_bytes_atomic
 

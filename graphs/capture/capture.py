@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.optimizers import OPTIMIZERS
+from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import CaptureError, Step
 from graphs.capture.tracing import trace, uncollected
 from graphs.errors import printable
@@ -34,6 +36,7 @@ def capture(
     training: bool = True,
     name: str | None = None,
     family: str = "",
+    sources: bool = False,
     notify: Callable[[str], None] = _print_notice,
 ) -> OpGraph:
     """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
@@ -50,6 +53,7 @@ def capture(
         training: whether to capture the backward pass of the loss too, which is the result if that is a real
             scalar, else the mean of the float outputs. If false, only the weights are resident.
         name: name of the graph; the class of the module by default.
+        sources: whether ops have a `source`, the line of code that ran them, and a `shape`.
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
@@ -63,7 +67,14 @@ def capture(
             model's code and the op or the reason.
     """
     return capture_step(
-        module, inputs, optimizer=optimizer, training=training, name=name, family=family, notify=notify
+        module,
+        inputs,
+        optimizer=optimizer,
+        training=training,
+        name=name,
+        family=family,
+        sources=sources,
+        notify=notify,
     ).graph
 
 
@@ -75,6 +86,7 @@ def capture_step(
     training: bool = True,
     name: str | None = None,
     family: str = "",
+    sources: bool = False,
     notify: Callable[[str], None] = _print_notice,
 ) -> CapturedStep:
     """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
@@ -91,7 +103,8 @@ def capture_step(
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training)
-                traced = trace(step)
+                with SourceLines() if sources else nullcontext():
+                    traced = trace(step)
             if traced.why_no_calls:
                 notify(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
@@ -103,7 +116,7 @@ def capture_step(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update)
+            builder = GraphBuilder(traced, step.state, update, sources=sources)
             return CapturedStep(
                 graph=builder.build(name, family),
                 step=step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -11,6 +11,7 @@ from graphs.capture.module_calls import call_of
 from graphs.capture.op_arithmetic import op_dtype, op_gemm, op_image, tensor_dtype
 from graphs.capture.op_costs import op_bytes, op_flops
 from graphs.capture.optimizers import Update
+from graphs.capture.source_lines import source_of
 from graphs.capture.sparse import is_sparse, sparse_sizes
 from graphs.capture.storages import Storage, find_storages, live_nodes, storages_in
 from graphs.capture.tracing import Trace
@@ -26,6 +27,7 @@ class GraphBuilder:
         trace: the traced step.
         state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
+        sources: whether ops say their source line and shape.
 
     Attributes:
         op_of_source: index of the op of each source by its name in `Trace.sources`.
@@ -33,8 +35,10 @@ class GraphBuilder:
         op_of_update: index of the update of each parameter by its path.
     """
 
-    def __init__(self, trace: Trace, state: Mapping[str, Tensor], update: Update | None) -> None:
-        self.trace, self.state, self.update = trace, state, update
+    def __init__(
+        self, trace: Trace, state: Mapping[str, Tensor], update: Update | None, *, sources: bool = False
+    ) -> None:
+        self.trace, self.state, self.update, self.sources = trace, state, update, sources
         self.storages = find_storages(trace)
         self.ops: list[dict[str, Any]] = []
         self.op_of: dict[Storage, int] = {}
@@ -88,7 +92,19 @@ class GraphBuilder:
             dtype=op_dtype(node),
             **({"gemm": gemm} if (gemm := op_gemm(node)) else {}),
             **({"image": image} if (image := op_image(node)) else {}),
+            **self._origin(node),
         )
+
+    def _origin(self, node: fx.Node) -> dict[str, object]:
+        """The fields of an op that say where it comes from and what it makes, if they are asked for."""
+        if not self.sources:
+            return {}
+        line = printable(source_of(node))
+        return ({"source": line} if line else {}) | self._shape(tensors_of(node_value(node)))
+
+    def _shape(self, made: Sequence[Tensor]) -> dict[str, object]:
+        """The shape of the first tensor that an op makes, where it makes one and shapes are asked for."""
+        return {"shape": [int(extent) for extent in made[0].shape]} if self.sources and len(made) else {}
 
     def _sole_storage(self, node: fx.Node) -> tuple[object, float]:
         storage = next(iter(self._storages_of([node])), None)
@@ -121,6 +137,7 @@ class GraphBuilder:
             resident_bytes=0 if tensor is None else self._resident_bytes(name, tensor),
             colocate=group,
             dtype=tensor_dtype(values),
+            **self._shape(values),
         )
 
     def _resident_bytes(self, path: str, tensor: Tensor) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from graphs.capture.captured_step import CapturedStep
 
+MODEL = "model"
+"""Family of a graph that was captured from a model of the user's."""
 ModuleAndInputs: TypeAlias = "tuple[nn.Module, Any]"
 
 
@@ -49,7 +51,8 @@ def capture_model(
             optimizer=optimizer,
             training=training,
             name=spec.rpartition(":")[2],
-            family="model",
+            family=MODEL,
+            sources=True,
         )
 
 

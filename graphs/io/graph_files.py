@@ -94,7 +94,8 @@ def graph_from_json(value: object, where: str) -> OpGraph:
 def graph_to_json(graph: OpGraph) -> dict[str, Any]:
     """Converts a graph to JSON values: whole numbers become integers.
 
-    `seconds` names measured kinds only; an op has `dtype`, `gemm` and `image` only where they are known.
+    `seconds` names measured kinds only; an op has `dtype`, `gemm`, `image`, `source` and `shape` only
+    where they are known.
     """
     amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
@@ -116,8 +117,14 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             "dtype": graph.dtypes[op],
             "gemm": gemm[op] if any(gemm[op]) else None,
             "image": image[op] if any(image[op]) else None,
+            "source": graph.sources[op],
         }
-        ops.append(record | {key: value for key, value in known.items() if value})
+        shape = graph.shapes[op]
+        ops.append(
+            record
+            | {key: value for key, value in known.items() if value}
+            | ({} if shape is None else {"shape": list(shape)})
+        )
     tensors = [
         {"producer": producer, "bytes": sizes[tensor], "consumers": graph.consumers.row(tensor).tolist()}
         for tensor, producer in enumerate(graph.tensor_producer.tolist())

@@ -8,7 +8,7 @@ def record(**changes: Any) -> dict[str, Any]:
     ops = [
         {"name": "w", "type": "parameter", "resident_bytes": 64, "colocate": 0},
         {"name": "mm", "type": "aten.mm", "module": "a.b", "flops": 1024, "bytes_moved": 0.5, "colocate": 0}
-        | {"dtype": "tf32", "gemm": [1, 32, 4, 4], "image": [4, 2]},
+        | {"dtype": "tf32", "gemm": [1, 32, 4, 4], "image": [4, 2], "source": "model.py:3", "shape": [2, 0]},
         {"name": "mm_grad", "phase": "backward", "seconds": {"k80": 1e-4}},
     ]
     tensors = [

@@ -39,6 +39,8 @@ def test_every_field_arrives() -> None:
     assert graph.dtypes == ("", "tf32", "")
     np.testing.assert_array_equal(graph.gemm, [[0, 0, 0, 0], [1, 32, 4, 4], [0, 0, 0, 0]])
     np.testing.assert_array_equal(graph.image, [[0, 0], [4, 2], [0, 0]])
+    assert graph.sources == ("", "model.py:3", "")
+    assert graph.shapes == (None, (2, 0), None)
 
 
 def test_a_graph_that_says_nothing_of_its_arithmetic_is_written_as_before() -> None:
@@ -102,6 +104,11 @@ BAD_RECORDS = {
     "gemm is negative": (with_op(gemm=[1, 2, -1, 4]), "use four extents from 1 to 1e\\+15"),
     "gemm too long": (with_op(gemm=[1, 2**52, 1, 1]), "use four extents from 1 to 1e\\+15"),
     "gemm too large": (with_op(gemm=[10**10] * 4), "of at most 1e\\+27 flops"),
+    "source is null": (with_op(source=None), "op 1: source: is null; expected a string"),
+    "source with a bell": (with_op(source="a\a"), "cannot be printed"),
+    "shape is a number": (with_op(shape=3), "op 1: shape: is a number; expected an array"),
+    "shape of a float": (with_op(shape=[1.0]), "op 1: shape: is 1.0; expected an integer"),
+    "shape is negative": (with_op(shape=[-1]), "op 1: shape: is \\[-1\\]; expected extents of at least 0"),
     "image of one": (with_op(image=[1]), "op 1: image: has 1 numbers; expected \\[height, width\\]"),
     "image with a zero": (
         with_op(gemm=[1, 32, 4, 4], image=[0, 4]),

@@ -175,11 +175,19 @@ class Placer:
     Attributes:
         strategy: what it does.
         uses_rng: whether another seed may give another placement.
+        is_search: whether it spends far more than a heuristic, so that those who begin with what every
+            heuristic finds leave it out.
     """
 
     name: str
     strategy: Strategy
     uses_rng: bool
+    is_search: bool = False
+
+    @property
+    def is_heuristic(self) -> bool:
+        """Whether it is quick, and one answer is all that it has."""
+        return not self.uses_rng and not self.is_search
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits."""
@@ -194,6 +202,9 @@ MODULES = (
     "single",
     "annealing",
     "contiguous",
+    "cross_entropy",
+    "metis",
+    "refine",
     "rollout",
     "round_robin",
     "uniform",
@@ -202,7 +213,7 @@ PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 
-def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
+def placer(name: str, *, uses_rng: bool = False, is_search: bool = False) -> Callable[[S], S]:
     """Registers a strategy as the placer `name`.
 
     Raises:
@@ -210,7 +221,7 @@ def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
     """
 
     def register(strategy: S) -> S:
-        PLACERS.register(name, Placer(name, strategy, uses_rng), strategy.__module__)
+        PLACERS.register(name, Placer(name, strategy, uses_rng, is_search), strategy.__module__)
         return strategy
 
     return register

@@ -175,19 +175,18 @@ class Placer:
     Attributes:
         strategy: what it does.
         uses_rng: whether another seed may give another placement.
-        is_search: whether it spends far more than a heuristic, so that those who begin with what every
-            heuristic finds leave it out.
+        stands_alone: whether searches that begin with what heuristics find leave it out.
     """
 
     name: str
     strategy: Strategy
     uses_rng: bool
-    is_search: bool = False
+    stands_alone: bool = False
 
     @property
-    def is_heuristic(self) -> bool:
-        """Whether it is quick, and one answer is all that it has."""
-        return not self.uses_rng and not self.is_search
+    def is_start(self) -> bool:
+        """Whether searches begin with what it finds."""
+        return not self.uses_rng and not self.stands_alone
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits."""
@@ -203,6 +202,7 @@ MODULES = (
     "annealing",
     "contiguous",
     "cross_entropy",
+    "m_sct",
     "metis",
     "refine",
     "rollout",
@@ -213,7 +213,7 @@ PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 
-def placer(name: str, *, uses_rng: bool = False, is_search: bool = False) -> Callable[[S], S]:
+def placer(name: str, *, uses_rng: bool = False, stands_alone: bool = False) -> Callable[[S], S]:
     """Registers a strategy as the placer `name`.
 
     Raises:
@@ -221,7 +221,7 @@ def placer(name: str, *, uses_rng: bool = False, is_search: bool = False) -> Cal
     """
 
     def register(strategy: S) -> S:
-        PLACERS.register(name, Placer(name, strategy, uses_rng, is_search), strategy.__module__)
+        PLACERS.register(name, Placer(name, strategy, uses_rng, stands_alone), strategy.__module__)
         return strategy
 
     return register

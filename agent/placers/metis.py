@@ -8,6 +8,7 @@ import numpy as np
 import pymetis
 
 from agent.placers.base import SearchState, placer
+from agent.placers.list_scheduling import mean_transfer_seconds
 from agent.placers.single import single
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
@@ -31,7 +32,7 @@ class _UnitGraph(NamedTuple):
     traffic: IntArray  # (2 * n_edges,) at least 1
 
 
-@placer("metis", is_search=True)
+@placer("metis", stands_alone=True)
 def metis(search: SearchState, rng: np.random.Generator) -> None:
     """Cuts the units into as many parts as devices, or fewer, and keeps the cut with the shortest step.
 
@@ -62,11 +63,7 @@ def metis(search: SearchState, rng: np.random.Generator) -> None:
 def _unit_graph(problem: Problem) -> _UnitGraph:
     """Lays out the units and the seconds that tensors between two of them take on an average link."""
     graph, n_units = problem.graph, len(problem.graph.units)
-    pairs = ~np.eye(problem.n_devices, dtype=bool)
-    seconds = np.zeros(graph.n_tensors)
-    if pairs.any():
-        per_byte = (1.0 / problem.arrays.bandwidth[pairs]).mean()
-        seconds = graph.tensor_bytes * per_byte + problem.arrays.latency[pairs].mean()
+    seconds = mean_transfer_seconds(problem)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
     source, target = graph.unit_of[graph.tensor_producer[tensor]], graph.unit_of[graph.consumers.items]
     between = source != target

@@ -40,5 +40,5 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
 def score_heuristics(search: SearchState, rng: np.random.Generator) -> None:
     """Scores what each heuristic of the registry finds, as long as budget is left."""
     for heuristic in PLACERS.values():
-        if heuristic.is_heuristic and search.left:
+        if heuristic.is_start and search.left:
             heuristic.strategy(search, rng)

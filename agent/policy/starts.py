@@ -15,7 +15,7 @@ from graphs.op_graph import IntArray
 
 def start_names() -> list[str]:
     """Names of all starts: `best`, and the heuristics."""
-    return [BEST, *(name for name, placer in PLACERS.items() if placer.is_heuristic)]
+    return [BEST, *(name for name, placer in PLACERS.items() if placer.is_start)]
 
 
 @cache

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from agent.placers.base import PLACERS, Budget
+from agent.placers.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
+from agent.placers.list_scheduling import upward_rank_order
+from agent.placers.m_sct import favourite_children
 from agent.placers.metis import _partition, _unit_graph
+from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
@@ -12,7 +16,7 @@ from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
-HEURISTICS = [name for name, placer in PLACERS.items() if placer.is_heuristic]
+HEURISTICS = [name for name, placer in PLACERS.items() if placer.is_start]
 
 
 def place(name, problem, evaluations=200, seed=0):
@@ -97,3 +101,58 @@ def test_drawn_rollouts_include_the_greedy_one_and_gain_on_it():
 def test_drawn_rollouts_go_on_from_others_where_memory_runs_out():
     tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=5 * GB))
     assert place("rollout-beam", tight).feasible
+
+
+def test_insertion_fills_idle_slots_and_overlaps_nothing():
+    filled = 0
+    for seed in range(6):
+        problem = random_problem(seed, n_ops=30)
+        order, units = upward_rank_order(problem), units_of(problem)
+        device_of, start_s = schedule_into_slots(problem.arrays, units, order, np.full(3, 1e15))
+        finish_s = start_s + problem.op_seconds[np.arange(len(device_of)), device_of]
+        producer, consumer = problem.graph.edges.T
+        assert (start_s[consumer] >= finish_s[producer] - 1e-12).all()
+        for device in range(3):
+            mine = np.flatnonzero((device_of == device) & (finish_s > start_s))
+            listed = order[np.isin(order, mine)]
+            filled += int((np.diff(start_s[listed]) < 0).sum())
+            mine = mine[np.argsort(start_s[mine])]
+            assert (start_s[mine[1:]] >= finish_s[mine[:-1]] + problem.cluster.op_gap_s - 1e-12).all()
+    assert filled
+
+
+def test_the_first_idle_slot_is_long_enough():
+    slots = BusySlots(np.array([[0.0, 5.0]]), np.array([[2.0, 6.0]]), np.array([2]))
+    starts = [first_idle_s.py_func(slots, 0, ready_s, 2.0) for ready_s in (0.0, 2.5, 3.5, 9.0)]
+    assert starts == [2.0, 2.5, 6.0, 9.0]
+    assert first_idle_s.py_func(slots, 0, 0.0, 3.0) == 2.0
+    assert first_idle_s.py_func(slots, 0, 0.0, 3.1) == 6.0
+
+
+def test_the_favourite_child_is_the_one_whose_transfer_delays_the_step():
+    # A root with two children: the long one is worth its parent's device, the short one can pay the transfer.
+    ops = [{"name": name, "flops": flops} for name, flops in (("root", 1e9), ("short", 1e9), ("long", 9e9))]
+    problem = Problem(build_graph("fork", "", ops, [(0, 1e7, [1, 2])]), make_cluster(2))
+    favourite, keep_s = favourite_children(problem)
+    assert favourite.tolist() == [2, -1, -1]
+    assert keep_s[0] == pytest.approx(1e7 / 1e10 + 1e-6)
+    found = place("m-sct", problem)
+    assert found.placement.device_of[0] == found.placement.device_of[2] != found.placement.device_of[1]
+    assert found.step_time.total_s == pytest.approx(problem.op_seconds[[0, 2], 0].sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_op_has_one_favourite_child_and_is_that_of_one_parent(seed):
+    problem = random_problem(seed)
+    favourite, keep_s = favourite_children(problem)
+    chosen = favourite[favourite >= 0]
+    assert len(chosen)
+    assert len(set(chosen)) == len(chosen)
+    assert all(child in problem.graph.successors.row(op) for op, child in enumerate(favourite) if child >= 0)
+    assert ((keep_s > 0) == (favourite >= 0)).all()
+
+
+def test_without_a_solution_in_time_there_are_no_favourites():
+    problem = random_problem(0)
+    favourite, _ = favourite_children(problem, limit_s=1e-9)
+    assert (favourite < 0).all()

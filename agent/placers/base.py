@@ -19,6 +19,8 @@ from graphs.registry import Registry
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
+LEAST_SECONDS = 1e-9
+"""Seconds of a budget that is as good as spent."""
 
 
 class PlacerError(InputError):
@@ -154,6 +156,24 @@ class SearchState:
         """Keeps a placement that was scored elsewhere, if it beats the best."""
         if self.best is None or (over_bytes, total_s) < self.best_score:
             self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
+
+    def run_alone(self, strategy: Strategy, rng: np.random.Generator) -> None:
+        """Runs another strategy with what is left of the budget, and keeps its best placement.
+
+        It does what it would do alone: one that plans until a placement is feasible does not take the present
+        best for its own.
+        """
+        evaluations, seconds = self.budget.evaluations, self.budget.seconds
+        budget = Budget(
+            None if evaluations is None else self.left,
+            None if seconds is None else max(seconds - self.elapsed_s, LEAST_SECONDS),
+        )
+        search = SearchState(self.problem, budget)
+        strategy(search, rng)
+        self.spend(search.evaluations)
+        if search.best is not None:
+            over_bytes, total_s = search.best_score
+            self.keep(search.best, total_s, over_bytes)
 
     def result(self) -> PlacementResult:
         """Makes the outcome of the run."""

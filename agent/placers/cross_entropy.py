@@ -15,7 +15,7 @@ from graphs.op_graph import FloatArray, IntArray
 
 MAX_GROUPS = 128
 """Segments of layers that larger graphs are drawn in: a device for every unit alone is noise."""
-POPULATION, MIN_POPULATION, ROUNDS = 200, 10, 20
+POPULATION, MIN_POPULATION, ROUNDS = 400, 10, 60
 """Placements of a round, and the least of them; a small budget is spent in about so many rounds."""
 ELITE = 0.1
 """Share of a round that the probabilities move towards."""

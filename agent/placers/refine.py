@@ -38,7 +38,7 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
 
 
 def score_heuristics(search: SearchState, rng: np.random.Generator) -> None:
-    """Scores what each heuristic of the registry finds, as long as budget is left."""
+    """Scores what each heuristic of the registry finds by itself, as long as budget is left."""
     for heuristic in PLACERS.values():
         if heuristic.is_start and search.left:
-            heuristic.strategy(search, rng)
+            search.run_alone(heuristic.strategy, rng)

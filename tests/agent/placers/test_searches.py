@@ -16,7 +16,7 @@ from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
-HEURISTICS = [name for name, placer in PLACERS.items() if placer.is_start]
+STARTS = [name for name, placer in PLACERS.items() if placer.is_start]
 
 
 def place(name, problem, evaluations=200, seed=0):
@@ -83,7 +83,7 @@ def test_cross_entropy_draws_large_graphs_in_segments_and_gains_on_its_start():
 def test_refined_placements_are_never_worse_than_any_heuristic(name, seed, evaluations):
     problem = random_problem(seed)
     refined = place(name, problem, evaluations).step_time.total_s
-    for heuristic in HEURISTICS:
+    for heuristic in STARTS:
         assert refined <= place(heuristic, problem).step_time.total_s, heuristic
 
 
@@ -156,3 +156,14 @@ def test_without_a_solution_in_time_there_are_no_favourites():
     problem = random_problem(0)
     favourite, _ = favourite_children(problem, limit_s=1e-9)
     assert (favourite < 0).all()
+
+
+@pytest.mark.parametrize("name", ["refine", "rollout-refine"])
+def test_where_memory_is_scarce_a_refined_placement_is_no_worse_than_any_heuristic(name):
+    graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
+    problem = Problem(graph, get_cluster("4xv100"))
+    refined = place(name, problem, 400)
+    assert refined.feasible
+    for heuristic in STARTS:
+        found = place(heuristic, problem, 400)
+        assert not found.feasible or refined.step_time.total_s <= found.step_time.total_s, heuristic

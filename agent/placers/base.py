@@ -19,6 +19,8 @@ from graphs.registry import Registry
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
+LEAST_SECONDS = 1e-9
+"""Seconds of a budget that is as good as spent."""
 
 
 class PlacerError(InputError):
@@ -155,6 +157,24 @@ class SearchState:
         if self.best is None or (over_bytes, total_s) < self.best_score:
             self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
 
+    def run_alone(self, strategy: Strategy, rng: np.random.Generator) -> None:
+        """Runs another strategy with what is left of the budget, and keeps its best placement.
+
+        It does what it would do alone: one that plans until a placement is feasible does not take the present
+        best for its own.
+        """
+        evaluations, seconds = self.budget.evaluations, self.budget.seconds
+        budget = Budget(
+            None if evaluations is None else self.left,
+            None if seconds is None else max(seconds - self.elapsed_s, LEAST_SECONDS),
+        )
+        search = SearchState(self.problem, budget)
+        strategy(search, rng)
+        self.spend(search.evaluations)
+        if search.best is not None:
+            over_bytes, total_s = search.best_score
+            self.keep(search.best, total_s, over_bytes)
+
     def result(self) -> PlacementResult:
         """Makes the outcome of the run."""
         if self.best is None:
@@ -175,11 +195,18 @@ class Placer:
     Attributes:
         strategy: what it does.
         uses_rng: whether another seed may give another placement.
+        stands_alone: whether searches that begin with what heuristics find leave it out.
     """
 
     name: str
     strategy: Strategy
     uses_rng: bool
+    stands_alone: bool = False
+
+    @property
+    def is_start(self) -> bool:
+        """Whether searches begin with what it finds."""
+        return not self.uses_rng and not self.stands_alone
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits."""
@@ -194,6 +221,10 @@ MODULES = (
     "single",
     "annealing",
     "contiguous",
+    "cross_entropy",
+    "m_sct",
+    "metis",
+    "refine",
     "rollout",
     "round_robin",
     "uniform",
@@ -202,7 +233,7 @@ PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 
-def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
+def placer(name: str, *, uses_rng: bool = False, stands_alone: bool = False) -> Callable[[S], S]:
     """Registers a strategy as the placer `name`.
 
     Raises:
@@ -210,7 +241,7 @@ def placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
     """
 
     def register(strategy: S) -> S:
-        PLACERS.register(name, Placer(name, strategy, uses_rng), strategy.__module__)
+        PLACERS.register(name, Placer(name, strategy, uses_rng, stands_alone), strategy.__module__)
         return strategy
 
     return register

@@ -7,10 +7,20 @@ where it overflows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import copy_clocks, finish_s, inputs_ready, new_timeline, run_op, start_s
+from graphs.op_graph import FloatArray, IntArray
+
+
+class Kept(NamedTuple):
+    """The ops that devices are kept for."""
+
+    child: IntArray  # (n_devices,) -1 = none
+    until_s: FloatArray  # (n_devices,) seconds
 
 
 @kernel
@@ -141,7 +151,7 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
 
 
 @kernel
-def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s):
+def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, kept):
     """Finds the ready op and the device that start first; ties go to the earlier op, then the lower device.
 
     Args:
@@ -153,6 +163,7 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
         ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.
         n_ready: int.
         ready_s: when the inputs of each op are on each device, seconds, (n_ops, n_devices).
+        kept: `Kept`.
 
     Returns:
         Position in `ready_ops`, and device index.
@@ -163,6 +174,8 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
         op = ready_ops[i]
         for device in range(len(p.memory)):
             start = start_s(p, timeline.free, op, device, ready_s[op, device])
+            if kept.child[device] >= 0 and kept.child[device] != op:
+                start = max(start, kept.until_s[device])
             sooner = start < earliest or (start == earliest and op < ready_ops[where])
             if sooner and may_take(units, op, device, device_of, free_bytes):
                 where, chosen, earliest = i, device, start
@@ -170,13 +183,18 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
 
 
 @kernel(entry=True, allocates=True)
-def schedule_earliest_start(p, units, free_bytes):
+def schedule_earliest_start(p, units, free_bytes, favourite, keep_s):
     """Places and schedules, of all ready ops and devices, always the pair that can start first.
+
+    A device that ran an op with a favourite child is kept for that child for some time: to all other ops it
+    counts as busy, until the child was placed.
 
     Args:
         p: `ProblemArrays`.
         units: `Units`.
         free_bytes: memory that may be used, (n_devices,); written.
+        favourite: the favourite child of each op, -1 = none, int64 (n_ops,).
+        keep_s: how long each op's device is kept for that, seconds, (n_ops,).
 
     Returns:
         Device of each op, int64 (n_ops,).
@@ -188,20 +206,27 @@ def schedule_earliest_start(p, units, free_bytes):
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
+    kept = Kept(np.full(n_devices, -1), np.zeros(n_devices))
     n_ready = 0
     for op in range(n_ops):
         if waiting[op] == 0 and not p.is_source[op]:
             ready_ops[n_ready] = op
             n_ready += 1
     while n_ready:
-        at, device = earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s)
+        at, device = earliest_start(
+            p, units, device_of, timeline, free_bytes, ready_ops, n_ready, ready_s, kept
+        )
         op = ready_ops[at]
         n_ready -= 1
         ready_ops[at] = ready_ops[n_ready]
         if device_of[op] < 0:
             assign(units, units.of_op[op], device, device_of, free_bytes)
         ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True)
-        run_op(p, timeline, op, device, ready)
+        finish = run_op(p, timeline, op, device, ready)
+        for other in range(n_devices):
+            if kept.child[other] == op:
+                kept.child[other] = -1
+        kept.child[device], kept.until_s[device] = favourite[op], finish + keep_s[op]
         for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
             tensor = p.output_item[k]
             for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):

@@ -6,6 +6,7 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from agent.placers.fill import first_feasible
+from agent.placers.insertion_kernels import schedule_into_slots
 from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
 from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
@@ -33,6 +34,25 @@ def heft(search: SearchState, rng: np.random.Generator) -> None:
         first_feasible(search, plan)
 
 
+@placer("heft-insertion", stands_alone=True)
+def heft_insertion(search: SearchState, rng: np.random.Generator) -> None:
+    """Places ops by upward rank, each where it finishes first, idle slots between earlier ops included.
+
+    Only a runner that keeps to the planned order of ops has the planned step time: the simulator runs them in
+    the order that the cluster says. So it may be worse than `heft`, which plans without slots.
+
+    Source: HEFT (Topcuoglu et al. 2002), here with links that are occupied.
+    """
+    problem, units = search.problem, units_of(search.problem)
+    order = upward_rank_order(problem)
+
+    def plan(limit_bytes: FloatArray) -> IntArray:
+        device_of, _ = schedule_into_slots(problem.arrays, units, order, limit_bytes)
+        return per_unit(problem.graph, device_of)
+
+    first_feasible(search, plan)
+
+
 @placer("m-etf")
 def m_etf(search: SearchState, rng: np.random.Generator) -> None:
     """Places, of all ready ops and devices with free memory, always the pair that can start first.
@@ -40,10 +60,22 @@ def m_etf(search: SearchState, rng: np.random.Generator) -> None:
     Source: m-ETF of Baechi (Jeon et al., SoCC 2020), after ETF (Hwang et al. 1989). The time
     when inputs can be on a device is computed once, when the op becomes ready.
     """
+    n_ops = search.problem.graph.n_ops
+    place_earliest_start(search, np.full(n_ops, -1), np.zeros(n_ops))
+
+
+def place_earliest_start(search: SearchState, favourite: IntArray, keep_s: FloatArray) -> None:
+    """Scores what `schedule_earliest_start` plans, with less memory until that is feasible.
+
+    Args:
+        favourite: the favourite child of each op, -1 = none, int (n_ops,).
+        keep_s: how long each op's device is kept for that, seconds, (n_ops,).
+    """
     problem, units = search.problem, units_of(search.problem)
 
     def plan(limit_bytes: FloatArray) -> IntArray:
-        return per_unit(problem.graph, schedule_earliest_start(problem.arrays, units, limit_bytes))
+        device_of = schedule_earliest_start(problem.arrays, units, limit_bytes, favourite, keep_s)
+        return per_unit(problem.graph, device_of)
 
     first_feasible(search, plan)
 
@@ -54,13 +86,20 @@ def upward_rank_order(problem: Problem) -> IntArray:
     Returns:
         Program indices of all ops but parameters and inputs, int (n_running,).
     """
-    graph, cluster = problem.graph, problem.cluster
-    pairs = ~np.eye(cluster.n_devices, dtype=bool)
-    seconds_per_byte, latency_s = 0.0, 0.0
-    if pairs.any():
-        seconds_per_byte = float((1.0 / problem.arrays.bandwidth[pairs]).mean())
-        n_half_s = float((problem.arrays.n_half[pairs] / problem.arrays.bandwidth[pairs]).mean())
-        latency_s = n_half_s + float(problem.arrays.latency[pairs].mean())
-    rank = b_level(graph, problem.op_seconds.mean(axis=1), graph.tensor_bytes * seconds_per_byte + latency_s)
+    graph = problem.graph
+    rank = b_level(graph, problem.op_seconds.mean(axis=1), mean_transfer_seconds(problem))
     running = np.flatnonzero(~graph.is_source)
     return running[np.argsort(-rank[running], kind="stable")]
+
+
+def mean_transfer_seconds(problem: Problem) -> FloatArray:
+    """Computes the seconds of each tensor's transfer, on average over all pairs of devices, (n_tensors,)."""
+    pairs = ~np.eye(problem.n_devices, dtype=bool)
+    if not pairs.any():
+        return np.zeros(problem.graph.n_tensors)
+    arrays = problem.arrays
+    seconds_per_byte = float((1.0 / arrays.bandwidth[pairs]).mean())
+    n_half_s = float((arrays.n_half[pairs] / arrays.bandwidth[pairs]).mean())
+    latency_s = n_half_s + float(arrays.latency[pairs].mean())
+    seconds: FloatArray = problem.graph.tensor_bytes * seconds_per_byte + latency_s
+    return seconds

@@ -1,15 +1,12 @@
 """Decoding: placements from a policy that takes the best device at every decision, or draws one.
 
-With resampling, the episodes of a problem are the particles of a sequential Monte Carlo method: they visit
-the same ops in step, the simulated step time of what each has placed is its weight, and the slow are
-replaced by copies of the fast.
+With resampling, the episodes of a problem are particles (`agent.placers.particles`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent.placers.completion import complete_placement
+from agent.placers.particles import replace_dead_ends, replace_slow, resampling_interval
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.threads import torch_threads
@@ -26,14 +24,6 @@ from graphs.op_graph import IntArray
 
 WIDTH = 64
 """Episodes decoded side by side."""
-RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
-"""Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""
-RESAMPLED = 4
-"""1 / `RESAMPLED` of the particles are replaced each time."""
-SUBPOPULATIONS = 4
-"""Parts of a large enough group within which particles are compared. Those of one population soon descend
-from one; where a choice shows hundreds of ops later, as in a recurrent network, often from a wrong one.
-Source: the island particle model, Vergé et al. 2013 (arXiv 1306.3911), without exchange between islands."""
 TIE = 1e-4
 """Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
 
@@ -56,7 +46,7 @@ def decode(
         n_samples: how many placements to draw.
         rng: source of randomness; without it, one of a fixed seed.
         greedy: whether a placement that takes the best device at every op comes before those drawn.
-        resample: whether slow episodes are replaced by copies of fast ones, within `SUBPOPULATIONS`, and
+        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
             those without memory for an op by copies of others. The greedy one is replaced only where it has
             no memory for an op.
         mdp_config: the decision process; by default the policy's own.
@@ -189,9 +179,9 @@ class ParticleDecoder:
         due = self._n_decisions % self._resample_every == 0
         for slot in np.flatnonzero(~done.all(axis=1) & (done.any(axis=1) | due)).tolist():
             if done[slot].any():
-                self._replace_dead_ends(slot, done[slot])
+                replace_dead_ends(self._batch, self._episodes(slot), done[slot])
             if due[slot]:
-                self._replace_slow(slot)
+                replace_slow(self._batch, self._episodes(slot), self._draws.ravel())
 
     def finish(self, done: NDArray[np.bool_]) -> None:
         """Takes the placements of groups that are done and begins others in their slots.
@@ -217,34 +207,10 @@ class ParticleDecoder:
             self._batch.fork(first, episode)
         self._slots[slot], self._draws[slot], self._n_decisions[slot] = group, group.draws, 0
         n_ops = self._batch.problems[group.problem].graph.n_ops
-        self._resample_every[slot] = max(RESAMPLE_EVERY, n_ops // MAX_RESAMPLINGS)
+        self._resample_every[slot] = resampling_interval(n_ops)
 
     def _episodes(self, slot: int) -> IntArray:
         return np.arange(slot * self._size, (slot + 1) * self._size)
-
-    def _replace_dead_ends(self, slot: int, done: NDArray[np.bool_]) -> None:
-        episodes = self._episodes(slot)
-        sources = cycle(self._fastest_first(episodes[~done]))
-        for source, target in zip(sources, episodes[done].tolist(), strict=False):
-            self._batch.fork(source, target)
-
-    def _replace_slow(self, slot: int) -> None:
-        """Replaces the slowest particles of each subpopulation by copies of its fastest."""
-        n_parts = min(SUBPOPULATIONS, max(self._size // RESAMPLED, 1))
-        draws = self._draws.ravel()
-        for part in np.array_split(self._episodes(slot), n_parts):
-            fastest_first = self._fastest_first(part)
-            sources = fastest_first[: len(part) // RESAMPLED]
-            for source, target in zip(sources, fastest_first[::-1], strict=False):
-                if draws[target]:
-                    self._batch.fork(source, target)
-
-    def _fastest_first(self, episodes: IntArray) -> list[int]:
-        """Episodes by the step time of what they have placed, the fastest first."""
-        fastest_first: list[int] = episodes[
-            np.argsort(self._batch.time_s()[episodes], kind="stable")
-        ].tolist()
-        return fastest_first
 
     def _choose(self) -> NDArray[Any]:
         """Device of each episode's decision, int (n_slots * n_particles,).

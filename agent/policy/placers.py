@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from agent.placers.annealing import anneal_from_best
-from agent.placers.base import PLACERS, Budget, Placer, PlacerError, SearchState, Strategy
+from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import retry_until_feasible
+from agent.placers.refine import score_heuristics
 from agent.placers.single import single_devices
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import IntArray
@@ -167,9 +168,7 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Poli
     Where the budget is short for an episode, as one second is on a graph of a thousand ops, only the greedy
     one is decoded.
     """
-    for heuristic in PLACERS.values():
-        if not heuristic.uses_rng and search.left:
-            heuristic.strategy(search, rng)
+    score_heuristics(search, rng)
     if search.left:
         before = search.progress
         decoder = _Decoder(search, rng, policy, order)

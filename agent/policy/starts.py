@@ -14,13 +14,13 @@ from graphs.op_graph import IntArray
 
 
 def start_names() -> list[str]:
-    """Names of all starts: `best`, and the placers without randomness."""
-    return [BEST, *(name for name, placer in PLACERS.items() if not placer.uses_rng)]
+    """Names of all starts: `best`, and the heuristics."""
+    return [BEST, *(name for name, placer in PLACERS.items() if placer.is_start)]
 
 
 @cache
 def start_of(placer: str) -> Start:
-    """Makes a start from a placer without randomness, or from the best of them; a problem's is found once.
+    """Makes a start from a heuristic, or from the best of them; a problem's is found once.
 
     Args:
         placer: one of `start_names`.

@@ -75,7 +75,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
     policy = Policy(untrained()[0], MdpConfig("improve", 2, start))
     rng = np.random.default_rng(0)
     found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
-    begun = [name for name in PLACERS if start in (name, "best") and not PLACERS[name].uses_rng]
+    begun = [name for name in PLACERS if start in (name, "best") and PLACERS[name].is_start]
     assert begun
     for heuristic in begun:
         step_time = PLACERS[heuristic].place(PROBLEM, Budget(10), rng).step_time
@@ -189,7 +189,7 @@ def test_refined_placements_are_never_worse_than_any_heuristic(seed):
     problem = random_problem(seed)
     refined = place("policy-refine", evaluations=300, problem=problem).step_time.total_s
     for name, placer in PLACERS.items():
-        if not placer.uses_rng:
+        if placer.is_start:
             found = placer.place(problem, Budget(300), np.random.default_rng(0))
             assert refined <= found.step_time.total_s, name
 

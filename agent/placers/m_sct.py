@@ -1,0 +1,102 @@
+"""List scheduling with favourite children, which a linear program chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from agent.placers.base import SearchState, placer
+from agent.placers.list_scheduling import mean_transfer_seconds, place_earliest_start
+from envs.problem import Problem
+from graphs.op_graph import FloatArray, IntArray
+
+FAVOURITE_BELOW = 0.1
+"""A child is the favourite where the relaxed program pays less than this share of the transfer to it."""
+MAX_ITERATIONS = 200
+"""Steps of the interior-point method; a program that needs more has no favourites."""
+
+
+@placer("m-sct", stands_alone=True)
+def m_sct(search: SearchState, rng: np.random.Generator) -> None:
+    """Places as m-ETF does, but keeps a device for the favourite child of the op that it ran.
+
+    The device is kept for as long as the child's input would take to another one. Favourites are those of the
+    linear relaxation of scheduling on any number of devices, where each op has at most one child and one
+    parent that exchange data with it for free. Without a solution in time there are none.
+
+    Source: m-SCT of Baechi (Jeon et al., SoCC 2020), after SCT (Hanen and Munier 1995).
+    """
+    favourite, keep_s = favourite_children(search.problem, search.budget.seconds)
+    place_earliest_start(search, favourite, keep_s)
+
+
+def favourite_children(problem: Problem, limit_s: float | None = None) -> tuple[IntArray, FloatArray]:
+    """Solves the linear program of SCT.
+
+    Args:
+        limit_s: seconds after which the solver gives up; None = never.
+
+    Returns:
+        The favourite child of each op, -1 = none, int (n_ops,), and the seconds of the transfer to it,
+        (n_ops,).
+    """
+    edges, transfer_s = _edges(problem)
+    favourite, keep_s = np.full(problem.graph.n_ops, -1), np.zeros(problem.graph.n_ops)
+    if problem.n_devices == 1 or not len(edges):
+        return favourite, keep_s
+    paid = _solve(problem, edges, transfer_s, limit_s)
+    chosen = np.flatnonzero(paid < FAVOURITE_BELOW)
+    favourite[edges[chosen, 0]], keep_s[edges[chosen, 0]] = edges[chosen, 1], transfer_s[chosen]
+    return favourite, keep_s
+
+
+def _edges(problem: Problem) -> tuple[IntArray, FloatArray]:
+    """Pairs of running ops, int (n_edges, 2), and the seconds of the tensors from one to the other."""
+    graph = problem.graph
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+    producer, consumer = graph.tensor_producer[tensor], graph.consumers.items
+    runs = ~graph.is_source[producer] & ~graph.is_source[consumer]
+    keys, index = np.unique(producer[runs] * graph.n_ops + consumer[runs], return_inverse=True)
+    seconds = np.bincount(index, mean_transfer_seconds(problem)[tensor[runs]], minlength=len(keys))
+    return np.stack([keys // graph.n_ops, keys % graph.n_ops], axis=1), seconds.astype(np.float64)
+
+
+def _solve(problem: Problem, edges: IntArray, transfer_s: FloatArray, limit_s: float | None) -> FloatArray:
+    """Share of its transfer that each edge pays in the relaxation, (n_edges,); all 1 without a solution.
+
+    Variables are the starts of the ops, the shares and the step time, in units of the fastest single device.
+    An edge's child starts after its parent and the share of the transfer; at most one share of those of an
+    op's children may be 0, and one of its parents', or in sum as much.
+    """
+    n_ops, n_edges = problem.graph.n_ops, len(edges)
+    parent, child = edges.T
+    edge, op = np.arange(n_edges), np.arange(n_ops)
+    share, step = n_ops + edge, np.full(n_ops, n_ops + n_edges)
+    seconds = problem.op_seconds.mean(axis=1) / problem.scale_s
+    n_children, n_parents = (np.bincount(ends, minlength=n_ops) for ends in (parent, child))
+    entries = [
+        (edge, parent, 1.0),
+        (edge, child, -1.0),
+        (edge, share, transfer_s / problem.scale_s),
+        (n_edges + op, op, 1.0),
+        (n_edges + op, step, -1.0),
+        (n_edges + n_ops + parent, share, -1.0),
+        (n_edges + 2 * n_ops + child, share, -1.0),
+    ]
+    rows, columns = (np.concatenate([entry[at] for entry in entries]) for at in (0, 1))
+    values = np.concatenate([np.broadcast_to(np.asarray(value), len(row)) for row, _, value in entries])
+    matrix = coo_array((values, (rows, columns)), shape=(n_edges + 3 * n_ops, n_ops + n_edges + 1))
+    cost = np.zeros(n_ops + n_edges + 1)
+    cost[-1] = 1.0
+    solution = linprog(
+        cost,
+        A_ub=matrix.tocsr(),
+        b_ub=np.concatenate([-seconds[parent], -seconds, 1.0 - n_children, 1.0 - n_parents]),
+        bounds=[(0, None)] * n_ops + [(0, 1)] * n_edges + [(0, None)],
+        method="highs-ipm",
+        options={"maxiter": MAX_ITERATIONS} | ({} if limit_s is None else {"time_limit": limit_s}),
+    )
+    if solution.status != 0:
+        return np.ones(n_edges)
+    return np.asarray(solution.x[n_ops : n_ops + n_edges], dtype=np.float64)

@@ -1,0 +1,169 @@
+"""Known answers of the searches: cross-entropy, METIS, and annealing from heuristics and rollouts."""
+
+import numpy as np
+import pytest
+
+from agent.placers.base import PLACERS, Budget
+from agent.placers.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
+from agent.placers.list_scheduling import upward_rank_order
+from agent.placers.m_sct import favourite_children
+from agent.placers.metis import _partition, _unit_graph
+from agent.placers.units import units_of
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_many
+from graphs.dataset import load_family
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
+
+STARTS = [name for name, placer in PLACERS.items() if placer.is_start]
+
+
+def place(name, problem, evaluations=200, seed=0):
+    return PLACERS[name].place(problem, Budget(evaluations), np.random.default_rng(seed))
+
+
+def two_cliques(n=6):
+    """Two chains of heavy traffic and one light tensor between them."""
+    ops = [{"name": f"{side}{i}", "flops": 1e9} for side in "ab" for i in range(n)]
+    chains = [(at, 1e8, [at + 1]) for first in (0, n) for at in range(first, first + n - 1)]
+    return build_graph("cliques", "", ops, [*chains, (0, 1e3, [n])])
+
+
+def test_metis_cuts_where_the_traffic_is_least():
+    problem = Problem(two_cliques(), make_cluster(2))
+    part = _partition(_unit_graph(problem), np.ones(12), np.ones(2), 10)
+    assert len(set(part[:6])) == len(set(part[6:])) == 1
+    assert part[0] != part[6]
+    assert place("metis", problem).step_time.total_s == pytest.approx(
+        7 / 12 * problem.scale_s, rel=0.01
+    )  # b0 reads of a0
+
+
+def test_parts_are_in_proportion_to_the_speed_of_their_devices():
+    ops = [{"name": f"op{i}", "flops": 1e9} for i in range(90)]
+    chain = build_graph("chain", "", ops, [(i, 1e6, [i + 1]) for i in range(89)])
+    problem = Problem(chain, make_cluster(2))
+    part = _partition(_unit_graph(problem), np.ones(90), np.array([2.0, 1.0]), 10)
+    assert np.bincount(part) == pytest.approx([60, 30], abs=2)
+
+
+def test_metis_takes_a_graph_without_tensors():
+    problem = Problem(
+        build_graph("bare", "", [{"name": f"op{i}", "flops": 1e9} for i in range(8)], []), make_cluster(4)
+    )
+    assert place("metis", problem).step_time.total_s == pytest.approx(problem.scale_s / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "refine", "rollout-refine"])
+def test_a_search_finds_the_optimum_of_a_small_graph_and_spends_its_budget(name):
+    problem = random_problem(1, n_ops=9, n_devices=2)
+    n_units = len(problem.graph.units)
+    every = (np.arange(2**n_units)[:, None] >> np.arange(n_units)) & 1
+    total_s, _ = simulate_many(problem, every[:, problem.graph.unit_of], memory=False)
+    found = place(name, problem, 3000)
+    assert found.evaluations == 3000
+    assert found.step_time.total_s == pytest.approx(total_s.min())
+
+
+def test_cross_entropy_draws_large_graphs_in_segments_and_gains_on_its_start():
+    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
+    found = place("cross-entropy", problem, 2000)
+    start = min(
+        (place(name, problem) for name in ("single", "memory-fill")),
+        key=lambda start: (not start.feasible, start.step_time.total_s),
+    )
+    assert found.feasible
+    assert found.step_time.total_s < 0.95 * start.step_time.total_s
+
+
+@pytest.mark.parametrize("name", ["refine", "rollout-refine"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("evaluations", [60, 300])
+def test_refined_placements_are_never_worse_than_any_heuristic(name, seed, evaluations):
+    problem = random_problem(seed)
+    refined = place(name, problem, evaluations).step_time.total_s
+    for heuristic in STARTS:
+        assert refined <= place(heuristic, problem).step_time.total_s, heuristic
+
+
+def test_drawn_rollouts_include_the_greedy_one_and_gain_on_it():
+    problems = [Problem(graph, get_cluster("4xv100")) for graph in load_family("cifar10")[:3]]
+    ratios = [
+        place("rollout-beam", problem).step_time.total_s / place("rollout", problem).step_time.total_s
+        for problem in problems
+    ]
+    assert max(ratios) <= 1.0
+    assert min(ratios) < 1.0
+    assert place("rollout-beam", problems[0]).evaluations <= 64
+
+
+def test_drawn_rollouts_go_on_from_others_where_memory_runs_out():
+    tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=5 * GB))
+    assert place("rollout-beam", tight).feasible
+
+
+def test_insertion_fills_idle_slots_and_overlaps_nothing():
+    filled = 0
+    for seed in range(6):
+        problem = random_problem(seed, n_ops=30)
+        order, units = upward_rank_order(problem), units_of(problem)
+        device_of, start_s = schedule_into_slots(problem.arrays, units, order, np.full(3, 1e15))
+        finish_s = start_s + problem.op_seconds[np.arange(len(device_of)), device_of]
+        producer, consumer = problem.graph.edges.T
+        assert (start_s[consumer] >= finish_s[producer] - 1e-12).all()
+        for device in range(3):
+            mine = np.flatnonzero((device_of == device) & (finish_s > start_s))
+            listed = order[np.isin(order, mine)]
+            filled += int((np.diff(start_s[listed]) < 0).sum())
+            mine = mine[np.argsort(start_s[mine])]
+            assert (start_s[mine[1:]] >= finish_s[mine[:-1]] + problem.cluster.op_gap_s - 1e-12).all()
+    assert filled
+
+
+def test_the_first_idle_slot_is_long_enough():
+    slots = BusySlots(np.array([[0.0, 5.0]]), np.array([[2.0, 6.0]]), np.array([2]))
+    starts = [first_idle_s.py_func(slots, 0, ready_s, 2.0) for ready_s in (0.0, 2.5, 3.5, 9.0)]
+    assert starts == [2.0, 2.5, 6.0, 9.0]
+    assert first_idle_s.py_func(slots, 0, 0.0, 3.0) == 2.0
+    assert first_idle_s.py_func(slots, 0, 0.0, 3.1) == 6.0
+
+
+def test_the_favourite_child_is_the_one_whose_transfer_delays_the_step():
+    # A root with two children: the long one is worth its parent's device, the short one can pay the transfer.
+    ops = [{"name": name, "flops": flops} for name, flops in (("root", 1e9), ("short", 1e9), ("long", 9e9))]
+    problem = Problem(build_graph("fork", "", ops, [(0, 1e7, [1, 2])]), make_cluster(2))
+    favourite, keep_s = favourite_children(problem)
+    assert favourite.tolist() == [2, -1, -1]
+    assert keep_s[0] == pytest.approx(1e7 / 1e10 + 1e-6)
+    found = place("m-sct", problem)
+    assert found.placement.device_of[0] == found.placement.device_of[2] != found.placement.device_of[1]
+    assert found.step_time.total_s == pytest.approx(problem.op_seconds[[0, 2], 0].sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_op_has_one_favourite_child_and_is_that_of_one_parent(seed):
+    problem = random_problem(seed)
+    favourite, keep_s = favourite_children(problem)
+    chosen = favourite[favourite >= 0]
+    assert len(chosen)
+    assert len(set(chosen)) == len(chosen)
+    assert all(child in problem.graph.successors.row(op) for op, child in enumerate(favourite) if child >= 0)
+    assert ((keep_s > 0) == (favourite >= 0)).all()
+
+
+def test_without_a_solution_in_time_there_are_no_favourites():
+    problem = random_problem(0)
+    favourite, _ = favourite_children(problem, limit_s=1e-9)
+    assert (favourite < 0).all()
+
+
+@pytest.mark.parametrize("name", ["refine", "rollout-refine"])
+def test_where_memory_is_scarce_a_refined_placement_is_no_worse_than_any_heuristic(name):
+    graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
+    problem = Problem(graph, get_cluster("4xv100"))
+    refined = place(name, problem, 400)
+    assert refined.feasible
+    for heuristic in STARTS:
+        found = place(heuristic, problem, 400)
+        assert not found.feasible or refined.step_time.total_s <= found.step_time.total_s, heuristic

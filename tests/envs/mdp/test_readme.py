@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from envs.mdp.features import DEVICE_FEATURES
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "envs" / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_the_table_lists_every_feature() -> None:
@@ -20,7 +23,7 @@ def test_the_table_lists_every_feature() -> None:
 
 
 def test_the_example_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    example = EXAMPLES[1]
     short, n = re.subn(
         r"n_steps=\d+, (.*)total_timesteps=[\d_]+", r"n_steps=64, \1total_timesteps=64", example
     )
@@ -29,6 +32,13 @@ def test_the_example_runs() -> None:
     exec(short, names)
     model = names["model"]
     assert model.num_timesteps == 64
+
+
+def test_the_placed_module_trains() -> None:
+    names: dict[str, object] = {}
+    exec(EXAMPLES[0], names)
+    assert isinstance(names["loss"], torch.Tensor)
+    assert names["runner"].n_steps == 10  # type: ignore[attr-defined]
 
 
 def test_importing_the_package_registers_the_environment_and_stays_light() -> None:

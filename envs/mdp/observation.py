@@ -141,7 +141,7 @@ def fill_times(m, p, episode, op, scratch, features):
 
 @kernel
 def fill_state(m, p, episode, op, features):
-    """Fills the columns that need no evaluated candidate: load, free memory, the time of the op's unit, progress.
+    """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
 
     Args:
         m (MdpArrays), p (ProblemArrays), episode (Episode): only read.

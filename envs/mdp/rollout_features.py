@@ -1,8 +1,9 @@
 """Truncated-rollout features: how the episode would continue from each candidate device under a simple rule.
 
 From each candidate, the next units are decided one by one, each where the first of its ops that is visited
-finishes earliest, and the step time and the finishes are recorded after some numbers of decisions; then everything is rolled back. So a policy sees what a
-choice leads to beyond the op's own consumers: devices and links that other ops will need.
+finishes earliest, and the step time and the finishes are recorded after some numbers of decisions; then
+everything is rolled back. So a policy sees what a choice leads to beyond the op's own consumers: devices and
+links that other ops will need.
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
@@ -42,7 +43,7 @@ class RolloutScratch(NamedTuple):
 
 
 def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScratch:
-    """Creates scratch for problems of up to `n_devices` devices, `n_ops` ops and `n_reads` reads of a tensor."""
+    """Creates scratch for problems of at most as many devices, ops, and reads of a tensor by an op."""
     return RolloutScratch(
         time_s=np.zeros((len(HORIZONS), n_devices)),
         finish_s=np.zeros((len(HORIZONS), n_devices)),

@@ -185,9 +185,9 @@ def shares(column: Column, total: float) -> Column:
 def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """What needs neither a simulation of the op nor its neighbours.
 
-    Load is the seconds that the ops of the units on a device take, and the time of the op at hand is that of its
-    unit's compute ops. Headroom is the memory that would be left
-    after the op's unit came, as a share of the device's; at least -1.
+    Load is the seconds that the ops of the units on a device take, and the time of the op at hand is that of
+    its unit's compute ops. Headroom is the memory that would be left after the op's unit came, as a share of
+    the device's; at least -1.
     """
     op, now, devices = episode.op, episode.device_of[episode.op], episode.devices
     busy_s = [episode.busy_s(device) for device in devices]

@@ -229,7 +229,8 @@ def place(
         placer: name of a placer.
         budget: evaluations; by default 10,000, or any number where `seconds` are given.
         seconds: wall time.
-        policy: folder of a trained run, or `pretrained`; matters to learned placers only.
+        policy: folder of a trained run, or `pretrained`, which is the shipped policy for the granularity;
+            matters to learned placers only.
         order: in which the policy visits ops.
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
@@ -265,7 +266,7 @@ def place(
     problem.check_feasible()
     is_learned = placer in LEARNED
     found = _runner().place(
-        _placer(placer, str(policy), order, graph),
+        _placer(placer, str(policy), order, graph, granularity),
         problem,
         limits,
         order=order if is_learned else "",
@@ -298,9 +299,10 @@ def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bo
     return capture_step(module, inputs, optimizer=optimizer, training=training, sources=True)
 
 
-def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
+def _placer(name: str, policy: str, order: str, graph: OpGraph, granularity: str) -> Placer:
     if name == DATA_PARALLEL:
         raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
     if name not in placer_names():
         raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
-    return make_placer(name, open_policy(policy, [graph]) if name in LEARNED else None, order)
+    opened = open_policy(policy, [graph], granularity) if name in LEARNED else None
+    return make_placer(name, opened, order)

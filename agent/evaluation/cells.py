@@ -7,14 +7,15 @@ from itertools import groupby
 
 from agent.evaluation.summary import Line
 
-Case = tuple[str, str, bool]
+Case = tuple[str, str, bool, str]
+"""Family, cluster, whether seen, and granularity."""
 
 
 def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
-    """Lines by family, cluster and whether seen: the shortest step first, those never feasible last."""
+    """Lines by case: the shortest step first, those never feasible last."""
 
     def case(line: Line) -> Case:
-        return line.family, line.cluster, line.seen
+        return line.family, line.cluster, line.seen, line.granularity
 
     def rank(line: Line) -> tuple[bool, float]:
         return line.ratio_to_single is None, line.ratio_to_single or 0.0
@@ -24,9 +25,12 @@ def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
 
 
 def title(case: Case) -> str:
-    """Heading of the table of a case."""
-    family, cluster, seen = case
-    return f"{family or 'no family'} on {cluster}" + (" (seen by the policy in training)" if seen else "")
+    """Heading of the table of a case; it says what one decision places, if not an op."""
+    family, cluster, seen, granularity = case
+    unit = "" if granularity == "op" else f", placed by {granularity}"
+    return f"{family or 'no family'} on {cluster}{unit}" + (
+        " (seen by the policy in training)" if seen else ""
+    )
 
 
 def figures(line: Line) -> tuple[str, ...]:

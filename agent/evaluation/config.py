@@ -84,7 +84,12 @@ class EvaluationConfig(Settings, error=EvaluationError):
     )
     seeds: int = option(3, "trials of each placer that draws at random", group=PLACERS, least=1)
 
-    policy: str = option("pretrained", "a run's folder, or pretrained", group=POLICY, metavar="DIR")
+    policy: str = option(
+        "pretrained",
+        "a run's folder, or pretrained: the shipped one for the granularity",
+        group=POLICY,
+        metavar="DIR",
+    )
     orders: tuple[str, ...] = option(
         ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
     )

@@ -82,7 +82,7 @@ def _section(case: Case, lines: Sequence[Line], trials: Sequence[Trial]) -> str:
     bound = geometric_mean(
         trial.lower_bound_s / trial.single_s
         for trial in trials
-        if (trial.family, trial.cluster, trial.seen) == case
+        if (trial.family, trial.cluster, trial.seen, trial.granularity) == case
     )
     widest = max([1.0, *(line.ratio_to_single or 0.0 for line in lines)])
     rows = [_row(line, bound or 0.0, widest) for line in lines]

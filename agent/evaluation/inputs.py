@@ -43,7 +43,9 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     clusters = tuple(get_cluster(name) for name in config.cluster)
     placers = _placers(config)
     given = read_given(config.placements, graphs, clusters)
-    policy = open_policy(config.policy, graphs) if any(name in LEARNED for name in placers) else None
+    policy = None
+    if any(name in LEARNED for name in placers):
+        policy = open_policy(config.policy, graphs, config.granularity)
     seen = policy.seen(gathered) if policy else frozenset[str]()
     dropped = frozenset[str]() if config.include_seen else seen
     spec = EvaluationSpec(

@@ -34,6 +34,7 @@ class Line:
             which the bound does not hold for.
         feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s: mean per trial.
+        granularity: what one decision placed.
     """
 
     family: str
@@ -51,20 +52,26 @@ class Line:
     feasible_share: float
     evaluations: float
     wall_s: float
+    granularity: str
 
 
 COLUMNS = tuple(item.name for item in fields(Line))
 
 
 def summarise(trials: Sequence[Trial]) -> list[Line]:
-    """One line per family, cluster, placer, order and whether seen, in the order of the trials."""
+    """One line per family, cluster, placer, order, whether seen and granularity, ordered as the trials."""
     best = best_times(trials)
-    groups: dict[tuple[str, str, str, str, bool], list[Trial]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str, bool, str], list[Trial]] = defaultdict(list)
     for trial in trials:
-        groups[trial.family, trial.cluster, trial.placer, trial.order, trial.seen].append(trial)
+        key = (trial.family, trial.cluster, trial.placer, trial.order, trial.seen, trial.granularity)
+        groups[key].append(trial)
     return [
         Line(
-            *key,
+            family=family,
+            cluster=cluster,
+            placer=placer,
+            order=order,
+            seen=seen,
             graphs=len({trial.graph for trial in group}),
             seeds=len({trial.seed for trial in group}),
             step_time_s=geometric_mean(trial.step_time_s for trial in group if trial.feasible),
@@ -75,8 +82,9 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             feasible_share=fmean(trial.feasible for trial in group),
             evaluations=fmean(trial.evaluations for trial in group),
             wall_s=fmean(trial.wall_s for trial in group),
+            granularity=granularity,
         )
-        for key, group in groups.items()
+        for (family, cluster, placer, order, seen, granularity), group in groups.items()
     ]
 
 

@@ -83,7 +83,10 @@ def project(problem: Problem, device_of: IntArray) -> DeviceMap:
         modules.whole |= run.whole
         for paths in run.joined:
             modules.join(paths)
-        keys = modules.keys()
+        before, keys = keys, modules.keys()
+        if keys == before:  # nothing in between helps
+            modules.whole.add("")
+            keys = modules.keys()
         run = _Run(graph, keys)
     placed, mapped = simulate_problem(problem, device_of), simulate_problem(problem, run.device_of)
     named = accelerate_devices(problem.cluster)
@@ -154,8 +157,8 @@ class _Run:
                 came_from |= self.came_from[producer] if inside else {key or ""}
         if len(seconds) > 1:
             self._settle(path, frozenset(came_from))
-        default = self.main if key is None else self.keys[key]
-        self.device_of[op] = seconds.most_common(1)[0][0] if seconds else default
+        # What is made of inputs and constants alone can be made where it is read.
+        self.device_of[op] = seconds.most_common(1)[0][0] if seconds else -1
         self.came_from[op] = frozenset(came_from)
 
     def _settle(self, path: str, came_from: frozenset[str]) -> None:
@@ -177,8 +180,8 @@ class _Run:
             self.device_of[op] = self.device_of[reads[0]] if reads else self.main
 
     def _settle_inputs(self) -> None:
-        """Inputs are where they are read first."""
-        for op in np.flatnonzero(self.device_of < 0).tolist():
+        """Inputs and constants are where they are read first."""
+        for op in np.flatnonzero(self.device_of < 0)[::-1].tolist():
             readers = self.graph.successors.row(op)
             self.device_of[op] = self.device_of[readers[0]] if len(readers) else self.main
 

@@ -29,6 +29,8 @@ from graphs.op_graph import OpGraph
 FORMAT = "placewalk.policy/2"
 FAMILY = FORMAT.partition("/")[0]
 PRETRAINED = Path(__file__).parent / "pretrained"
+SHIPPED = {"pretrained": PRETRAINED, "pretrained-module": PRETRAINED.with_name("pretrained_module")}
+"""Folders of the policies that come with the program, by name: for ops, and for whole modules."""
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
 
 
@@ -127,11 +129,16 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
     write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
 
 
+def shipped_for(granularity: str) -> str:
+    """Names the shipped policy that is for a granularity."""
+    return "pretrained" if granularity == "op" else "pretrained-module"
+
+
 def read_card(path: str | Path) -> PolicyCard:
     """Reads what a policy is, without its weights.
 
     Args:
-        path: a run's folder, or `pretrained`.
+        path: a run's folder, or a name in `SHIPPED`.
 
     Raises:
         PolicyFileError: no policy there, or `policy.json` does not conform.
@@ -143,7 +150,7 @@ def read_policy(path: str | Path) -> StoredPolicy:
     """Reads a policy's files, once.
 
     Args:
-        path: a run's folder, or `pretrained`.
+        path: a run's folder, or a name in `SHIPPED`.
 
     Raises:
         PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
@@ -161,7 +168,7 @@ def load_policy(path: str | Path) -> Policy:
     """Reads a policy that can act on any graph and cluster.
 
     Args:
-        path: a run's folder, or `pretrained`.
+        path: a run's folder, or a name in `SHIPPED`.
 
     Raises:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
@@ -170,7 +177,7 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def _read_card_file(path: str | Path) -> tuple[bytes, Path]:
-    folder = PRETRAINED if str(path) == "pretrained" else Path(path)
+    folder = SHIPPED.get(str(path)) or Path(path)
     file = folder / "policy.json"
     if not file.is_file():
         raise PolicyFileError(f"{folder}: holds no policy.json; give the folder of a trained run")

@@ -67,7 +67,12 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     )
     timesteps: int = option(1_000_000, "decisions to train for by reinforcement", group=MAIN, least=0)
     seed: int = option(0, "seed of everything random", group=MAIN, least=0, most=2**31 - 1)
-    init: str = option("", "policy to start from: a run's folder, or `pretrained`", group=MAIN, metavar="DIR")
+    init: str = option(
+        "",
+        "policy to start from: a run's folder, `pretrained` (for ops) or `pretrained-module`",
+        group=MAIN,
+        metavar="DIR",
+    )
 
     mdp: str = option_of(MdpConfig, "mdp", CONSTRUCT)
     start: str = option_of(MdpConfig, "start", BEST)

@@ -102,7 +102,7 @@ class TensorBoard:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._folder = folder
         self._settings = {
-            key: value if isinstance(value, bool | int | float | str) else ", ".join(map(str, value))
+            key: ", ".join(map(str, value)) if isinstance(value, list) else value if value is not None else ""
             for key, value in settings.items()
         }
         self._records: RecordWriter | None = None

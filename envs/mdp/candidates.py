@@ -77,7 +77,7 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
             arrival=np.zeros(n_slots),
             free=np.zeros(n_clocks(n)),
         ),
-        rollout=new_rollout_scratch(n, n_reads),
+        rollout=new_rollout_scratch(n, n_ops, n_reads),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HORIZONS = (8, 32)
-"""Numbers of visits after which a truncated rollout is recorded, the one at hand included."""
+"""Numbers of decisions after which a truncated rollout is recorded, the one at hand included."""
 
 STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
 """What a feature is computed from: the state alone; a simulation with the op on the device, and where its

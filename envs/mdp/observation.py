@@ -141,7 +141,7 @@ def fill_times(m, p, episode, op, scratch, features):
 
 @kernel
 def fill_state(m, p, episode, op, features):
-    """Fills the columns that need no evaluated candidate: load, free memory, the op's own time, progress.
+    """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
 
     Args:
         m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
@@ -152,21 +152,36 @@ def fill_state(m, p, episode, op, features):
     footprint = m.footprint_bytes[m.unit_of[op]]
     least_s, mean_busy_s = np.inf, 0.0
     for device in range(n_devices):
-        least_s = min(least_s, p.op_seconds[op, device])
+        least_s = min(least_s, unit_seconds(m, p, op, device))
         mean_busy_s += episode.busy[device] / n_devices
     for device in range(n_devices):
-        row = features[device]
+        row, unit_s = features[device], unit_seconds(m, p, op, device)
         load = episode.busy[device] / mean_busy_s - 1.0 if mean_busy_s > 0.0 else 0.0
         row[LOAD_OVER_MEAN] = min(load, FEATURE_BOUND)
         free = p.memory[device] - episode.load[device] - (0.0 if current == device else footprint)
         row[FREE_MEMORY] = max(free / p.memory[device], -1.0)
-        row[OP_TIME_OVER_LEAST] = squash((p.op_seconds[op, device] - least_s) * scale)
-        row[OP_TIME] = squash(p.op_seconds[op, device] * scale)
+        row[OP_TIME_OVER_LEAST] = squash((unit_s - least_s) * scale)
+        row[OP_TIME] = squash(unit_s * scale)
         row[IS_CURRENT_DEVICE] = 1.0 if current == device else 0.0
         row[IS_LAST_DEVICE] = 1.0 if episode.state[LAST_DEVICE] == device else 0.0
         row[SLOWNESS] = squash(m.slowness[device] - 1.0)
         row[STEP_TIME] = min(episode.time_s[0] / m.scales[REWARD_S], FEATURE_BOUND)
         row[VISITS_DONE] = episode.state[POSITION] / len(episode.visits)
+
+
+@kernel
+def unit_seconds(m, p, op, device):
+    """Returns the seconds that the compute ops of an op's unit take on a device.
+
+    Args:
+        m (MdpArrays), p (ProblemArrays): only read.
+        op, device: indices, int.
+    """
+    unit, seconds = m.unit_of[op], 0.0
+    for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+        if m.is_compute[m.unit_item[k]]:
+            seconds += p.op_seconds[m.unit_item[k], device]
+    return seconds
 
 
 @kernel

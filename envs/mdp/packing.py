@@ -102,6 +102,7 @@ def mdp_arrays_at(packed, i):
         unit_of=a.unit_of[first[OPS] : last[OPS]],
         unit_ptr=a.unit_ptr[first[UNITS] + i : last[UNITS] + i + 1],
         unit_item=a.unit_item[first[OPS] : last[OPS]],
+        is_compute=a.is_compute[first[OPS] : last[OPS]],
         footprint_bytes=a.footprint_bytes[first[UNITS] : last[UNITS]],
         slowness=a.slowness[first[DEVICES] : last[DEVICES]],
         scales=a.scales[n_scales * i : n_scales * (i + 1)],

@@ -1,8 +1,9 @@
 """Truncated-rollout features: how the episode would continue from each candidate device under a simple rule.
 
-From each candidate, the next ops of the order are placed one by one where they finish earliest, and the step
-time and the finishes are recorded at some horizons; then everything is rolled back. So a policy sees what a
-choice leads to beyond the op's own consumers: devices and links that other ops will need.
+From each candidate, the next units are decided one by one, each where the first of its ops that is visited
+finishes earliest, and the step time and the finishes are recorded after some numbers of decisions; then
+everything is rolled back. So a policy sees what a choice leads to beyond the op's own consumers: devices and
+links that other ops will need.
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
@@ -32,25 +33,25 @@ class RolloutScratch(NamedTuple):
     """What the rollouts of the candidates found, and what one rollout must take back."""
 
     time_s: FloatArray  # (n_horizons, n_devices) step time at each horizon
-    finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops up to there
+    finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there
     free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
     unit: IntArray  # (FURTHEST,) units that were placed
-    start_before: FloatArray  # (FURTHEST,) start of the ops that ran, before
-    finish_before: FloatArray  # (FURTHEST,) finish of the ops that ran, before
+    start_before: FloatArray  # (n_ops,) start of the ops that ran, before
+    finish_before: FloatArray  # (n_ops,) finish of the ops that ran, before
     log: SendLog  # slots of the timeline that were filled
 
 
-def new_rollout_scratch(n_devices: int, n_reads: int) -> RolloutScratch:
-    """Creates scratch for problems of up to `n_devices` devices and `n_reads` reads of a tensor by an op."""
+def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScratch:
+    """Creates scratch for problems of at most as many devices, ops, and reads of a tensor by an op."""
     return RolloutScratch(
         time_s=np.zeros((len(HORIZONS), n_devices)),
         finish_s=np.zeros((len(HORIZONS), n_devices)),
         free=np.zeros(n_clocks(n_devices)),
         load=np.zeros(n_devices),
         unit=np.zeros(FURTHEST, dtype=np.int64),
-        start_before=np.zeros(FURTHEST),
-        finish_before=np.zeros(FURTHEST),
+        start_before=np.zeros(n_ops),
+        finish_before=np.zeros(n_ops),
         log=SendLog(slot=np.zeros(2 * n_reads, dtype=np.int32), n=np.zeros(1, dtype=np.int64)),
     )
 
@@ -67,13 +68,15 @@ def simulate_rollouts(m, p, episode, ahead):
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
-        n_units = simulate_ahead(m, p, episode, device, ahead)
-        restore_episode(m, episode, ahead, n_units)
+        n_units, n_visits = simulate_ahead(m, p, episode, device, ahead)
+        restore_episode(m, episode, ahead, n_units, n_visits)
 
 
 @kernel(inline=True)
 def simulate_ahead(m, p, episode, first_device, ahead):
-    """Places the op at hand on a device and the ops after it by the rule.
+    """Places the unit at hand on a device and the units after it by the rule.
+
+    A rollout visits ops until it would decide more than `FURTHEST` units.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
@@ -83,14 +86,14 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             `finish_s`, and what `restore_episode` needs.
 
     Returns:
-        Number of units placed.
+        Numbers of units placed and of ops visited.
     """
     visits, timeline, device_of = episode.visits, episode.timeline, episode.device_of
     position = episode.state[POSITION]
-    end = min(position + FURTHEST, len(visits))
-    n_units = level = 0
+    n_units = n_visits = level = 0
     time_s, sum_s = episode.time_s[0], 0.0
-    for at in range(position, end):
+    while level < len(HORIZONS):
+        at = position + n_visits
         op = visits[at]
         if device_of[op] < 0:
             device = first_device if at == position else earliest_finish(m, p, episode, op, ahead)
@@ -101,17 +104,19 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             ahead.unit[n_units] = unit
             n_units += 1
         device = device_of[op]
-        ahead.start_before[at - position] = timeline.start[op]
-        ahead.finish_before[at - position] = timeline.finish[op]
+        ahead.start_before[n_visits] = timeline.start[op]
+        ahead.finish_before[n_visits] = timeline.finish[op]
         ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True, ahead.log)
         finish = run_op(p, timeline, op, device, ready)
         time_s, sum_s = max(time_s, finish), sum_s + finish
-        n_done = at - position + 1
-        while level < len(HORIZONS) and (n_done >= HORIZONS[level] or at == end - 1):
+        n_visits += 1
+        is_last = at + 1 == len(visits)
+        decides_next = not is_last and device_of[visits[at + 1]] < 0
+        while level < len(HORIZONS) and (is_last or (decides_next and n_units >= HORIZONS[level])):
             ahead.time_s[level, first_device] = time_s
-            ahead.finish_s[level, first_device] = sum_s / n_done
+            ahead.finish_s[level, first_device] = sum_s / n_visits
             level += 1
-    return n_units
+    return n_units, n_visits
 
 
 @kernel(inline=True)
@@ -188,14 +193,14 @@ def estimate_finish(p, timeline, device_of, op, device):
 
 
 @kernel(inline=True)
-def restore_episode(m, episode, ahead, n_units):
+def restore_episode(m, episode, ahead, n_units, n_visits):
     """Takes back what `simulate_ahead` did to an episode.
 
     Args:
         m: `MdpArrays`.
         episode: `Episode`; `device_of` and the timeline are restored.
         ahead: `RolloutScratch`; its log is emptied.
-        n_units: number of units placed, int.
+        n_units, n_visits: numbers of units placed and of ops visited, int.
     """
     timeline, position = episode.timeline, episode.state[POSITION]
     rollback(timeline, ahead.log, 0)
@@ -203,8 +208,8 @@ def restore_episode(m, episode, ahead, n_units):
         unit = ahead.unit[k]
         for member in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
             episode.device_of[m.unit_item[member]] = -1
-    for at in range(position, min(position + FURTHEST, len(episode.visits))):
-        op = episode.visits[at]
-        timeline.start[op] = ahead.start_before[at - position]
-        timeline.finish[op] = ahead.finish_before[at - position]
+    for at in range(n_visits):
+        op = episode.visits[position + at]
+        timeline.start[op] = ahead.start_before[at]
+        timeline.finish[op] = ahead.finish_before[at]
     copy(ahead.free, timeline.free)

@@ -34,6 +34,7 @@ class MdpArrays(NamedTuple):
     unit_of: IntArray  # (n_ops,) placement unit of an op
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit: unit_item[unit_ptr[i] : unit_ptr[i + 1]]
     unit_item: IntArray  # (n_ops,)
+    is_compute: IntArray  # (n_ops,) 1 = an op that episodes visit
     footprint_bytes: FloatArray  # (n_units,) resident bytes and saved activations of a unit
     slowness: FloatArray  # (n_devices,) single-device step time over the least
     scales: FloatArray  # (2,) seconds, columns MEAN_OP_S and REWARD_S
@@ -46,7 +47,7 @@ class Episode(NamedTuple):
     device_of: IntArray  # (n_ops,) decided devices, -1 = not yet
     simulated: IntArray  # (n_ops,) the part of `device_of` that a full simulation sees, else -1
     timeline: Timeline  # of what has been visited
-    busy: FloatArray  # (n_devices,) seconds of op time on a device
+    busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
     state: IntArray  # (3,) columns POSITION, LAST_DEVICE, IS_INCREMENTAL
     time_s: FloatArray  # (1,) step time of what is simulated
@@ -78,6 +79,7 @@ def mdp_arrays(problem: Problem) -> MdpArrays:
         unit_of=graph.unit_of,
         unit_ptr=graph.units.ptr,
         unit_item=graph.units.items,
+        is_compute=graph.is_compute.astype(np.int64),
         footprint_bytes=problem.footprint_bytes,
         slowness=problem.single_device_s / problem.scale_s,
         scales=scales,

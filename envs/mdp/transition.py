@@ -168,7 +168,7 @@ def assign(m, p, episode, op, device):
 
     Args:
         m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `device_of`, `load`, `busy` (of a unit that moves) and `state` are updated.
+        episode (Episode): `device_of`, `load`, `busy` and `state` are updated.
         op: index of the op, int.
         device: index of the device, int.
     """
@@ -183,6 +183,8 @@ def assign(m, p, episode, op, device):
         if before >= 0:
             episode.busy[before] -= p.op_seconds[member, before]
             episode.busy[device] += p.op_seconds[member, device]
+        elif m.is_compute[member]:
+            episode.busy[device] += p.op_seconds[member, device]
     episode.state[LAST_DEVICE] = device
 
 
@@ -192,11 +194,10 @@ def visit(m, p, episode, op):
 
     Args:
         m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `busy` is updated; `timeline` and `time_s` too if incremental, else `simulated`.
+        episode (Episode): `timeline` and `time_s` are updated if incremental, else `simulated`.
         op: index of the op, int.
     """
     device = episode.device_of[op]
-    episode.busy[device] += p.op_seconds[op, device]
     if episode.state[IS_INCREMENTAL]:
         timeline = episode.timeline
         ready = inputs_ready(p, episode.device_of, timeline, timeline.free, op, device, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_a_terminal_of_80_columns_gets_no_wider_line(capsys, monkeypatch):
 
 def test_tables_say_that_step_times_are_simulated():
     assert any("simulated, not measured" in line for line in FULL)
+
+
+def test_headings_say_the_granularity_where_it_is_not_op():
+    by_op, by_module = (
+        summarise([replace(trial("a", "single", 0.25), granularity=granularity)])
+        for granularity in ("op", "module")
+    )
+    assert table_lines(by_op, None)[0] == "toy on c"
+    assert table_lines(by_module, None)[0] == "toy on c, placed by module"
+    assert [line.granularity for line in by_op + by_module] == ["op", "module"]
 
 
 def test_names_that_are_too_long_stand_above_their_numbers():

@@ -95,8 +95,13 @@ class ReferenceEpisode:
         return sum(self.bytes_of(op) for op in first_members if self.device_of[op] == device)
 
     def busy_s(self, device: int) -> float:
-        """Seconds that the simulated ops compute on a device."""
-        return sum(self.op_s[op][device] for op, where in enumerate(self.simulated) if where == device)
+        """Seconds of the ops on a device, which need not be simulated yet."""
+        return sum(self.op_s[op][device] for op, where in enumerate(self.device_of) if where == device)
+
+    def unit_s(self, op: int) -> list[float]:
+        """Seconds that the compute ops of an op's unit take on each device."""
+        members = [member for member in self.unit(op) if self.graph.is_compute[member]]
+        return [sum(self.op_s[member][device] for member in members) for device in self.devices]
 
     def is_feasible(self, device: int) -> bool:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
@@ -163,6 +168,11 @@ class Construct(ReferenceEpisode):
 
     def __init__(self, problem: Problem, order: list[int]) -> None:
         super().__init__(problem, order, [-1] * problem.graph.n_ops)
+
+    def busy_s(self, device: int) -> float:
+        """Seconds of the compute ops of the units on a device."""
+        compute = np.flatnonzero(self.graph.is_compute)
+        return sum(self.op_s[op][device] for op in compute if self.device_of[op] == device)
 
     def advance(self) -> None:
         """Visit on to the next op without a device; after the last one, everything is simulated."""

@@ -185,8 +185,9 @@ def shares(column: Column, total: float) -> Column:
 def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     """What needs neither a simulation of the op nor its neighbours.
 
-    Load is the seconds that the simulated ops compute on a device. Headroom is the memory that would be left
-    after the op's unit came, as a share of the device's; at least -1.
+    Load is the seconds that the ops of the units on a device take, and the time of the op at hand is that of
+    its unit's compute ops. Headroom is the memory that would be left after the op's unit came, as a share of
+    the device's; at least -1.
     """
     op, now, devices = episode.op, episode.device_of[episode.op], episode.devices
     busy_s = [episode.busy_s(device) for device in devices]
@@ -198,8 +199,8 @@ def state_features(episode: ReferenceEpisode) -> dict[str, Column]:
     return {
         "load_over_mean": [each / mean_s - 1.0 if mean_s > 0.0 else 0.0 for each in busy_s],
         "free_memory": [max(left[device] / memory[device], -1.0) for device in devices],
-        "op_time_over_least": in_op_times(episode, over_least(episode.op_s[op])),
-        "op_time": in_op_times(episode, episode.op_s[op]),
+        "op_time_over_least": in_op_times(episode, over_least(episode.unit_s(op))),
+        "op_time": in_op_times(episode, episode.unit_s(op)),
         "is_current_device": [float(device == now) for device in devices],
         "is_last_device": [float(device == episode.last_device) for device in devices],
         "slowness": [squash(each - 1.0) for each in slowness],

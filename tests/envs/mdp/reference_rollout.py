@@ -14,19 +14,22 @@ from tests.envs.mdp.reference_episode import ReferenceEpisode
 from tests.envs.mdp.reference_timeline import Link, link_of, sends_once, transfer_s
 
 HORIZONS = (8, 32)
-"""Visits after which the step is looked at, that of the op at hand included; the rollout ends at the last."""
+"""Decisions after which the step is looked at, that of the op at hand included.
+
+A horizon ends where the next decision is due; the rollout ends at the last one.
+"""
 
 
 @dataclass
 class Reached:
-    """Step time after some visits, and the mean finish of the ops visited in the rollout; seconds."""
+    """Step time after some decisions, and the mean finish of the ops visited in the rollout; seconds."""
 
     time_s: float
     mean_finish_s: float
 
 
 class Rollout:
-    """The op at hand on a device, and the next visits by the rule.
+    """The op at hand on a device, and the next decisions by the rule.
 
     Ops whose unit is decided already run where it is; any other unit is decided at the first of its ops. The
     op at hand goes to its device even where that lacks the memory.
@@ -37,18 +40,21 @@ class Rollout:
         self.timeline = copy.deepcopy(episode.timeline)
         self.device_of = list(episode.device_of)
         self.load_bytes = [episode.load_bytes(device) for device in episode.devices]
-        self.after_visit: list[Reached] = []
+        self.after_decision: list[Reached] = []
         time_s, finishes = episode.time_s, []
-        for op in episode.visits[episode.position :][: HORIZONS[-1]]:
+        for op in episode.visits[episode.position :]:
             if self.device_of[op] < 0:
+                if len(self.after_decision) == HORIZONS[-1]:
+                    break
+                self.after_decision.append(Reached(time_s, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))
             finishes.append(self.run(op))
             time_s = max(time_s, finishes[-1])
-            self.after_visit.append(Reached(time_s, sum(finishes) / len(finishes)))
+            self.after_decision[-1] = Reached(time_s, sum(finishes) / len(finishes))
 
     def after(self, horizon: int) -> Reached:
-        """What is reached after some visits, or at the end of the episode if that comes first."""
-        return self.after_visit[min(horizon, len(self.after_visit)) - 1]
+        """What is reached after some decisions, or at the end of the episode if that comes first."""
+        return self.after_decision[min(horizon, len(self.after_decision)) - 1]
 
     def place(self, op: int, device: int) -> None:
         """Decide the unit of an op."""

@@ -119,6 +119,27 @@ def test_rollout_features_of_a_hand_made_instance() -> None:
         np.testing.assert_allclose(finish_s, np.log1p([0.0, 0.8125, 0.0]), rtol=1e-6)
 
 
+def test_features_of_a_unit_are_those_of_all_its_compute_ops() -> None:
+    ops = [("a", 1.0, 0), ("b", 1.0, 1), ("c", 2.0, 0), ("d", 3.0, 1)]
+    graph = build_graph(
+        "units", "", [{"name": name, "seconds": {"gpu": s}, "colocate": unit} for name, s, unit in ops], []
+    )
+    table = features_after_the_first_op_went_to_the_second_device(graph)
+    np.testing.assert_allclose(table["op_time"], np.log1p([4.0 / 1.75] * 3), rtol=1e-6)
+    np.testing.assert_allclose(table["load_over_mean"], [-1.0, 2.0, -1.0])
+
+
+def test_horizons_of_rollouts_count_decisions() -> None:
+    """The last of ten ops of one unit reads 160 bytes from the op at hand: far ahead, but no decision away."""
+    ops = [{"name": f"op{at}", "seconds": {"gpu": 1.0}, "colocate": int(at == 1)} for at in range(11)]
+    table = features_after_the_first_op_went_to_the_second_device(
+        build_graph("far", "", ops, [(1, 160.0, [10])])
+    )
+    # On y all run one after the other, until 11 s; elsewhere the bytes arrive at 21.25 s.
+    time_s = table[f"rollout_step_time_{HORIZONS[0]}_over_least"]
+    np.testing.assert_allclose(time_s, np.log1p([11.25, 0.0, 11.25]), rtol=1e-6)
+
+
 def test_rollouts_keep_to_the_memory() -> None:
     """An op that reads 80 bytes must leave the device they are on, whose memory its parameters exceed."""
     ops = [

@@ -1,0 +1,76 @@
+"""What is handed over with a placement: known answers on hand-made graphs, then real models."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.utils import check_device_map
+from torch import nn
+
+from agent import place
+from agent.handover.device_map import project
+from agent.handover.explain import best_single, explain
+from agent.handover.trace import trace_events
+from envs.problem import Problem
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import make_cluster
+from tests.envs.hand_made_problems import chain_problem
+
+
+def test_a_trace_has_each_op_and_copy_at_its_time():
+    events = trace_events(chain_problem(), np.array([0, 1]))["traceEvents"]
+    spans = {(e["pid"], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
+    assert spans == {(0, "a"): (0, 2e6), (0, "b"): (2.75e6, 0.5e6), (1, "a"): (2e6, 0.5e6)}
+
+
+def test_the_copy_is_what_bounds_a_chain_that_is_cut():
+    found = explain(chain_problem(), np.array([0, 1]))
+    assert found.total_s == 3.25
+    assert found.no_copies_s == pytest.approx(2.5)
+    assert found.critical_path_s == 2.5
+    assert found.balanced_s == pytest.approx(1.0)
+    assert (found.link, found.link_busy_s) == ("slow out", 0.5)
+    assert (found.single, found.single_s) == ("fast", 1.5)
+    assert found.use_one_device
+
+
+def test_a_device_without_the_memory_is_no_single_device():
+    assert best_single(chain_problem(memory_bytes=5.0)) == (0, 3.0)
+
+
+def test_a_map_names_the_coarsest_modules_and_keeps_their_ops():
+    ops = [{"name": name, "module": name[:-1], "flops": 1e9} for name in ("a.x1", "a.y1", "b1")]
+    problem = Problem(build_graph("g", "", ops, [(0, 4.0, [1]), (1, 4.0, [2])]), make_cluster(2))
+    found = project(problem, np.array([0, 0, 1]))
+    assert (dict(found.devices), found.n_changed) == ({"a": 0, "b": 1}, 0)
+    assert found.total_s == found.placed_s
+
+
+class Residual(nn.Module):
+    """Adds what two submodules make of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.left(x) + self.right(x))
+
+
+@pytest.mark.parametrize("placer", ["random", "heft"])
+def test_accelerate_runs_the_map_and_every_parameter_has_a_device(placer, tmp_path):
+    module, x = Residual(), torch.randn(4, 8)
+    plan = place(module, x, cluster="2xk80", placer=placer, budget=5)
+    devices = plan.device_map().devices
+    check_device_map(module, dict(devices))
+    run = dispatch_model(copy.deepcopy(module), dict.fromkeys(devices, "cpu"), force_hooks=True)
+    torch.testing.assert_close(run(x), module(x))
+    assert "" in devices or devices["left"] == devices["right"]
+    plan.save_all(tmp_path)
+    assert json.loads((tmp_path / f"{placer}.device_map.json").read_text()) == dict(devices)
+    names = {path.name for path in tmp_path.iterdir()}
+    kinds = ("json", "device_map.json", "trace.json", "ops.csv", "memory.csv", "explain.txt")
+    assert names == {"graph.json.gz", *(f"{placer}.{kind}" for kind in kinds)}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.mdp.features import HORIZONS
-from envs.mdp.state import POSITION
+from envs.mdp.state import N_WAITING, POSITION
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
@@ -37,8 +37,8 @@ class RolloutScratch(NamedTuple):
     free: FloatArray  # (n_clocks,) of the timeline before
     load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
     unit: IntArray  # (FURTHEST,) units that were placed
-    start_before: FloatArray  # (n_ops,) start of the ops that ran, before
-    finish_before: FloatArray  # (n_ops,) finish of the ops that ran, before
+    start_before: FloatArray  # (n_ops,) start of the ops of the next visits, before
+    finish_before: FloatArray  # (n_ops,) finish of the ops of the next visits, before
     log: SendLog  # slots of the timeline that were filled
 
 
@@ -68,15 +68,16 @@ def simulate_rollouts(m, p, episode, ahead):
     copy(episode.timeline.free, ahead.free)
     for device in range(len(p.memory)):
         copy(episode.load, ahead.load)
-        n_units, n_visits = simulate_ahead(m, p, episode, device, ahead)
-        restore_episode(m, episode, ahead, n_units, n_visits)
+        n_units, n_seen = simulate_ahead(m, p, episode, device, ahead)
+        restore_episode(m, episode, ahead, n_units, n_seen)
 
 
 @kernel(inline=True)
 def simulate_ahead(m, p, episode, first_device, ahead):
     """Places the unit at hand on a device and the units after it by the rule.
 
-    A rollout visits ops until it would decide more than `FURTHEST` units.
+    A rollout visits ops until it would decide more than `FURTHEST` units. The furthest horizon is looked at
+    when all later ops of decided units ran too, such as the backward ops of modules.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
@@ -86,37 +87,55 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             `finish_s`, and what `restore_episode` needs.
 
     Returns:
-        Numbers of units placed and of ops visited.
+        Numbers of units placed and of visits looked at.
     """
-    visits, timeline, device_of = episode.visits, episode.timeline, episode.device_of
-    position = episode.state[POSITION]
-    n_units = n_visits = level = 0
+    visits, device_of = episode.visits, episode.device_of
+    position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
+    n_units = n_run = level = at = 0
+    n_waiting = episode.state[N_WAITING]
     time_s, sum_s = episode.time_s[0], 0.0
-    while level < len(HORIZONS):
-        at = position + n_visits
-        op = visits[at]
-        if device_of[op] < 0:
-            device = first_device if at == position else earliest_finish(m, p, episode, op, ahead)
+    while at < n_visits and (n_waiting or level < len(HORIZONS)):
+        op = visits[position + at]
+        ahead.start_before[at] = episode.timeline.start[op]
+        ahead.finish_before[at] = episode.timeline.finish[op]
+        if device_of[op] < 0 and level < len(HORIZONS):
+            device = first_device if at == 0 else earliest_finish(m, p, episode, op, ahead)
             unit = m.unit_of[op]
             for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
                 device_of[m.unit_item[k]] = device
+                n_waiting += m.is_compute[m.unit_item[k]]
             ahead.load[device] += m.footprint_bytes[unit]
             ahead.unit[n_units] = unit
             n_units += 1
-        device = device_of[op]
-        ahead.start_before[n_visits] = timeline.start[op]
-        ahead.finish_before[n_visits] = timeline.finish[op]
-        ready = inputs_ready(p, device_of, timeline, timeline.free, op, device, True, ahead.log)
-        finish = run_op(p, timeline, op, device, ready)
-        time_s, sum_s = max(time_s, finish), sum_s + finish
-        n_visits += 1
-        is_last = at + 1 == len(visits)
-        decides_next = not is_last and device_of[visits[at + 1]] < 0
-        while level < len(HORIZONS) and (is_last or (decides_next and n_units >= HORIZONS[level])):
+        if device_of[op] >= 0:
+            finish = run_ahead(p, episode, op, ahead)
+            time_s, sum_s = max(time_s, finish), sum_s + finish
+            n_run, n_waiting = n_run + 1, n_waiting - 1
+        at += 1
+        decides_next = at < n_visits and device_of[visits[position + at]] < 0
+        while level < len(HORIZONS) and decides_next and n_units >= HORIZONS[level]:
             ahead.time_s[level, first_device] = time_s
-            ahead.finish_s[level, first_device] = sum_s / n_visits
+            ahead.finish_s[level, first_device] = sum_s / n_run
             level += 1
-    return n_units, n_visits
+    for last in range(min(level, len(HORIZONS) - 1), len(HORIZONS)):
+        ahead.time_s[last, first_device] = time_s
+        ahead.finish_s[last, first_device] = sum_s / n_run
+    return n_units, at
+
+
+@kernel
+def run_ahead(p, episode, op, ahead):
+    """Runs a decided op after all else on its device; returns its finish, in seconds.
+
+    Args:
+        p: `ProblemArrays`.
+        episode: `Episode`; the timeline is written.
+        op: index, int.
+        ahead: `RolloutScratch`; `log` is written.
+    """
+    timeline, device = episode.timeline, episode.device_of[op]
+    ready = inputs_ready(p, episode.device_of, timeline, timeline.free, op, device, True, ahead.log)
+    return run_op(p, timeline, op, device, ready)
 
 
 @kernel(inline=True)
@@ -193,14 +212,14 @@ def estimate_finish(p, timeline, device_of, op, device):
 
 
 @kernel(inline=True)
-def restore_episode(m, episode, ahead, n_units, n_visits):
+def restore_episode(m, episode, ahead, n_units, n_seen):
     """Takes back what `simulate_ahead` did to an episode.
 
     Args:
         m: `MdpArrays`.
         episode: `Episode`; `device_of` and the timeline are restored.
         ahead: `RolloutScratch`; its log is emptied.
-        n_units, n_visits: numbers of units placed and of ops visited, int.
+        n_units, n_seen: numbers of units placed and of visits looked at, int.
     """
     timeline, position = episode.timeline, episode.state[POSITION]
     rollback(timeline, ahead.log, 0)
@@ -208,7 +227,7 @@ def restore_episode(m, episode, ahead, n_units, n_visits):
         unit = ahead.unit[k]
         for member in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
             episode.device_of[m.unit_item[member]] = -1
-    for at in range(n_visits):
+    for at in range(n_seen):
         op = episode.visits[position + at]
         timeline.start[op] = ahead.start_before[at]
         timeline.finish[op] = ahead.finish_before[at]

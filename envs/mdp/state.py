@@ -19,9 +19,10 @@ from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, n_clocks, run_many
 from graphs.op_graph import FloatArray, IntArray
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL = range(3)
+POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING = range(4)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
-and whether the timeline grows by one op at a time (1) or is simulated anew (0)."""
+whether the timeline grows by one op at a time (1) or is simulated anew (0), and, while constructing, the
+number of ops that are decided and not visited yet."""
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -49,7 +50,7 @@ class Episode(NamedTuple):
     timeline: Timeline  # of what has been visited
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
-    state: IntArray  # (3,) columns POSITION, LAST_DEVICE, IS_INCREMENTAL
+    state: IntArray  # (4,) columns POSITION ... N_WAITING
     time_s: FloatArray  # (1,) step time of what is simulated
 
 
@@ -64,7 +65,7 @@ class Episodes(NamedTuple):
     timeline: Timeline  # (n, ...) each
     busy: FloatArray  # (n, max_devices)
     load: FloatArray  # (n, max_devices)
-    state: IntArray  # (n, 3)
+    state: IntArray  # (n, 4)
     time_s: FloatArray  # (n, 1)
 
 
@@ -108,7 +109,7 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         timeline=timeline,
         busy=np.zeros((n, max_devices)),
         load=np.zeros((n, max_devices)),
-        state=np.zeros((n, 3), dtype=np.int64),
+        state=np.zeros((n, 4), dtype=np.int64),
         time_s=np.zeros((n, 1)),
     )
 
@@ -127,7 +128,7 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.timeline.free[e] = 0.0
     episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = 0.0
     episodes.device_of[e] = episodes.simulated[e] = -1
-    episodes.state[e, [POSITION, LAST_DEVICE, IS_INCREMENTAL]] = 0, -1, is_incremental
+    episodes.state[e, [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING]] = 0, -1, is_incremental, 0
 
 
 def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray) -> None:

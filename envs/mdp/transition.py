@@ -16,6 +16,7 @@ from envs.mdp.packing import mdp_arrays_at, problem_at
 from envs.mdp.state import (
     IS_INCREMENTAL,
     LAST_DEVICE,
+    N_WAITING,
     POSITION,
     REWARD_S,
     episode_at,
@@ -132,6 +133,7 @@ def construct(m, p, episode, device):
     while state[POSITION] < len(visits) and episode.device_of[visits[state[POSITION]]] >= 0:
         visit(m, p, episode, visits[state[POSITION]])
         state[POSITION] += 1
+        state[N_WAITING] -= 1
     done = state[POSITION] == len(visits)
     if done:
         copy(episode.device_of, episode.simulated)
@@ -185,6 +187,7 @@ def assign(m, p, episode, op, device):
             episode.busy[device] += p.op_seconds[member, device]
         elif m.is_compute[member]:
             episode.busy[device] += p.op_seconds[member, device]
+            episode.state[N_WAITING] += 1
     episode.state[LAST_DEVICE] = device
 
 

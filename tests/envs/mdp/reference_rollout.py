@@ -16,7 +16,8 @@ from tests.envs.mdp.reference_timeline import Link, link_of, sends_once, transfe
 HORIZONS = (8, 32)
 """Decisions after which the step is looked at, that of the op at hand included.
 
-A horizon ends where the next decision is due; the rollout ends at the last one.
+A horizon ends where the next decision is due. The furthest one includes what is left then of the ops of
+decided units.
 """
 
 
@@ -45,7 +46,7 @@ class Rollout:
         for op in episode.visits[episode.position :]:
             if self.device_of[op] < 0:
                 if len(self.after_decision) == HORIZONS[-1]:
-                    break
+                    continue
                 self.after_decision.append(Reached(time_s, 0.0))
                 self.place(op, first_device if op == episode.op else self.best_device(op))
             finishes.append(self.run(op))

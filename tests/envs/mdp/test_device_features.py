@@ -130,7 +130,7 @@ def test_features_of_a_unit_are_those_of_all_its_compute_ops() -> None:
 
 
 def test_horizons_of_rollouts_count_decisions() -> None:
-    """The last of ten ops of one unit reads 160 bytes from the op at hand: far ahead, but no decision away."""
+    """The last of ten ops of one unit reads 160 bytes from the op at hand: far ahead, no decision away."""
     ops = [{"name": f"op{at}", "seconds": {"gpu": 1.0}, "colocate": int(at == 1)} for at in range(11)]
     table = features_after_the_first_op_went_to_the_second_device(
         build_graph("far", "", ops, [(1, 160.0, [10])])
@@ -138,6 +138,21 @@ def test_horizons_of_rollouts_count_decisions() -> None:
     # On y all run one after the other, until 11 s; elsewhere the bytes arrive at 21.25 s.
     time_s = table[f"rollout_step_time_{HORIZONS[0]}_over_least"]
     np.testing.assert_allclose(time_s, np.log1p([11.25, 0.0, 11.25]), rtol=1e-6)
+
+
+def test_the_furthest_horizon_includes_what_decided_units_run_later() -> None:
+    """The unit at hand runs one more op after forty others: the rollout decides 31 of them, then runs it."""
+    units = [0, 1, *range(2, 42), 1]
+    ops = [{"name": f"op{at}", "seconds": {"gpu": 1.0}, "colocate": unit} for at, unit in enumerate(units)]
+    table = features_after_the_first_op_went_to_the_second_device(
+        build_graph("late", "", ops, [(0, 800.0, [42])])
+    )
+    # It reads 800 bytes from a on y, which end at 1 s: elsewhere they arrive at 101.25 s. On y, the 34 ops so
+    # far take 12 s on the busiest of three devices.
+    time_s = np.expm1(table[f"rollout_step_time_{HORIZONS[-1]}_over_least"])
+    assert time_s[1] == 0.0
+    np.testing.assert_allclose(time_s[[0, 2]], 102.25 - 12.0, rtol=1e-5)
+    assert np.expm1(table[f"rollout_step_time_{HORIZONS[0]}_over_least"]).max() < 2.0
 
 
 def test_rollouts_keep_to_the_memory() -> None:

@@ -63,7 +63,8 @@ def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterat
             problem = Problem(graph, cluster)
             best: dict[Path, Trial] = {}
             for trial in trials:
-                if (trial.graph, trial.cluster) == (graph.name, cluster.name):
+                is_here = (trial.graph, trial.cluster) == (graph.name, cluster.name)
+                if is_here and trial.is_placement:
                     path = placement_path(folder, trial)
                     best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
             for path, trial in best.items():

@@ -145,7 +145,8 @@ class Measuring:
     def _chosen(
         self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial], count: int
     ) -> list[tuple[Trial, IntArray]]:
-        of_cluster = [each for each in trials if (each.graph, each.cluster) == (self.name, cluster.name)]
+        placed = [each for each in trials if each.is_placement]
+        of_cluster = [each for each in placed if (each.graph, each.cluster) == (self.name, cluster.name)]
         best_seed = {(each.placer, each.order): each for each in sorted(of_cluster, key=_worst_first)}
         found: dict[bytes, tuple[Trial, IntArray]] = {}
         for trial in sorted(best_seed.values(), key=lambda each: each.rank):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.evaluation.config import EvaluationError
+from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.run import evaluate, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean
@@ -100,7 +101,7 @@ def compare_placements(
     for old, new in pairs:
         for graph in spec.graphs:
             problem = Problem(graph, new)
-            for placer in spec.placers:
+            for placer in (name for name in spec.placers if name != DATA_PARALLEL):
                 placements = [
                     read_placement(
                         placement_path(folder, trial_of[graph.name, cluster.name, placer]), graph, cluster

@@ -102,5 +102,5 @@ def _as_integers(weight: FloatArray) -> IntArray:
     total = weight.sum()
     if total <= 0:
         return np.ones(len(weight), dtype=np.int64)
-    scaled: IntArray = np.rint(weight * (WEIGHT_RANGE / total)).astype(np.int64)
+    scaled: IntArray = np.rint(weight / total * WEIGHT_RANGE).astype(np.int64)
     return scaled

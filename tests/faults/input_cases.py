@@ -22,6 +22,7 @@ from envs.mdp.names import MDPS
 from envs.placement.files import read_placement
 from envs.placement.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
+from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.simulate import simulate
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs
 from graphs.op_graph import OpGraph, build_graph
@@ -141,6 +142,7 @@ def use(graph: OpGraph, cluster: Cluster, policy: Policy, placers: tuple[str, ..
             assert np.isfinite([step.total_s, step.transfer_bytes, *step.busy_s, *step.peak_bytes]).all()
             assert np.isfinite([step.start_s, step.finish_s]).all()
     assert 0 <= lower_bound_s(problem) < np.inf
+    assert 0 <= simulate_data_parallel(problem).seconds_per_batch < np.inf
     for name in placers or (*PLACERS, *LEARNED):
         check_result(problem, learned_placer(name, policy, "topo") if name in LEARNED else PLACERS[name])
     for mdp in MDPS:

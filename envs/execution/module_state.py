@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from envs.execution.program import ExecutionError
 from graphs.capture.captured_step import CapturedStep
-from graphs.capture.values import node_value
+from graphs.capture.values import constant_value
 
 
 def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
@@ -51,8 +52,8 @@ def constants_of(captured: CapturedStep) -> dict[str, Tensor]:
     constants: dict[str, Tensor] = {}
     for node, name in captured.trace.sources.items():
         if node.op == "get_attr":
-            value = node_value(node)
-            if type(value) is not Tensor or value.is_meta:
+            value = constant_value(node)
+            if isinstance(value, FakeTensor) or value.is_meta:
                 raise ExecutionError(f"constant '{name}' of the model has no values; make it a buffer")
             constants[name] = value
     return constants

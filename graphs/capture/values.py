@@ -12,10 +12,15 @@ from torch.utils._pytree import tree_leaves
 def node_value(node: fx.Node) -> Any:
     """Value of a node, as fake tensors; a constant that was never traced is looked up in its module."""
     if "val" not in node.meta and node.op == "get_attr":
-        owner = node.graph.owning_module
-        assert owner is not None
-        return attrgetter(str(node.target))(owner)
+        return constant_value(node)
     return node.meta.get("val")
+
+
+def constant_value(node: fx.Node) -> Any:
+    """Value of a `get_attr` node in the module that owns its graph."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    return attrgetter(str(node.target))(owner)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from envs.execution.interpreter import OPTIMIZERS
+from graphs.capture.step import mean_loss
 from graphs.families import bert, cifar10, gpt, inception, llama, moe, nmt, ptb, randwire, resnet, vit
 from graphs.op_graph import IntArray, OpGraph
 
@@ -118,7 +119,7 @@ def random_devices(graph: OpGraph, n_devices: int, seed: int) -> IntArray:
 
 
 def plain_steps(
-    module: nn.Module, inputs: tuple[Any, ...], count: int, optimizer: str, **options: Any
+    module: nn.Module, inputs: Any, count: int, optimizer: str, **options: Any
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Trains a copy of a module without placing it.
 
@@ -130,7 +131,7 @@ def plain_steps(
     losses = []
     for _ in range(count):
         chosen.zero_grad()
-        loss = model(*inputs)
+        loss = mean_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
         loss.backward()
         chosen.step()
         losses.append(float(loss.detach()))

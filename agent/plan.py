@@ -304,5 +304,5 @@ def _placer(name: str, policy: str, order: str, graph: OpGraph, granularity: str
         raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
     if name not in placer_names():
         raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
-    opened = open_policy(policy, [graph], granularity) if name in LEARNED else None
+    opened = open_policy(policy, [graph]) if name in LEARNED else None
     return make_placer(name, opened, order)

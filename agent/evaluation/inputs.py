@@ -45,7 +45,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     given = read_given(config.placements, graphs, clusters)
     policy = None
     if any(name in LEARNED for name in placers):
-        policy = open_policy(config.policy, graphs, config.granularity)
+        policy = open_policy(config.policy, graphs)
     seen = policy.seen(gathered) if policy else frozenset[str]()
     dropped = frozenset[str]() if config.include_seen else seen
     spec = EvaluationSpec(

@@ -53,23 +53,20 @@ def make_placer(name: str, policy: EvaluatedPolicy | None, order: str) -> Placer
     return learned_placer(name, policy.policy, order)
 
 
-def open_policy(path: str, graphs: Iterable[OpGraph], granularity: str = "op") -> EvaluatedPolicy:
+def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:
     """Read a policy and check that it can place some graphs.
 
     Args:
-        path: a run's folder, `pretrained`, which is the shipped policy for the granularity, or the name of
-            a shipped policy.
-        granularity: what one decision places.
+        path: a run's folder, or `pretrained`.
 
     Raises:
         PolicyFileError: it cannot be loaded.
         ValueError: a graph is too large for it.
     """
     from agent.policy.encoders.base import check_size
-    from agent.policy.serialization import read_policy, shipped_for
+    from agent.policy.serialization import read_policy
 
-    chosen = shipped_for(granularity) if path == "pretrained" else path
-    opened = EvaluatedPolicy(read_policy(chosen))
+    opened = EvaluatedPolicy(read_policy(path))
     check_size(opened.stored.card.shape.encoder, graphs)
     _ = opened.policy
     return opened

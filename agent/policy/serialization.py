@@ -29,8 +29,6 @@ from graphs.op_graph import OpGraph
 FORMAT = "placewalk.policy/2"
 FAMILY = FORMAT.partition("/")[0]
 PRETRAINED = Path(__file__).parent / "pretrained"
-SHIPPED = {"pretrained": PRETRAINED, "pretrained-module": PRETRAINED.with_name("pretrained_module")}
-"""Folders of the policies that come with the program, by name: for ops, and for whole modules."""
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
 
 
@@ -129,16 +127,11 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
     write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
 
 
-def shipped_for(granularity: str) -> str:
-    """Names the shipped policy that is for a granularity."""
-    return "pretrained" if granularity == "op" else "pretrained-module"
-
-
 def read_card(path: str | Path) -> PolicyCard:
     """Reads what a policy is, without its weights.
 
     Args:
-        path: a run's folder, or a name in `SHIPPED`.
+        path: a run's folder, or `pretrained`.
 
     Raises:
         PolicyFileError: no policy there, or `policy.json` does not conform.
@@ -150,7 +143,7 @@ def read_policy(path: str | Path) -> StoredPolicy:
     """Reads a policy's files, once.
 
     Args:
-        path: a run's folder, or a name in `SHIPPED`.
+        path: a run's folder, or `pretrained`.
 
     Raises:
         PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
@@ -168,7 +161,7 @@ def load_policy(path: str | Path) -> Policy:
     """Reads a policy that can act on any graph and cluster.
 
     Args:
-        path: a run's folder, or a name in `SHIPPED`.
+        path: a run's folder, or `pretrained`.
 
     Raises:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
@@ -177,7 +170,7 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def _read_card_file(path: str | Path) -> tuple[bytes, Path]:
-    folder = SHIPPED.get(str(path)) or Path(path)
+    folder = PRETRAINED if str(path) == "pretrained" else Path(path)
     file = folder / "policy.json"
     if not file.is_file():
         raise PolicyFileError(f"{folder}: holds no policy.json; give the folder of a trained run")

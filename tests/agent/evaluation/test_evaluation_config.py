@@ -7,10 +7,8 @@ from agent.evaluation.inputs import make_budget
 from agent.evaluation.policies import open_policy
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
-from agent.policy.serialization import SHIPPED
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
-from graphs.step_settings import GRANULARITIES
 from tests.agent.placement_cases import training_graph
 
 
@@ -70,16 +68,6 @@ def test_a_graph_of_the_training_is_seen_in_any_precision_and_granularity():
     assert left_out == others != []
     assert spec.granularity == "module"
     assert all(len(graph.units) < graph.n_ops / 3 for graph in spec.graphs)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_the_shipped_policy_is_the_one_for_the_granularity(granularity):
-    settings = {"families": ("gpt",), "placers": ("policy",), "granularity": granularity}
-    expected = "pretrained" if granularity == "op" else "pretrained-module"
-    chosen, named = (EvaluationConfig(**settings, **given).spec()[0] for given in ({}, {"policy": expected}))
-    assert chosen.policy.digest == named.policy.digest
-    others = {open_policy(name, []).digest for name in SHIPPED if name != expected}
-    assert chosen.policy.digest not in others
 
 
 def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):

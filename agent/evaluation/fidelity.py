@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,13 @@ from envs.execution.measurements import Measurements
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import IntArray, OpGraph
 from graphs.step_settings import GRANULARITIES
 
-BUDGETS = (10, 100, 1_000, 10_000)
+BUDGET = 10_000
 """Evaluations of the searches whose placements are measured."""
+DRAWS = 10
+"""Placements that are drawn for each that is measured."""
 
 
 @dataclass(frozen=True)
@@ -128,42 +130,76 @@ def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:
 
 
 def varied_placements(problem: Problem, count: int) -> Iterator[tuple[str, IntArray]]:
-    """Draws different placements, from the worst to the best: the same problem always gives the same.
+    """Makes different placements, from the worst to the best: the same problem always gives the same.
 
-    They are each device alone, what the placers that learn nothing find with several budgets, and draws of a
-    device for every op, module, block or layer, with devices that are equally likely or not.
+    First come each device alone and what the placers that learn nothing find. The others are draws whose
+    simulated step times are spread evenly: the best of those placements with a share of its ops, modules,
+    blocks or layers drawn anew, and draws of all of them.
 
     Yields:
         What made a placement, and the device of each op, int (n_ops,). Fewer than `count` where there are no
         more.
     """
-    seen: set[bytes] = set()
-    for source, device_of in _candidates(problem, np.random.default_rng(0), 20 * count):
-        if len(seen) < count and device_of.tobytes() not in seen:
+    found = list(_distinct(_found(problem)))[:count]
+    yield from found
+    times = [simulate_problem(problem, device_of).total_s for _, device_of in found]
+    base = found[int(np.argmin(times))][1]
+    n_draws = DRAWS * (count - len(found))
+    draws = _draws(problem, base, n_draws, np.random.default_rng(0))
+    pool = list(_distinct(draws, {device_of.tobytes() for _, device_of in found}))
+    yield from _spread(pool, problem, times, count - len(found))
+
+
+def _distinct(
+    placements: Iterable[tuple[str, IntArray]], known: Iterable[bytes] = ()
+) -> Iterator[tuple[str, IntArray]]:
+    seen = {*known}
+    for source, device_of in placements:
+        if device_of.tobytes() not in seen:
             seen.add(device_of.tobytes())
             yield source, device_of
 
 
-def _candidates(problem: Problem, rng: np.random.Generator, n_draws: int) -> Iterator[tuple[str, IntArray]]:
-    graph, n_devices = problem.graph, problem.n_devices
-    for device in range(n_devices):
-        yield f"device {device}", np.full(graph.n_ops, device)
+def _found(problem: Problem) -> Iterator[tuple[str, IntArray]]:
+    for device in range(problem.n_devices):
+        yield f"device {device}", np.full(problem.graph.n_ops, device)
     runner = TrialRunner()
     for name, placer in PLACERS.items():
-        for budget in BUDGETS if placer.uses_rng and name != "random" else BUDGETS[-1:]:
-            found = runner.place(placer, problem, Budget(budget), order="", seed=0)
-            yield f"{name} {budget}", found.placement.device_of
+        found = runner.place(placer, problem, Budget(BUDGET), order="", seed=0)
+        yield name, found.placement.device_of
+
+
+def _draws(
+    problem: Problem, base: IntArray, count: int, rng: np.random.Generator
+) -> Iterator[tuple[str, IntArray]]:
+    graph = problem.graph
     levels = [level for level in GRANULARITIES if level == "op" or any(graph.modules)]
-    for draw in range(n_draws):
-        level = levels[draw % len(levels)]
-        shares = rng.dirichlet(np.ones(n_devices))
-        yield f"random per {level}", _drawn(graph, with_granularity(graph, level), shares, rng)
+    for draw in range(count):
+        level, share = levels[draw % len(levels)], rng.uniform()
+        coarser = with_granularity(graph, level)
+        drawn = rng.choice(
+            problem.n_devices, p=rng.dirichlet(np.ones(problem.n_devices)), size=len(coarser.units)
+        )
+        is_drawn = rng.uniform(size=len(coarser.units)) < share
+        mixed = np.where(is_drawn[coarser.unit_of], drawn[coarser.unit_of], base)
+        yield f"{share:.0%} drawn per {level}", mixed[_first_ops(graph)][graph.unit_of]
 
 
-def _drawn(graph: OpGraph, coarser: OpGraph, shares: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Draws a device for each unit of a coarser graph; each unit of the graph itself follows its first op."""
-    device_of = rng.choice(len(shares), p=shares, size=len(coarser.units))[coarser.unit_of]
+def _first_ops(graph: OpGraph) -> IntArray:
+    """First computing op of each unit, (n_units,), which the others of the unit follow."""
     compute_first = np.lexsort((np.arange(graph.n_ops), graph.is_source, graph.unit_of))
-    _, first = np.unique(graph.unit_of[compute_first], return_index=True)
-    drawn: IntArray = device_of[compute_first[first]][graph.unit_of]
-    return drawn
+    first: IntArray = compute_first[np.unique(graph.unit_of[compute_first], return_index=True)[1]]
+    return first
+
+
+def _spread(
+    pool: list[tuple[str, IntArray]], problem: Problem, times: list[float], count: int
+) -> Iterator[tuple[str, IntArray]]:
+    """Takes from a pool, one by one, the placement whose time is furthest from those of all taken."""
+    logs = np.log([simulate_problem(problem, device_of).total_s for _, device_of in pool])
+    distance = np.abs(logs[:, None] - np.log(times)[None, :]).min(axis=1)
+    for _ in range(min(count, len(pool))):
+        furthest = int(np.argmax(distance))
+        yield pool[furthest]
+        distance = np.minimum(distance, np.abs(logs - logs[furthest]))
+        distance[furthest] = -1.0

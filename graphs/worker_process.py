@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -49,7 +49,8 @@ class WorkerProcess(Generic[Request, Answer]):
         handler: makes the answer to a request, never None; it is sent to the process.
         timeout_s: seconds after which a request has taken too long; None = never.
         inherits: whether the handler holds what only a process that is being started can be given, such as
-            semaphores.
+            semaphores. Such a process does not import the user's script, which others do, as it may register
+            placers.
 
     Attributes:
         connection: becomes readable when there may be an answer.
@@ -103,7 +104,7 @@ class WorkerProcess(Generic[Request, Answer]):
         self.deadline_s = math.inf
         inherited = self._handler if self._inherits else None
         process = context.Process(target=_serve, args=(theirs, inherited), daemon=True)
-        with theirs, _undisturbed(), _without_main():
+        with theirs, _undisturbed(), _without_main() if self._inherits else nullcontext():
             process.start()
             self._process = process
 

@@ -62,7 +62,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name", "a"], "give --families or --graphs"),
+        (["--name", "a"], "give --families, --graphs or --model"),
         (["--graphs", "graphs.jsonl"], "--name"),
         (["--name", "../a", "--graphs", "graphs.jsonl"], "run name"),
         (["--name", "a", "--graphs", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -72,7 +72,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "graphs.jsonl", "--encoder", "gnn"], "gnn"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--start", "annealing"], "use best, "),
         (["--name", "a", "--graphs", "graphs.jsonl", "--init", "nowhere"], "nowhere"),
-        (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "not built"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "give --model"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid"], "not built"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--device", "warp"], "warp"),
         (["--name", "a", "--graphs", "large.json"], "GB"),
@@ -192,7 +192,7 @@ def test_help_comes_in_groups_and_begins_with_what_matters(
     main = lines[lines.index("what matters most:") : lines.index("problems and decision process:")]
     flags = [line.split()[0] for line in main if line.startswith("  --")]
     assert flags == [
-        *("--name", "--families", "--graphs", "--cluster", "--order", "--minutes", "--timesteps"),
+        *("--name", "--families", "--graphs", "--model", "--cluster", "--order", "--minutes", "--timesteps"),
         *("--seed", "--init", "--config", "--resume"),
     ]
     assert max(len(line) for line in lines) <= 80

@@ -32,8 +32,8 @@ EPILOG = """examples:
   python evaluate.py --families ptb --placements mine.json --out runs/scored
   python evaluate.py --print-cluster 4xv100 > mine.json
 
-DIR gets results.csv, summary.csv, report.html and placements/; beside those of a
---model, tables, a device map for accelerate, a trace, and what bounds the step.
+DIR gets results.csv, summary.csv, report.html and placements/; beside those of
+a --model, tables, a device map for accelerate, a trace, and what bounds it.
 If interrupted, the same command goes on.
 """
 

@@ -13,6 +13,7 @@ from graphs.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext
+    from agent.contexts.study_config import StudyConfig
     from agent.training.config import TrainConfig
     from agent.training.inputs import Inputs
     from agent.training.trainer import Result
@@ -29,13 +30,17 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
-    config, folder = resolve(options)
+    study = study_settings(options)
+    config, folder = resolve(options, is_study=study is not None)
+    if study is not None:
+        return _study(config, study)
     context, inputs = _open(config, folder, resume=options["resume"])
     return _train(config, context, inputs)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    from agent.contexts.study_config import StudyConfig
     from agent.settings import add_flags
     from agent.training.config import MAIN, TrainConfig
 
@@ -46,13 +51,39 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     main_flags = add_flags(parser, TrainConfig)[MAIN]
+    add_flags(parser, StudyConfig)
     main_flags.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
     main_flags.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
     return parser
 
 
-def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
+def study_settings(options: dict[str, Any]) -> StudyConfig | None:
+    """Takes the settings of a study out of a command line; None without a context that runs one.
+
+    Raises:
+        ConfigError: a wrong value, or settings of a study without such a context.
+    """
+    from agent.contexts.study_config import StudyConfig
+    from agent.settings import field_types
+    from agent.training.config import ConfigError
+
+    given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
+    if options.get("context", "local") != "local":
+        if options["resume"]:
+            raise ConfigError("a study is gone on with by the command that began it; leave out --resume")
+        return StudyConfig.from_json(given, "command line")
+    if given:
+        raise ConfigError(
+            f"--{next(iter(given)).replace('_', '-')} is for --context search, ablation or grid"
+        )
+    return None
+
+
+def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainConfig, Path]:
     """Resolves a command line into the configuration and the folder of a run.
+
+    Args:
+        is_study: whether the folder may be there.
 
     Raises:
         InputError: settings that do not fit together, or a run that exists or does not.
@@ -64,7 +95,7 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
     if not options["resume"]:
         base = None if options["config"] is None else runs.config_from_file(Path(options["config"]))
         config = TrainConfig.from_json(given, "command line", base)
-        return config, runs.check_is_new(config.name)
+        return config, runs.run_folder(config.name) if is_study else runs.check_is_new(config.name)
     fixed = [key for key in given if key not in EXTENDABLE] + (
         ["config"] if options["config"] is not None else []
     )
@@ -72,6 +103,14 @@ def resolve(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
     return TrainConfig.from_json(given, "command line", started), runs.run_folder(given["name"])
+
+
+def _study(config: TrainConfig, study: StudyConfig) -> int:
+    from rich.console import Console
+
+    from agent.contexts.studies import run_study
+
+    return 0 if run_study(config, study, Console(stderr=True)) else 1
 
 
 def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalContext, Inputs]:

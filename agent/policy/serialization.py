@@ -17,6 +17,7 @@ from agent.policy.encoders.base import ENCODERS
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
+from agent.policy.parts import PartError, kept_without
 from agent.policy.policy import Policy
 from agent.policy.starts import start_names
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
@@ -94,7 +95,13 @@ def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
     )
 
 
-def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "rollout") -> NetworkShape:
+def current_shape(
+    encoder: str,
+    hidden: int,
+    rounds: int,
+    feature_set: str = "rollout",
+    left_out: tuple[str, ...] = (),
+) -> NetworkShape:
     """Makes the shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,
@@ -104,6 +111,7 @@ def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "ro
         graph_features=len(GRAPH_FEATURES),
         device_features=len(columns_of(feature_set)),
         feature_set=feature_set,
+        left_out=left_out,
     )
 
 
@@ -117,6 +125,7 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
             "hidden": shape.hidden,
             "rounds": shape.rounds,
             "feature_set": shape.feature_set,
+            **({"left_out": list(shape.left_out)} if shape.left_out else {}),
         },
         **_feature_names(shape.feature_set),
         "seen": [dict(entry) for entry in card.seen],
@@ -243,7 +252,8 @@ def _check_features(found: list[Any], expected: list[str], where: str) -> None:
 
 
 def _parse_shape(value: object, where: str) -> NetworkShape:
-    record = json_fields.fields(value, where, {"encoder", "hidden", "rounds", "feature_set"})
+    required = {"encoder", "hidden", "rounds", "feature_set"}
+    record = json_fields.fields(value, where, required, {"left_out"})
     feature_set = json_fields.text(record["feature_set"], f"{where}.feature_set")
     if feature_set not in FEATURE_SETS:
         raise PolicyFileError(
@@ -258,7 +268,13 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
         raise PolicyFileError(
             f"{where}: hidden {hidden}, rounds {rounds}; use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
         )
-    return current_shape(encoder, hidden, rounds, feature_set)
+    left_out = json_fields.array(record.get("left_out", []), f"{where}.left_out")
+    parts = tuple(json_fields.text(part, f"{where}.left_out") for part in left_out)
+    try:
+        kept_without(parts, feature_set, rounds)
+    except PartError as error:
+        raise PolicyFileError(f"{where}.left_out: {error}") from None
+    return current_shape(encoder, hidden, rounds, feature_set, parts)
 
 
 def _parse_seen(value: object, where: str) -> Mapping[str, str]:

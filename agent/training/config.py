@@ -13,7 +13,7 @@ from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
 
 SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
-CONTEXTS = ("local",)
+CONTEXTS = ("local", "search", "ablation", "grid")
 ADVANTAGES = ("op", "graph", "batch")
 RENAMED = {
     "sight": "feature_set",
@@ -164,6 +164,13 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     encoder: str = option("sage", "graph encoder", group=NETWORK)
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
+    left_out: tuple[str, ...] = option(
+        (),
+        "parts of the network that are left out, as in an ablation: device/GROUP, node/FEATURE, head/graph, "
+        "encoder/round-K, ...",
+        group=NETWORK,
+        metavar="PART",
+    )
     ema_decay: float = option(
         0.95,
         "share of the averaged weights that an update keeps; the averaged policy is evaluated and saved",
@@ -202,7 +209,7 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         "where it runs",
         group=RUN,
         choices=CONTEXTS,
-        planned=("search", "ablation", "grid", "distributed"),
+        planned=("distributed",),
     )
 
     @property

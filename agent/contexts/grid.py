@@ -1,0 +1,38 @@
+"""A grid: every combination of some settings' values, each on every seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from agent.contexts.assignments import ELEMENTS, Choice, parse_choice
+from agent.contexts.plans import ListPlan, on_seeds
+from agent.contexts.record import Trial
+from agent.contexts.study_config import StudyConfig
+from agent.training.config import ConfigError, TrainConfig
+
+
+def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
+    """Plans the trials of a grid.
+
+    Raises:
+        ConfigError: a setting that cannot be varied, is varied twice, or cannot have a value.
+    """
+    choices = [parse_choice(text) for text in config.vary]
+    names = [choice.field for choice in choices]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
+    return ListPlan(on_seeds(list(_combinations(base, choices)), config))
+
+
+def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[Trial]:
+    for number, values in enumerate(itertools.product(*(choice.values for choice in choices))):
+        changed = {choice.field: value for choice, value in zip(choices, values, strict=True)}
+        words = " ".join(f"{name}={_text(value)}" for name, value in changed.items())
+        yield Trial(f"{number:03d}", replace(base, **changed), words, "grid" if changed else "base")
+
+
+def _text(value: object) -> str:
+    return ELEMENTS.join(map(str, value)) if isinstance(value, tuple) else str(value)

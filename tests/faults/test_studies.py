@@ -1,0 +1,132 @@
+"""Studies lose no row and no trial, whatever is killed; real processes, real signals."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.training.checkpoints import CheckpointFolder
+from tests.faults.processes import TRAIN, TRAINING, Command, rows_of
+from tests.training_cases import write_toys
+
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+GRID = "--context grid --vary hidden=4,8 order=topo,bfs --seeds 2 --jobs 2"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with graphs and a study that nothing disturbed, `runs/whole`."""
+    folder = tmp_path_factory.mktemp("studies")
+    write_toys(folder)
+    whole = study(folder, "whole")
+    assert whole.wait() == 0, whole.output
+    return folder
+
+
+def study(folder: Path, name: str, flags: str = GRID) -> Command:
+    return Command(TRAIN, [*TRAINING.split(), *flags.split(), "--name", name], folder)
+
+
+def attempts(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "runs" / name / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def outcomes(folder: Path, name: str) -> dict[str, tuple[str, ...]]:
+    """What each trial came to, without what depends on the clock and on how often it was begun."""
+    kept = ("component", "seed", "config_hash", "graphs_hash", "steps", "decisions", "parameters")
+    kept += ("final_score", "best_score", "held_out")
+    ended = [row for row in attempts(folder, name) if row["status"] == "complete"]
+    found = {row["trial"]: tuple(row[key] for key in kept) for row in ended}
+    assert len(found) == len(ended), "a trial ended twice"
+    return found
+
+
+def workers_of(command: Command) -> list[int]:
+    """Processes that a command has started."""
+    path = Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children")
+    children = [int(word) for word in path.read_text().split()]
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def is_training(folder: Path, name: str) -> bool:
+    return any((folder / "runs" / name / "trials").glob("*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_study_survives_any_signal_at_any_moment(here: Path, seed: int) -> None:
+    draw, name = random.Random(seed), f"disturbed-{seed}"
+    for number in (KILL, TERM, KILL, INT, KILL):
+        command = study(here, name)
+        command.wait_until(lambda: is_training(here, name))
+        time.sleep(draw.uniform(0.0, 2.5))
+        command.send(number)
+        code = command.wait()
+        assert code in ((0, -KILL) if number == KILL else (0, 1)), command.output
+        assert "Traceback" not in command.output
+        if code == 1:
+            assert "stopped; the same command goes on" in command.output
+        for trial in (here / "runs" / name / "trials").iterdir():
+            CheckpointFolder(trial / "checkpoints").latest()  # can be read
+    last = study(here, name)
+    assert last.wait() == 0, last.output
+    assert outcomes(here, name) == outcomes(here, "whole")
+    rows = attempts(here, name)
+    assert [row["attempt"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
+    retried = [row for row in rows if row["retry_of"]]
+    assert retried
+    for row in retried:
+        before = rows[int(row["retry_of"]) - 1]
+        assert (before["trial"], before["status"]) == (row["trial"], "stale")
+    for trial in outcomes(here, name):
+        runs = (here / "runs" / study_name / "trials" / trial for study_name in (name, "whole"))
+        assert [rows_of(run) for run in runs][0] == rows_of(here / "runs" / "whole" / "trials" / trial)
+
+
+def test_a_worker_that_is_killed_costs_an_attempt(here: Path) -> None:
+    command = study(here, "workers")
+    killed = 0
+    while killed < 2:
+        command.wait_until(lambda: bool(workers_of(command)) and is_training(here, "workers"))
+        time.sleep(0.3)
+        for worker in workers_of(command)[:1]:
+            os.kill(worker, KILL)
+            killed += 1
+    assert command.wait() == 0, command.output
+    assert outcomes(here, "workers") == outcomes(here, "whole")
+    stale = [row for row in attempts(here, "workers") if row["status"] == "stale"]
+    assert [row["error"] for row in stale] == ["worker killed by SIGKILL"] * 2
+
+
+def test_a_trial_that_fails_holds_up_no_other(here: Path) -> None:
+    """The learning rate makes one training diverge; its row says so, and the exit code."""
+    flags = "--context grid --vary learning_rate=3e-4,1e29 --imitation-epochs 0 --dagger-rounds 0"
+    command = study(here, "failing", flags)
+    assert command.wait() == 1, command.output
+    good, bad = attempts(here, "failing")
+    assert (good["status"], bad["status"]) == ("complete", "failed")
+    assert "training diverged in reinforcement" in bad["error"]
+    assert study(here, "failing", flags).wait() == 1
+    assert attempts(here, "failing") == [good, bad]
+
+
+def test_a_study_has_one_process_and_one_meaning(here: Path) -> None:
+    done = study(here, "whole")
+    assert done.wait() == 0
+    assert "it was finished before, so nothing was run" in done.output
+    other = study(here, "whole", GRID.replace("4,8", "4,6"))
+    assert other.wait() == 2
+    assert "study 'whole' was begun with another --vary" in other.output
+    running = study(here, "held")
+    running.wait_until(lambda: is_training(here, "held"))
+    second = study(here, "held")
+    assert second.wait() == 2
+    assert "is being run by another process" in second.output
+    running.send(KILL)
+    running.wait()

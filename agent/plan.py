@@ -168,7 +168,7 @@ class Plan:
             found = TorchrunDevices(timeout_s)
         else:
             names = torch_devices(self.cluster) if devices is None else list(devices)
-            found = DeviceProcesses(len(names), timeout_s)
+            found = DeviceProcesses(names, timeout_s)
         try:
             if found.n_devices != self.cluster.n_devices:
                 raise ExecutionError(

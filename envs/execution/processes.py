@@ -14,7 +14,7 @@ from envs.execution.device_process import Answer, Command, DeviceHost
 from envs.execution.machine import CPU, check_devices
 from envs.execution.program import ExecutionError
 from envs.execution.stream_host import StreamHost
-from envs.execution.streams import CudaStreams, StreamApi
+from envs.execution.streams import Cuda
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import Death, WorkerProcess
 
@@ -32,7 +32,7 @@ class DeviceProcesses:
     Args:
         devices: torch device of each, `cpu`, `cuda:0`, ...; or how many there are, all `cpu`.
         timeout_s: seconds after which a command has taken too long; None = never.
-        streams: what CUDA devices are driven by.
+        cuda: what drives CUDA devices.
 
     Attributes:
         memory: shared by all.
@@ -45,13 +45,13 @@ class DeviceProcesses:
         self,
         devices: int | Sequence[str],
         timeout_s: float | None = None,
-        streams: StreamApi | None = None,
+        cuda: Cuda | None = None,
     ) -> None:
         self._names = [CPU] * devices if isinstance(devices, int) else list(devices)
-        self._streams = streams or CudaStreams()
+        self._cuda = cuda or Cuda()
         self.n_devices = len(self._names)
         self._members = members_of(self._names)
-        check_devices(self._names, self._streams.count() if set(self._names) != {CPU} else 0)
+        check_devices(self._names, self._cuda.count() if set(self._names) != {CPU} else 0)
         self.memory = SharedMemory(0)
         self._timeout_s = timeout_s
         self._processes: list[WorkerProcess[list[Command], Answer]] = []
@@ -111,7 +111,7 @@ class DeviceProcesses:
             host = (
                 DeviceHost(cores, self.memory, signals, barrier)
                 if CPU in names.values()
-                else StreamHost(cores, self.memory, signals, barrier, names, self._streams)
+                else StreamHost(cores, self.memory, signals, barrier, names, self._cuda)
             )
             self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))
 

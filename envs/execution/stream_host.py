@@ -17,7 +17,7 @@ from envs.execution.interpreter import Interpreter
 from envs.execution.packing import pack_all, unpack_all
 from envs.execution.program import TensorSpec
 from envs.execution.program_order import program_order
-from envs.execution.streams import Lane, StreamApi, StreamTransport
+from envs.execution.streams import Cuda, Lane, StreamTransport
 from envs.execution.transports import SharedMemory, SharedMemoryTransport
 
 Span: TypeAlias = tuple[Any, Any]
@@ -45,7 +45,7 @@ class StreamHost:
     Args:
         cores, memory, signals, barrier: as of a `DeviceHost`.
         names: of the devices, such as `cuda:0`, by device index.
-        api: CUDA, or what stands for it.
+        cuda: what drives the devices.
     """
 
     cores: tuple[int, ...]
@@ -53,7 +53,7 @@ class StreamHost:
     signals: Mapping[tuple[int, int], Semaphore]
     barrier: Waits
     names: Mapping[int, str]
-    api: StreamApi
+    cuda: Cuda
     _lanes: dict[int, Lane] = field(default_factory=dict)
     _parts: list[_Part] = field(default_factory=list)
     _order: list[tuple[int, int]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class StreamHost:
         """Takes over programs and their state in place of any others."""
         self._host(None).pin()
         if not self._lanes:
-            self._lanes = {device: Lane.open(self.api, name) for device, name in self.names.items()}
+            self._lanes = {device: Lane.open(self.cuda, name) for device, name in self.names.items()}
         self._parts = []  # frees the memory of those before
         self.memory.grow(max(task.memory_bytes for task in tasks))
         arriving: dict[int, tuple[Tensor, Any]] = {}
@@ -94,8 +94,8 @@ class StreamHost:
     def _part(self, task: DeviceTask, arriving: dict[int, tuple[Tensor, Any]]) -> _Part:
         index = task.program.device
         lane = self._lanes[index]
-        self.api.use(lane.compute)  # which state and inputs are allocated on
-        self.api.seed(self.names[index], task.seed)
+        self.cuda.use(lane.compute)  # which state and inputs are allocated on
+        self.cuda.seed(self.names[index], task.seed)
         places = {key: self.memory.tensor(*place) for key, place in task.inputs.items()}
         inputs = {key: _room(spec, lane.device) for key, (spec, _) in task.inputs.items()}
         shared = SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals)
@@ -131,13 +131,13 @@ class StreamHost:
         """Issues a step; returns the outputs of each device, which may still be on their way."""
         values = []
         for part in self._parts:
-            self.api.use(part.lane.compute)
+            self.cuda.use(part.lane.compute)
             for room, place in part.inputs:
                 room.copy_(place, non_blocking=True)
             values.append(part.interpreter.begin())
         for index, instruction in self._order:
             part = self._parts[index]
-            self.api.use(part.lane.compute)
+            self.cuda.use(part.lane.compute)
             before = part.lane.mark(part.lane.compute, timed=True) if spans else None
             part.interpreter.runnables[instruction](values[index])
             if spans:
@@ -150,7 +150,7 @@ class StreamHost:
 
     def _end(self, part: _Part, values: list[Any], spans: list[Span] | None) -> dict[int, Tensor]:
         lane = part.lane
-        self.api.use(lane.compute)
+        self.cuda.use(lane.compute)
         lane.compute.wait_event(lane.mark(lane.copy))  # which may read what is updated now
         before = lane.mark(lane.compute, timed=True) if spans is not None else None
         outputs = part.interpreter.end(values)

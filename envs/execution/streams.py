@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,40 +14,15 @@ from envs.execution.program import TensorSpec, Transfer
 from envs.execution.transports import SharedMemoryTransport
 
 
-class StreamApi(Protocol):
-    """What is asked of CUDA; streams and events are those of `torch.cuda`, or have the same methods."""
-
-    def count(self) -> int:
-        """Returns the number of devices."""
-
-    def device(self, name: str) -> torch.device:
-        """Returns the torch device of a name such as `cuda:0`."""
-
-    def seed(self, name: str, seed: int) -> None:
-        """Seeds the random numbers of a device."""
-
-    def stream(self, name: str) -> Any:
-        """Makes a stream of a device, which is not its default stream."""
-
-    def event(self, *, timed: bool) -> Any:
-        """Makes an event."""
-
-    def use(self, stream: Any) -> None:
-        """Makes a stream the current one of its device, and its device the current one."""
-
-    def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keeps the memory of a tensor that is freed until a stream has done what it has to do by then."""
-
-
-class CudaStreams:
-    """The real `StreamApi`."""
+class Cuda:
+    """What is asked of CUDA; tests ask a recorder instead."""
 
     def count(self) -> int:
         """Returns the number of devices."""
         return torch.cuda.device_count()
 
     def device(self, name: str) -> torch.device:
-        """Returns the torch device of a name."""
+        """Returns the torch device of a name such as `cuda:0`."""
         return torch.device(name)
 
     def seed(self, name: str, seed: int) -> None:
@@ -55,20 +30,20 @@ class CudaStreams:
         with torch.cuda.device(name):
             torch.cuda.manual_seed(seed)
 
-    def stream(self, name: str) -> torch.cuda.Stream:
+    def stream(self, name: str) -> Any:
         """Takes a stream from torch's pool, which the default stream is not in and does not wait for."""
         return torch.cuda.Stream(torch.device(name))  # type: ignore[no-untyped-call]
 
-    def event(self, *, timed: bool) -> torch.cuda.Event:
+    def event(self, *, timed: bool) -> Any:
         """Makes an event."""
         return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
-    def use(self, stream: torch.cuda.Stream) -> None:
+    def use(self, stream: Any) -> None:
         """Makes a stream the current one of its device, and its device the current one."""
         torch.cuda.set_stream(stream)
 
-    def keep(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Tells the caching allocator that a stream uses a tensor."""
+    def keep(self, tensor: Tensor, stream: Any) -> None:
+        """Keeps the memory of a tensor that is freed until a stream has done what it has to do by then."""
         tensor.record_stream(stream)
 
 
@@ -82,20 +57,20 @@ class Lane:
         leaving: what is on its way to other processes: an event, and what to signal after it.
     """
 
-    api: StreamApi
+    cuda: Cuda
     device: torch.device
     compute: Any
     copy: Any
     leaving: deque[tuple[Any, Transfer]] = field(default_factory=deque)
 
     @classmethod
-    def open(cls, api: StreamApi, name: str) -> Lane:
+    def open(cls, cuda: Cuda, name: str) -> Lane:
         """Makes the streams of a device."""
-        return cls(api, api.device(name), api.stream(name), api.stream(name))
+        return cls(cuda, cuda.device(name), cuda.stream(name), cuda.stream(name))
 
     def mark(self, stream: Any, *, timed: bool = False) -> Any:
         """Records an event on a stream."""
-        event = self.api.event(timed=timed)
+        event = self.cuda.event(timed=timed)
         event.record(stream)
         return event
 
@@ -136,11 +111,11 @@ class StreamTransport:
             target = self._lanes[transfer.target]
             self._arriving[transfer.index] = _copied(tensor, transfer.spec, target, lane.copy)
         else:
-            lane.api.use(lane.copy)
+            lane.cuda.use(lane.copy)
             self._shared.write(transfer, tensor, non_blocking=True)
             lane.leaving.append((lane.mark(lane.copy), transfer))
         for part in _parts(tensor):
-            lane.api.keep(part, lane.copy)
+            lane.cuda.keep(part, lane.copy)
 
     def receive(self, transfer: Transfer) -> Tensor:
         """Lets the compute stream wait for a tensor."""
@@ -152,7 +127,7 @@ class StreamTransport:
             tensor, arrived = _copied(self._shared.receive(transfer), transfer.spec, lane, lane.copy)
         lane.compute.wait_event(arrived)
         for part in _parts(tensor):
-            lane.api.keep(part, lane.compute)
+            lane.cuda.keep(part, lane.compute)
         return tensor
 
     def signal(self, lanes: Iterable[Lane], *, wait: bool) -> None:
@@ -180,12 +155,12 @@ def _copied(tensor: Tensor, spec: TensorSpec, target: Lane, by: Any) -> tuple[Te
     Returns:
         The copy, and the event that ends it.
     """
-    target.api.use(target.copy)
+    target.cuda.use(target.copy)
     parts = _parts(tensor)
     made = [_room(part, spec, target.device) for part in parts]
     if by is not target.copy:
         by.wait_event(target.mark(target.copy))
-        target.api.use(by)
+        target.cuda.use(by)
     for room, part in zip(made, parts, strict=True):
         room.copy_(part, non_blocking=True)
     done = target.mark(by)

@@ -86,7 +86,9 @@ class OneProcess:
             for _, tensor in part.interpreter._sources:
                 self.order.own(tensor, part.lane.compute)
         with self.order:
-            return self.host(commands)
+            answer = self.host(commands)
+        assert self.order.is_over()
+        return answer
 
 
 @pytest.fixture(autouse=True)
@@ -138,9 +140,11 @@ def test_streams_are_in_order_and_every_tensor_is_copied_once(name: str, seed: i
         assert len(devices.order.copies) == N_STEPS * len(sent)
 
 
-@pytest.mark.parametrize("name", ["gpt", "bag"])
-def test_shared_memory_is_signalled_after_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = OneProcess(WITH_CPU, RecordedCuda())
+@pytest.mark.parametrize(("name", "forgotten"), [("gpt", "query"), ("bag", "")])
+def test_shared_memory_is_signalled_after_it_is_written(
+    name: str, forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = OneProcess(WITH_CPU, RecordedCuda(forgotten))
     signal, checked = SharedMemoryTransport.signal, []
 
     def checking(self: SharedMemoryTransport, transfer: Transfer) -> None:
@@ -153,6 +157,33 @@ def test_shared_memory_is_signalled_after_it_is_written(name: str, monkeypatch: 
     assert not devices.order.faults
     assert len(checked) > 5
     assert all(checked)
+
+
+class Counter(nn.Module):
+    """Counts its steps in a buffer, which it reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.register_buffer("count", torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = self.count + 1
+        y = (x * self.count * self.weight).sum()
+        self.count.copy_(count)
+        return y
+
+
+def test_state_is_not_updated_before_it_has_been_sent() -> None:
+    module, inputs = Counter(), (torch.ones(3, dtype=torch.float64),)
+    captured = capture_step(module, inputs, optimizer="sgd")
+    device_of = np.full(captured.graph.n_ops, 1)
+    device_of[[captured.graph.op_names.index(name) for name in ("count", "add", "copy")]] = 0
+    devices = OneProcess(NAMES, RecordedCuda())
+    runner = StepRunner(captured, device_of, module, devices, options={"lr": 0.0})
+    assert [float(runner.step(*inputs)) for _ in range(3)] == [3.0, 6.0, 9.0]  # type: ignore[arg-type]
+    assert [len(dense_transfers([each])) for each in runner.programs] == [1, 0, 0]
+    assert not devices.order.faults
 
 
 @pytest.mark.parametrize("forgotten", ["wait", "keep"])

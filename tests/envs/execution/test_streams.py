@@ -87,7 +87,8 @@ class OneProcess:
                 self.order.own(tensor, part.lane.compute)
         with self.order:
             answer = self.host(commands)
-        assert self.order.is_over()
+        if not self.order.is_over():
+            self.order.faults.append("a stream is still busy when the step is over")
         return answer
 
 
@@ -174,12 +175,13 @@ class Counter(nn.Module):
         return y
 
 
-def test_state_is_not_updated_before_it_has_been_sent() -> None:
+@pytest.mark.parametrize("names", [NAMES, WITH_CPU])
+def test_state_is_not_updated_before_it_has_been_sent(names: list[str]) -> None:
     module, inputs = Counter(), (torch.ones(3, dtype=torch.float64),)
     captured = capture_step(module, inputs, optimizer="sgd")
     device_of = np.full(captured.graph.n_ops, 1)
     device_of[[captured.graph.op_names.index(name) for name in ("count", "add", "copy")]] = 0
-    devices = OneProcess(NAMES, RecordedCuda())
+    devices = OneProcess(names, RecordedCuda("query"))
     runner = StepRunner(captured, device_of, module, devices, options={"lr": 0.0})
     assert [float(runner.step(*inputs)) for _ in range(3)] == [3.0, 6.0, 9.0]  # type: ignore[arg-type]
     assert [len(dense_transfers([each])) for each in runner.programs] == [1, 0, 0]

@@ -15,9 +15,8 @@ from envs.execution.device_process import Answer, Command, DeviceHost, DeviceTas
 from envs.execution.gpu_binding import bound_to
 from envs.execution.interpreter import Interpreter
 from envs.execution.packing import pack_all, unpack_all
-from envs.execution.program import TensorSpec
 from envs.execution.program_order import program_order
-from envs.execution.streams import Cuda, Lane, StreamTransport
+from envs.execution.streams import Cuda, Lane, StreamTransport, room
 from envs.execution.transports import SharedMemory, SharedMemoryTransport
 
 Span: TypeAlias = tuple[Any, Any]
@@ -97,7 +96,7 @@ class StreamHost:
         self.cuda.use(lane.compute)  # which state and inputs are allocated on
         self.cuda.seed(self.names[index], task.seed)
         places = {key: self.memory.tensor(*place) for key, place in task.inputs.items()}
-        inputs = {key: _room(spec, lane.device) for key, (spec, _) in task.inputs.items()}
+        inputs = {key: room(spec, lane.device) for key, (spec, _) in task.inputs.items()}
         shared = SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals)
         transport = StreamTransport(self._lanes, index, arriving, shared)
         interpreter = Interpreter(
@@ -131,8 +130,8 @@ class StreamHost:
         values = []
         for part in self._parts:
             self.cuda.use(part.lane.compute)
-            for room, place in part.inputs:
-                room.copy_(place, non_blocking=True)
+            for given, place in part.inputs:
+                given.copy_(place, non_blocking=True)
             values.append(part.interpreter.begin())
         for index, instruction in self._order:
             part = self._parts[index]
@@ -173,7 +172,3 @@ def _on_clock(zero: tuple[Any, float] | None, spans: Sequence[Span]) -> tuple[tu
         (zero_s + event.elapsed_time(start) / 1e3, zero_s + event.elapsed_time(end) / 1e3)
         for start, end in spans
     )
-
-
-def _room(spec: TensorSpec, device: torch.device) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)

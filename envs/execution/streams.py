@@ -157,12 +157,13 @@ def _copied(tensor: Tensor, spec: TensorSpec, target: Lane, by: Any) -> tuple[Te
     """
     target.cuda.use(target.copy)
     parts = _parts(tensor)
-    made = [_room(part, spec, target.device) for part in parts]
+    specs = [TensorSpec.of(part) for part in parts] if spec.sparse else [spec]
+    made = [room(each, target.device) for each in specs]
     if by is not target.copy:
         by.wait_event(target.mark(target.copy))
         target.cuda.use(by)
-    for room, part in zip(made, parts, strict=True):
-        room.copy_(part, non_blocking=True)
+    for out, part in zip(made, parts, strict=True):
+        out.copy_(part, non_blocking=True)
     done = target.mark(by)
     if not spec.sparse:
         return made[0], done
@@ -177,8 +178,6 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
 
 
-def _room(part: Tensor, spec: TensorSpec, device: torch.device) -> Tensor:
-    """Allocates what a tensor is copied to: as it was captured, as views of it rely on that."""
-    if spec.sparse:
-        return torch.empty(part.shape, dtype=part.dtype, device=device)
+def room(spec: TensorSpec, device: torch.device) -> Tensor:
+    """Allocates a tensor that lies as it did when it was captured, as its views rely on that."""
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)

@@ -141,8 +141,9 @@ class Plan:
 
         Args:
             module: that was placed, or one of equal shapes with values; it is not changed.
-            devices: the torch device that each device of the cluster stands for, by default what the cluster
-                says; or `torchrun`, where that started a process for each device and all of them call this.
+            devices: the torch device that each device of the cluster stands for, such as
+                `["cuda:0", "cuda:1", "cpu"]`, by default what the cluster says; or `torchrun`, where that
+                started a process for each device and all of them call this.
             seed: of random numbers, such as dropout's; each device draws its own.
             timeout_s: seconds after which a step has taken too long; None = never.
             check_finite: whether a step whose loss is not finite is an error.
@@ -168,7 +169,7 @@ class Plan:
             found = TorchrunDevices(timeout_s)
         else:
             names = torch_devices(self.cluster) if devices is None else list(devices)
-            found = DeviceProcesses(len(names), timeout_s)
+            found = DeviceProcesses(names, timeout_s)
         try:
             if found.n_devices != self.cluster.n_devices:
                 raise ExecutionError(

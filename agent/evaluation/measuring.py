@@ -165,7 +165,7 @@ class Measuring:
     @contextmanager
     def _meter(self, cluster: Cluster) -> Iterator[StepMeter]:
         model = self._model
-        with DeviceProcesses(cluster.n_devices, self._timeout_s) as processes:
+        with DeviceProcesses(self._devices[cluster.name], self._timeout_s) as processes:
             yield StepMeter(model.captured, model.module, model.inputs, processes)
 
 

@@ -53,7 +53,7 @@ class MeasuredStepTimer:
         name = problem.cluster.name
         if name not in self._measurements:
             model = self._model
-            processes = self._processes[name] = DeviceProcesses(problem.n_devices, self._timeout_s)
+            processes = self._processes[name] = DeviceProcesses(self._devices[name], self._timeout_s)
             meter = StepMeter(model.captured, model.module, model.inputs, processes, n_steps=self._n_steps)
             self._measurements[name] = Measurements(self._folder / FILE, meter, self._devices[name])
         measured = self._measurements[name].measure(device_of)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Semaphore
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -18,6 +18,8 @@ from envs.execution.transports import SharedMemory, SharedMemoryTransport, Trans
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """What torch's errors say where there is no memory left."""
+Command: TypeAlias = tuple[str, *tuple[Any, ...]]
+"""The name of a method of `DeviceHost`, and its arguments."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a device answers to a command; `failure` is why it failed, in one line, or ""."""
+    """What a process answers: a value for each of its devices, or in one line why it failed."""
 
     value: Any = None
     failure: str = ""
@@ -77,7 +79,7 @@ class Waits(Protocol):
 
 @dataclass
 class DeviceHost:
-    """Handles the commands to a device: the name of a method, and its arguments.
+    """Handles the commands to a device.
 
     Args:
         cores: processor cores that the process is pinned to; one thread runs on each.
@@ -92,13 +94,17 @@ class DeviceHost:
     barrier: Waits
     _interpreter: Interpreter | None = None
 
-    def __call__(self, command: tuple[str, *tuple[Any, ...]]) -> Answer:
-        """Does what a command says."""
-        name, *arguments = command
+    def __call__(self, commands: Sequence[Command]) -> Answer:
+        """Does what the only command says."""
         try:
-            return Answer(getattr(self, name)(*arguments))
+            return Answer([self.do(command) for command in commands])
         except Exception as error:
-            return Answer(failure=_reason(error))
+            return Answer(failure=reason(error))
+
+    def do(self, command: Command) -> Any:
+        """Does what a command says; returns what it asks for."""
+        name, *arguments = command
+        return getattr(self, name)(*arguments)
 
     @property
     def interpreter(self) -> Interpreter:
@@ -166,7 +172,7 @@ class DeviceHost:
         self.interpreter.set_optimizer_state(unpack_all(state))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Tells in one line why a command failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = ": ".join([type(error).__name__, *lines[:1]])

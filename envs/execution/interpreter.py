@@ -49,6 +49,9 @@ class Interpreter:
         inputs: each input that the program reads, by index; their values may change between steps.
         transport: brings tensors from and to other devices.
         optimizer: of the parameters; None leaves them as they are.
+
+    Attributes:
+        runnables: each instruction of the program as a function that changes the values of a step.
     """
 
     def __init__(
@@ -72,15 +75,15 @@ class Interpreter:
             *((slot.index, inputs[index]) for index, slot in program.inputs),
         ]
         pairs = zip(program.instructions, program.frees, strict=True)
-        self._runnables = [_bind(instruction, frees, transport) for instruction, frees in pairs]
+        self.runnables = [_bind(instruction, frees, transport) for instruction, frees in pairs]
 
     @torch.no_grad()
     def step(self) -> dict[int, Tensor]:
         """Runs one step; returns the outputs that this device makes, by index."""
-        values = self._begin()
-        for run in self._runnables:
+        values = self.begin()
+        for run in self.runnables:
             run(values)
-        return self._end(values)
+        return self.end(values)
 
     @torch.no_grad()
     def timed_step(self) -> tuple[dict[int, Tensor], list[tuple[float, float]]]:
@@ -90,13 +93,13 @@ class Interpreter:
             The outputs that this device makes, and start and end of every instruction and of the optimizer's
             updates, the last; in seconds of the clock that all processes of a machine share.
         """
-        values, clock, spans = self._begin(), time.perf_counter, list[tuple[float, float]]()
-        for run in self._runnables:
+        values, clock, spans = self.begin(), time.perf_counter, list[tuple[float, float]]()
+        for run in self.runnables:
             start = clock()
             run(values)
             spans.append((start, clock()))
         start = clock()
-        outputs = self._end(values)
+        outputs = self.end(values)
         spans.append((start, clock()))
         return outputs, spans
 
@@ -111,16 +114,23 @@ class Interpreter:
         """Sets what the optimizer keeps of each parameter, by path."""
         assert self.optimizer is not None or not state
         for path, kept in state.items():
-            self.optimizer.state[self.trained[path]] = dict(kept)  # type: ignore[union-attr]
+            tensor = self.trained[path]
+            self.optimizer.state[tensor] = {  # type: ignore[union-attr]
+                # Optimizers count their steps on the CPU.
+                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
+                for key, value in kept.items()
+            }
 
-    def _begin(self) -> Values:
+    def begin(self) -> Values:
+        """Begins a step; returns its values, of which only the sources are known."""
         self.transport.begin_step()
         values: Values = [None] * self.program.n_slots
         for slot, tensor in self._sources:
             values[slot] = tensor
         return values
 
-    def _end(self, values: Values) -> dict[int, Tensor]:
+    def end(self, values: Values) -> dict[int, Tensor]:
+        """Updates the state after the last instruction; returns the outputs by index."""
         outputs = {index: values[slot.index].clone() for index, slot in self.program.outputs}
         for path, slot in self.program.trained:
             self.trained[path].grad = values[slot.index]

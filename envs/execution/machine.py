@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from envs.cluster.cluster import Cluster
 from envs.execution.program import ExecutionError
 
+CPU = "cpu"
 CPU_KINDS = ("cpu", "xeon")
 """Beginnings of the kinds of devices that are processors; all others are GPUs."""
 
@@ -23,7 +25,7 @@ def torch_devices(cluster: Cluster) -> list[str]:
     n_gpus, n_there = 0, torch.cuda.device_count()
     for device in cluster.devices:
         if device.kind.startswith(CPU_KINDS):
-            names.append("cpu")
+            names.append(CPU)
             continue
         if n_gpus == n_there:
             raise ExecutionError(
@@ -33,6 +35,29 @@ def torch_devices(cluster: Cluster) -> list[str]:
         names.append(f"cuda:{n_gpus}")
         n_gpus += 1
     return names
+
+
+def check_devices(names: Sequence[str], n_there: int) -> None:
+    """Checks the names of torch devices.
+
+    Args:
+        n_there: number of CUDA devices that this machine has.
+
+    Raises:
+        ExecutionError: a name is unknown, is given twice, or is that of a device that is not there.
+    """
+    for index, name in enumerate(names):
+        kind, _, number = name.partition(":")
+        if name == CPU:
+            continue
+        if kind != "cuda" or not number.isdecimal() or number != str(int(number)):
+            raise ExecutionError(f"device {index} is '{name}'; use cpu, or cuda:0 and so on")
+        if name in names[:index]:
+            raise ExecutionError(f"device {index} is '{name}' again; name each CUDA device once")
+        if int(number) >= n_there:
+            raise ExecutionError(
+                f"device {index} is '{name}', and this machine has {n_there} CUDA devices; use others, or cpu"
+            )
 
 
 def n_cores() -> int:

@@ -10,35 +10,51 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
-from envs.execution.device_process import Answer, DeviceHost
+from envs.execution.device_process import Answer, Command, DeviceHost
+from envs.execution.machine import CPU, check_devices
 from envs.execution.program import ExecutionError
+from envs.execution.stream_host import StreamHost
+from envs.execution.streams import Cuda
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import Death, WorkerProcess
 
 LONGEST_WAIT_S = 3600.0
 """Longest wait at once: the system does not take any number."""
-Command = tuple[str, *tuple[Any, ...]]
 
 
 class DeviceProcesses:
-    """One process for each device, pinned to cores of its own as far as there are enough.
+    """One process for each CPU device, and one for all CUDA devices.
 
-    They are started at the first command. If one of them fails, dies or hangs, all are ended; the next
-    command starts new ones. They end with this process, whatever ends that.
+    They are pinned to cores of their own as far as there are enough, and started at the first command. If one
+    of them fails, dies or hangs, all are ended; the next command starts new ones. They end with this process,
+    whatever ends that.
 
     Args:
-        n_devices: number of processes.
+        devices: torch device of each, `cpu`, `cuda:0`, ...; or how many there are, all `cpu`.
         timeout_s: seconds after which a command has taken too long; None = never.
+        cuda: what drives CUDA devices.
 
     Attributes:
         memory: shared by all.
+
+    Raises:
+        ExecutionError: this machine lacks a device.
     """
 
-    def __init__(self, n_devices: int, timeout_s: float | None = None) -> None:
-        self.n_devices = n_devices
+    def __init__(
+        self,
+        devices: int | Sequence[str],
+        timeout_s: float | None = None,
+        cuda: Cuda | None = None,
+    ) -> None:
+        self._names = [CPU] * devices if isinstance(devices, int) else list(devices)
+        self._cuda = cuda or Cuda()
+        self.n_devices = len(self._names)
+        self._members = members_of(self._names)
+        check_devices(self._names, self._cuda.count() if set(self._names) != {CPU} else 0)
         self.memory = SharedMemory(0)
         self._timeout_s = timeout_s
-        self._processes: list[WorkerProcess[Command, Answer]] = []
+        self._processes: list[WorkerProcess[list[Command], Answer]] = []
 
     @property
     def running(self) -> bool:
@@ -60,8 +76,8 @@ class DeviceProcesses:
         if not self._processes:
             self._start()
         try:
-            for process, command in zip(self._processes, commands, strict=True):
-                process.give(command)
+            for process, members in zip(self._processes, self._members, strict=True):
+                process.give([commands[device] for device in members])
             return self._answers()
         except BaseException:
             self.close()
@@ -89,27 +105,40 @@ class DeviceProcesses:
         context = multiprocessing.get_context("spawn")
         devices = range(self.n_devices)
         signals = {(i, j): context.Semaphore(0) for i in devices for j in devices if i != j}
-        barrier = context.Barrier(self.n_devices)
-        for cores in cores_of(self.n_devices):
-            host = DeviceHost(cores, self.memory, signals, barrier)
+        barrier = context.Barrier(len(self._members))
+        for members, cores in zip(self._members, cores_of(len(self._members)), strict=True):
+            names = {device: self._names[device] for device in members}
+            host = (
+                DeviceHost(cores, self.memory, signals, barrier)
+                if CPU in names.values()
+                else StreamHost(cores, self.memory, signals, barrier, names, self._cuda)
+            )
             self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))
 
     def _answers(self) -> list[Any]:
         found: dict[int, Any] = {}
-        while len(found) < self.n_devices:
-            waiting = [index for index in range(self.n_devices) if index not in found]
-            deadline_s = min(self._processes[index].deadline_s for index in waiting)
+        waiting = dict(zip(self._processes, self._members, strict=True))
+        while waiting:
+            deadline_s = min(process.deadline_s for process in waiting)
             patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
-            wait([self._processes[index].connection for index in waiting], patience_s)
-            for index in waiting:
-                answer = self._processes[index].answer()
-                if isinstance(answer, Death):
-                    raise ExecutionError(f"device {index}: {answer.reason}")
-                if answer is not None and answer.failure:
-                    raise ExecutionError(f"device {index}: {answer.failure}")
-                if answer is not None:
-                    found[index] = answer.value
+            wait([process.connection for process in waiting], patience_s)
+            for process, members in list(waiting.items()):
+                answer = process.answer()
+                if answer is None:
+                    continue
+                failure = answer.reason if isinstance(answer, Death) else answer.failure
+                if isinstance(answer, Death) or failure:
+                    raise ExecutionError(f"device {', '.join(map(str, members))}: {failure}")
+                found.update(zip(members, answer.value, strict=True))
+                del waiting[process]
         return [found[index] for index in range(self.n_devices)]
+
+
+def members_of(names: Sequence[str]) -> list[tuple[int, ...]]:
+    """Shares devices among processes: one for each CPU device, one for all others."""
+    others = tuple(index for index, name in enumerate(names) if name != CPU)
+    alone = [(index,) for index, name in enumerate(names) if name == CPU]
+    return sorted([others, *alone] if others else alone)
 
 
 def cores_of(n_devices: int) -> list[tuple[int, ...]]:

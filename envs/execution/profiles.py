@@ -57,8 +57,7 @@ def with_profile(
 
 
 def _op_seconds(model: RunnableModel, cluster: Cluster, device: int, timeout_s: float) -> FloatArray:
-    torch_devices(cluster)
-    with DeviceProcesses(cluster.n_devices, timeout_s) as processes:
+    with DeviceProcesses(torch_devices(cluster), timeout_s) as processes:
         meter = StepMeter(model.captured, model.module, model.inputs, processes)
         return meter.op_seconds(device)
 

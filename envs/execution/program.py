@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from envs.execution.attention import attention, attention_backward
 from graphs.errors import InputError
 
 
@@ -184,6 +185,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "ones_like": torch.ones_like,
     "identity": _identity,
+    "attention": attention,
+    "attention_backward": attention_backward,
 }
 """Functions that are no operators of torch's."""
 _PLAIN_NAMES = {operator.getitem: "getitem"}

@@ -58,11 +58,11 @@ class TorchrunDevices:
         Raises:
             ExecutionError: this device failed, or another rank is gone or takes too long.
         """
-        answer = self._host(commands[self.rank])
+        answer = self._host([commands[self.rank]])
         if answer.failure:
             raise self._failed(answer.failure)
         try:
-            return self._exchange(answer.value)
+            return self._exchange(answer.value[0])
         except RuntimeError as error:
             raise self._failed(str(error).splitlines()[0]) from None
 

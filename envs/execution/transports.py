@@ -131,10 +131,18 @@ class SharedMemoryTransport:
 
     def send(self, transfer: Transfer, tensor: Tensor) -> None:
         """Copies a tensor into its place and signals it."""
+        self.write(transfer, tensor)
+        self.signal(transfer)
+
+    def write(self, transfer: Transfer, tensor: Tensor, *, non_blocking: bool = False) -> None:
+        """Copies a tensor into its place; one of a GPU that is dense may still be on its way afterwards."""
         if transfer.spec.sparse:
             self._write_sparse(transfer, tensor)
         else:
-            self._place(transfer).copy_(tensor)
+            self._place(transfer).copy_(tensor, non_blocking=non_blocking)
+
+    def signal(self, transfer: Transfer) -> None:
+        """Tells the receiver that a tensor is in its place."""
         self._signals[transfer.source, transfer.target].release()
 
     def receive(self, transfer: Transfer) -> Tensor:

@@ -61,7 +61,7 @@ if sys.argv[1:] == ["fail"]:
         print(f"told: {error}", flush=True)
         sys.exit(3)
 runner.close()
-print(f"rank {runner.processes.rank} equal", flush=True)
+sys.stdout.write(f"rank {runner.processes.rank} equal\\n")  # at once, as two processes write
 """
 
 

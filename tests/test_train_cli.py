@@ -73,7 +73,13 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "graphs.jsonl", "--start", "annealing"], "use best, "),
         (["--name", "a", "--graphs", "graphs.jsonl", "--init", "nowhere"], "nowhere"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "give --model"),
-        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid"], "not built"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "distributed"], "not built"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--seeds", "2"], "--seeds is for --context search"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--pairs"], "takes no --pairs"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--vary", "x=1"], "setting 'x'"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "search"], "needs a space"),
+        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "ablation", "--without", "x"], "'x'"),
+        (["--name", "a", "--context", "grid", "--resume"], "leave out --resume"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--device", "warp"], "warp"),
         (["--name", "a", "--graphs", "large.json"], "GB"),
         (["--name", "a", "--graphs", "idle.json"], "nothing to place"),
@@ -188,6 +194,7 @@ def test_help_comes_in_groups_and_begins_with_what_matters(
         "network",
         "evaluation",
         "run",
+        "studies (--context search, ablation or grid)",
     ]
     main = lines[lines.index("what matters most:") : lines.index("problems and decision process:")]
     flags = [line.split()[0] for line in main if line.startswith("  --")]

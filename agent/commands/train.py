@@ -108,8 +108,12 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
 def _study(config: TrainConfig, study: StudyConfig) -> int:
     from rich.console import Console
 
+    from agent.contexts.components import describe_components
     from agent.contexts.studies import run_study
 
+    if study.without == ("list",):
+        print(describe_components())
+        return 0
     return 0 if run_study(config, study, Console(stderr=True)) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -65,6 +66,30 @@ def parse_space(text: str) -> Choice | Range:
     if not bounds[0] < bounds[1] or (scale and bounds[0] <= 0):
         raise ConfigError(f"'{text}': the range is empty; the least value comes first, above 0 for log")
     return Range(name, *bounds, is_log=bool(scale))
+
+
+def read_space(texts: Sequence[str]) -> list[Choice | Range]:
+    """Reads the space of a search.
+
+    Raises:
+        ConfigError: it is empty, names a setting twice, or a setting or a value of it is wrong.
+    """
+    if not texts:
+        raise ConfigError("a search needs a space; give --vary FIELD=LEAST:MOST ...")
+    space = [parse_space(text) for text in texts]
+    check_once([part.field for part in space])
+    return space
+
+
+def check_once(names: Sequence[str]) -> None:
+    """Checks that no setting is varied twice.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
 
 
 def parse_value(name: str, text: str) -> Any:

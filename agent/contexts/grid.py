@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agent.contexts.assignments import ELEMENTS, Choice, parse_choice
+from agent.contexts.assignments import ELEMENTS, Choice, check_once, parse_choice
 from agent.contexts.plans import ListPlan, on_seeds
 from agent.contexts.record import Trial
 from agent.contexts.study_config import StudyConfig
-from agent.training.config import ConfigError, TrainConfig
+from agent.training.config import TrainConfig
 
 
 def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
@@ -20,10 +20,7 @@ def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
         ConfigError: a setting that cannot be varied, is varied twice, or cannot have a value.
     """
     choices = [parse_choice(text) for text in config.vary]
-    names = [choice.field for choice in choices]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
+    check_once([choice.field for choice in choices])
     return ListPlan(on_seeds(list(_combinations(base, choices)), config))
 
 

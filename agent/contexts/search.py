@@ -12,27 +12,14 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from agent.contexts.assignments import ELEMENTS, Choice, Range, parse_space
+from agent.contexts.assignments import ELEMENTS, Choice, Range, read_space
 from agent.contexts.record import COMPLETE, PRUNED, Attempt, Trial
 from agent.contexts.study import Study
-from agent.contexts.study_config import StudyConfig
-from agent.training.config import ConfigError
 
 FILE = "optuna.db"
 TOLD = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
 WARM_UP = 5
 """Trials that end before the median gives any up."""
-
-
-def read_space(config: StudyConfig) -> list[Choice | Range]:
-    """Reads the space of a search.
-
-    Raises:
-        ConfigError: it is empty, or a setting or a value of it is unknown.
-    """
-    if not config.vary:
-        raise ConfigError("a search needs a space; give --vary FIELD=LEAST:MOST ...")
-    return [parse_space(text) for text in config.vary]
 
 
 class SearchPlan:
@@ -45,7 +32,7 @@ class SearchPlan:
     """
 
     def __init__(self, study: Study) -> None:
-        self._study, self._space = study, read_space(study.config)
+        self._study, self._space = study, read_space(study.config.vary)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = (study.folder / FILE).absolute()
         self._optuna = optuna.create_study(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.contexts.ablation import effects, plan_ablation, table, write_effects
+from agent.contexts.assignments import Choice, read_space
 from agent.contexts.grid import plan_grid
 from agent.contexts.local import load_split
 from agent.contexts.plans import ListPlan
@@ -70,10 +73,11 @@ def _checked(base: TrainConfig, config: StudyConfig) -> tuple[int, Callable[[], 
     if base.context in LISTS:
         trials = LISTS[base.context](base, config).trials
         return len(trials), lambda: _check_all([trial.config for trial in trials])
-    from agent.contexts.search import read_space
-
-    read_space(config)
-    return config.trials, lambda: _check_all([base])
+    if find_spec("optuna") is None:
+        raise ConfigError("--context search needs optuna; pip install 'placewalk[search]'")
+    choices = [part for part in read_space(config.vary) if isinstance(part, Choice)]
+    each = [replace(base, **{part.field: value}) for part in choices for value in part.values]
+    return config.trials, lambda: _check_all([base, *each])
 
 
 def _check_all(configs: list[TrainConfig]) -> None:

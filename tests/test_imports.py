@@ -24,7 +24,8 @@ ROOMS = (
     ("agent.handover",),
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),
-    ("agent.experiments", "agent.contexts"),
+    ("agent.contexts",),
+    ("agent.experiments",),
     ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Protocol
 
 from agent.contexts.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, Trial
-from agent.contexts.study import Study
+from agent.contexts.study import Study, StudyError
 from agent.contexts.trial_process import TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.interrupts import SIGNALS
 from graphs.worker_process import Death, WorkerProcess
@@ -95,10 +95,19 @@ class Scheduler:
             trial = self._waiting.pop(0) if self._waiting else found
             assert trial is not None
             before = self.study.record.outcome(trial.name)
+            self._check_is_same(trial)
             if before is None:
                 return trial
             self._plan.ended(trial, before)
         return None
+
+    def _check_is_same(self, trial: Trial) -> None:
+        hashes = {attempt.config_hash for attempt in self.study.record.of_trial(trial.name)}
+        if hashes - {trial.config_hash}:
+            raise StudyError(
+                f"{self.study.trial_folder(trial)}: was begun with other settings; remove "
+                f"{self.study.folder}, or choose another name"
+            )
 
     def _start(self, slot: _Slot, trial: Trial) -> None:
         record = self.study.record

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agent.contexts.ablation import effects, plan_ablation, table, write_effects
+from agent.contexts.ablation import plan_ablation
 from agent.contexts.assignments import Choice, read_space
 from agent.contexts.grid import plan_grid
 from agent.contexts.local import load_split
 from agent.contexts.plans import ListPlan
-from agent.contexts.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, Trial
+from agent.contexts.record import FAILED, RUNNING, STALE, Attempt, Trial
 from agent.contexts.scheduler import Plan, Scheduler
 from agent.contexts.study import Study, open_study
 from agent.contexts.study_config import StudyConfig
+from agent.contexts.study_report import closing_lines, duration
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
+from agent.training.split import Split
 
 LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], ListPlan]] = {
     "grid": plan_grid,
@@ -43,13 +43,37 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console) -> bool:
     _check_flags(base, config)
     n_trials, check = _checked(base, config)
     check()
+    return _run(base, config, n_trials, _plan, console)
+
+
+def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: Console) -> bool:
+    """Runs trials of any settings as a study, or goes on with them; more may be added later.
+
+    Args:
+        base: its name and context are those of the study.
+        jobs: trials at a time.
+
+    Returns:
+        Whether all trials ended and none failed.
+
+    Raises:
+        ConfigError: a trial that cannot be trained.
+        StudyError, RecordError: the folder is another study's, in use, or damaged, or a trial was begun with
+            other settings.
+    """
+    _check_all([trial.config for trial in trials])
+    return _run(base, StudyConfig(jobs=jobs), len(trials), lambda _: ListPlan(trials), console)
+
+
+def _run(
+    base: TrainConfig, config: StudyConfig, n_trials: int, plan: Callable[[Study], Plan], console: Console
+) -> bool:
     with open_study(base, config) as study:
-        plan = _plan(study)
         n_before = len(study.record.attempts)
         with _Screen(console, study, n_trials) as screen:
-            all_ended = Scheduler(study, plan, screen.report).run()
+            all_ended = Scheduler(study, plan(study), screen.report).run()
         began = len(study.record.attempts) > n_before
-        for line in _closing_lines(study, all_ended=all_ended, began=began):
+        for line in closing_lines(study, all_ended=all_ended, began=began):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         failed = any(each.status == FAILED for each in study.record.attempts.values())
         return all_ended and not failed
@@ -81,10 +105,13 @@ def _checked(base: TrainConfig, config: StudyConfig) -> tuple[int, Callable[[], 
 
 
 def _check_all(configs: list[TrainConfig]) -> None:
-    """Reads what each training names; graphs once."""
-    split = load_split(configs[0])
+    """Reads what each training names; the same graphs once."""
+    splits: dict[object, Split] = {}
     for config in configs:
-        read_inputs(config, split)
+        named = config.families, config.graphs, config.model, config.holdout, config.validation
+        if named not in splits:
+            splits[named] = load_split(config)
+        read_inputs(config, splits[named])
 
 
 def _plan(study: Study) -> Plan:
@@ -133,48 +160,7 @@ class _Screen:
             parts.append(f"{attempt.best_score:.3f} of one device")
         if attempt.held_out is not None:
             parts.append(f"held out {attempt.held_out:.3f}")
-        parts.append(attempt.error or _duration(attempt.wall_s))
+        parts.append(attempt.error or duration(attempt.wall_s))
         self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
         if attempt.status != STALE:
             self._progress.advance(self._task)
-
-
-def _closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
-    attempts = list(study.record.attempts.values())
-    counts = Counter(each.status for each in attempts)
-    ended = [f"{counts[status]} {status}" for status in (COMPLETE, PRUNED, FAILED) if counts[status]]
-    lines = [f"{study.folder}: {', '.join(ended) or 'no trial ended'}"]
-    if not began:
-        lines[0] += "; it was finished before, so nothing was run"
-    if study.base.context == "ablation" and (found := effects(study.record)):
-        write_effects(study.folder, found)
-        lines += [*table(found), f"{study.folder / 'effects.csv'}, {study.folder / 'effects.svg'}"]
-    else:
-        lines += compared(attempts)
-    lines.append(f"trials: {study.folder / 'trials.csv'}")
-    lines.append(f"curves: tensorboard --logdir {study.folder}")
-    if not all_ended:
-        lines.append("stopped; the same command goes on")
-    return lines
-
-
-def compared(attempts: list[Attempt]) -> list[str]:
-    """A line for each combination of settings, the best first: means over its seeds, and their spread."""
-    done = [each for each in attempts if each.status == COMPLETE and each.best_score is not None]
-    by_settings: dict[tuple[str, str], list[Attempt]] = {}
-    for each in done:
-        by_settings.setdefault((each.mode, each.component), []).append(each)
-    scores = {key: [each.best_score or 0.0 for each in some] for key, some in by_settings.items()}
-    lines = [f"{'/single':>7} {'±':>6} {'held out':>8} {'seeds':>5}  settings"] if done else []
-    for key in sorted(scores, key=lambda key: fmean(scores[key])):
-        held_out = [each.held_out for each in by_settings[key] if each.held_out is not None]
-        spread = f"{stdev(scores[key]):.3f}" if len(scores[key]) > 1 else "-"
-        shown = f"{fmean(held_out):.3f}" if held_out else "-"
-        settings = " ".join(filter(None, key)).removeprefix("grid ").removeprefix("sampled ")
-        n_seeds = len(scores[key])
-        lines.append(f"{fmean(scores[key]):>7.3f} {spread:>6} {shown:>8} {n_seeds:>5}  {settings}")
-    return lines
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} minutes"

@@ -23,7 +23,7 @@ from graphs.io.json_files import read_json, write_json_atomic
 
 FORMAT = "placewalk.study/1"
 FILE = "study.json"
-FREE = ("jobs", "attempts", "trials")
+FREE = ("jobs", "attempts", "trials", "seeds")
 """Settings that a study may be gone on with another value of."""
 
 
@@ -48,7 +48,12 @@ class Study:
 
     def trial_folder(self, trial: Trial) -> Path:
         """The run's folder of a trial."""
-        return self.folder / "trials" / trial.name
+        return trial_folder(self.folder, trial.name)
+
+
+def trial_folder(study: Path, trial: str) -> Path:
+    """The run's folder of a trial of a study."""
+    return study / "trials" / trial
 
 
 @contextmanager

@@ -4,8 +4,8 @@
 
 Every variant is trained for the same time on the same graphs. It is evaluated by one greedy episode and by
 the best of 17 episodes on each graph it was not trained on, of families it was trained on and of others. What
-is done is not repeated: an ablation that was interrupted, or is asked for more seeds, goes on. Runs are
-`runs/ablation-VARIANT-SEED`.
+is done is not repeated: an ablation that was interrupted, or is asked for more seeds, goes on. The trainings
+are the trials of a study, `runs/ablation`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
+from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, train_all, trained, trials_of
 from agent.experiments.statistics import ROW_COLUMNS, Comparison, Where, describe, read_trials, row_cells
-from agent.training.run_folder import run_folder
 from graphs.command_line import OneLineParser
 from graphs.io.csv_files import write_csv
 
@@ -27,29 +27,30 @@ FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")
 OTHERS = ("nmt", "inception", "bert")
 TRAINED, NEVER_SEEN = "trained families", "families never seen"
 FULL_MODEL = "full-model"
-VARIANTS: dict[str, tuple[str, ...]] = {
-    FULL_MODEL: (),
-    "encoder-none": ("--encoder", "none"),
-    "encoder-gat": ("--encoder", "gat"),
-    "encoder-transformer": ("--encoder", "transformer"),
-    "encoder-placeto": ("--encoder", "placeto"),
-    "rounds-1": ("--rounds", "1"),
-    "rounds-8": ("--rounds", "8"),
-    "width-128": ("--hidden", "128"),
-    "no-rollout-features": ("--feature-set", "consumers"),
-    "no-consumer-features": ("--feature-set", "lookahead"),
-    "no-lookahead": ("--feature-set", "state"),
-    "advantage-graph": ("--advantage", "graph"),
-    "advantage-batch": ("--advantage", "batch"),
-    "no-randomization": ("--randomizations", "0"),
-    "no-dagger": ("--dagger-rounds", "0"),
-    "no-demonstrations": ("--demonstrations", "0", "--dagger-rounds", "0"),
-    "no-reinforcement": ("--timesteps", "0"),
-    "order-b-level": ("--order", "b-level"),
-    "order-bfs": ("--order", "bfs"),
-    "order-random": ("--order", "random"),
+VARIANTS: dict[str, dict[str, Any]] = {
+    FULL_MODEL: {},
+    "encoder-none": {"encoder": "none"},
+    "encoder-gat": {"encoder": "gat"},
+    "encoder-transformer": {"encoder": "transformer"},
+    "encoder-placeto": {"encoder": "placeto"},
+    "rounds-1": {"rounds": 1},
+    "rounds-8": {"rounds": 8},
+    "width-128": {"hidden": 128},
+    "no-rollout-features": {"feature_set": "consumers"},
+    "no-consumer-features": {"feature_set": "lookahead"},
+    "no-lookahead": {"feature_set": "state"},
+    "advantage-graph": {"advantage": "graph"},
+    "advantage-batch": {"advantage": "batch"},
+    "no-randomization": {"randomizations": 0},
+    "no-dagger": {"dagger_rounds": 0},
+    "no-demonstrations": {"demonstrations": 0, "dagger_rounds": 0},
+    "no-reinforcement": {"timesteps": 0},
+    "order-b-level": {"order": ("b-level",)},
+    "order-bfs": {"order": ("bfs",)},
+    "order-random": {"order": ("random",)},
 }
-"""Flags of the training by variant."""
+"""Settings of the training by variant."""
+STUDY = "ablation"
 EVALUATION = "episodes"
 PLACERS = {"policy": "one episode", "policy-sample": "17 episodes"}
 COLUMNS = tuple((placer, known) for placer in PLACERS for known in (TRAINED, NEVER_SEEN))
@@ -60,19 +61,21 @@ ROWS = ("variant", "flags", "families", "placer", *ROW_COLUMNS[:-2])
 Column = tuple[str, str]
 
 
-def run_name(variant: str, seed: int) -> str:
-    """Name of a run."""
-    return f"ablation-{variant}-{seed}"
+def flags_of(variant: str) -> str:
+    """The settings of a variant as flags."""
+    words = []
+    for field, value in VARIANTS[variant].items():
+        words += [f"--{field.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value)])]
+    return " ".join(words)
 
 
 def evaluate_one(variant: str, seed: int, clusters: Sequence[str]) -> None:
     """Evaluate a policy, in the order it was trained in, on every graph that it was not trained on."""
-    folder = run_folder(run_name(variant, seed))
+    folder = trained(STUDY, variant, seed)
     flags = ["--policy", str(folder), "--families", *FAMILIES, *OTHERS, "--cluster", *clusters]
     flags += ["--placers", *PLACERS, "--seeds", "1", "--out", str(folder / EVALUATION), "--jobs", "2"]
-    changed = VARIANTS[variant]
-    if "--order" in changed:
-        flags += ["--orders", changed[changed.index("--order") + 1]]
+    if "order" in VARIANTS[variant]:
+        flags += ["--orders", *VARIANTS[variant]["order"]]
     evaluate_run(flags)
 
 
@@ -90,7 +93,7 @@ def against_full_model(variant: str, seeds: Sequence[int]) -> dict[Column, Compa
     """Compare a variant with the full model of the same seed, on the graphs where both are feasible."""
     compared = {column: Comparison() for column in COLUMNS}
     for seed in seeds:
-        folders = [run_folder(run_name(name, seed)) / EVALUATION for name in (variant, FULL_MODEL)]
+        folders = [trained(STUDY, name, seed) / EVALUATION for name in (variant, FULL_MODEL)]
         if all(folder.is_dir() for folder in folders):
             own, full = map(log_times, folders)
             for column, comparison in compared.items():
@@ -106,7 +109,7 @@ def to_markdown(variants: Sequence[str], seeds: Sequence[int]) -> str:
     for variant in variants:
         compared = against_full_model(variant, seeds).values()
         cells = [describe(each if each.ratios else None) for each in compared]
-        lines.append([variant, f"`{' '.join(VARIANTS[variant])}`" if VARIANTS[variant] else "", *cells])
+        lines.append([variant, f"`{flags_of(variant)}`" if VARIANTS[variant] else "", *cells])
     return markdown_table(lines)
 
 
@@ -115,7 +118,7 @@ def to_rows(variants: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[obj
     for variant in variants:
         for (placer, known), compared in against_full_model(variant, seeds).items():
             if compared.ratios:
-                yield variant, " ".join(VARIANTS[variant]), known, placer, *row_cells(compared)[:-2]
+                yield variant, flags_of(variant), known, placer, *row_cells(compared)[:-2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,13 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     runs = [(variant, seed) for seed in options.seeds for variant in options.variants]
 
-    def train_one(variant: str, seed: int) -> None:
-        flags = [*VARIANTS[variant], "--seed", str(seed), "--families", *FAMILIES]
-        train_run(run_name(variant, seed), CONFIG, options.minutes, flags)
-
     def work() -> None:
         if options.only is None:
-            side_by_side(lambda run: train_one(*run), runs, options.jobs)
+            changes = {name: {"families": FAMILIES, **VARIANTS[name]} for name in options.variants}
+            trials = trials_of(CONFIG, options.minutes, changes, options.seeds)
+            train_all(STUDY, "ablation", trials, options.jobs)
             for variant, seed in runs:
                 evaluate_one(variant, seed, options.cluster)
         print(to_markdown(options.variants, options.seeds))

@@ -3,8 +3,8 @@
 `python -m agent.experiments.finetuning` trains and prints the table.
 
 Both are trained for the same time on one graph by reinforcement alone, without a search to imitate, and are
-evaluated by one greedy episode as they go. What is done is not repeated; runs are
-`runs/finetune-GRAPH-START`.
+evaluated by one greedy episode as they go. What is done is not repeated. The trainings are the trials of a
+study, `runs/finetuning`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from agent.experiments.launcher import exit_code, markdown_table, train_run
+from agent.experiments.launcher import exit_code, markdown_table, train_all, trained, trials_of
 from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.serialization import load_policy
 from agent.training.metrics import SCORE, WALL_S
-from agent.training.run_folder import RUNS, run_folder
+from agent.training.run_folder import RUNS
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -33,8 +34,9 @@ from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 
 CONFIG = Path(__file__).parent / "finetuning.json"
-STARTS: dict[str, tuple[str, ...]] = {"pretrained": ("--init", "pretrained"), "scratch": ()}
-"""Flags of a training from each start."""
+STUDY = "finetuning"
+STARTS = {"pretrained": "pretrained", "scratch": ""}
+"""Policy that a training starts from, by the name of the start."""
 TIMES_S = (10, 20, 40, 60, 120, 180)
 """Seconds after which a training is looked at."""
 COLUMNS = ("graph", "placed_by", "seconds", "ratio_to_single")
@@ -43,18 +45,22 @@ Row = tuple[str, str, int | None, float | None]
 """Graph, start or placer, seconds of training, best step time so far over the fastest single device's."""
 
 
-def run_name(graph: str, start: str) -> str:
-    """Name of a run."""
-    return f"finetune-{graph}-{start}"
+def trial_of(graph: str, start: str) -> str:
+    """Name of the trial of a graph and a start."""
+    return f"{graph}-{start}"
 
 
-def train_one(graph: OpGraph, start: str, minutes: float) -> None:
-    """Train a policy on one graph from a start."""
-    file = RUNS / f"finetune-{graph.name}.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_graphs(file, [graph])
-    train_run(run_name(graph.name, start), CONFIG, minutes, ["--graphs", str(file), *STARTS[start]])
+def changes_of(graphs: Sequence[OpGraph]) -> dict[str, dict[str, Any]]:
+    """Settings of the training on each graph from each start; graphs are written to files."""
+    changes = {}
+    for graph in graphs:
+        file = RUNS / f"finetune-{graph.name}.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_graphs(file, [graph])
+        for start, init in STARTS.items():
+            changes[trial_of(graph.name, start)] = {"graphs": (str(file),), "init": init}
+    return changes
 
 
 def best_by(folder: Path, seconds: float) -> float | None:
@@ -82,7 +88,7 @@ def to_rows(graphs: Sequence[OpGraph], minutes: float) -> Iterator[Row]:
     """What each start had reached after some seconds, and what other placers reach."""
     for graph in graphs:
         for start in STARTS:
-            folder = run_folder(run_name(graph.name, start))
+            folder = trained(STUDY, trial_of(graph.name, start), 0)
             for second in TIMES_S:
                 if second <= 60 * minutes:
                     yield graph.name, start, second, best_by(folder, second)
@@ -123,9 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in known:
                 raise InputError(f"unknown graph '{name}'; use FAMILY-NN of the benchmark set")
         graphs = [known[name] for name in options.graphs]
-        for graph in graphs:
-            for start in STARTS:
-                train_one(graph, start, options.minutes)
+        train_all(STUDY, "grid", trials_of(CONFIG, options.minutes, changes_of(graphs), [0]), jobs=1)
         rows = list(to_rows(graphs, options.minutes))
         print(to_markdown(rows))
         if options.rows:

@@ -1,66 +1,71 @@
-"""Starts the trainings and evaluations of experiments, and goes on with those that were stopped."""
+"""Trains and evaluates what an experiment compares, and goes on with what was stopped."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from typing import TypeVar
+from typing import Any
 
-from agent.training.run_folder import is_finished, read_config, run_folder
+from rich.console import Console
+
+from agent.contexts.record import Trial
+from agent.contexts.studies import run_trials
+from agent.contexts.study import trial_folder
+from agent.training.config import TrainConfig
+from agent.training.run_folder import config_from_file, run_folder
 from graphs.command_line import interruptible, run_command
-from graphs.errors import InputError
-
-Run = TypeVar("Run")
 
 
-def train_run(name: str, config: Path, minutes: float, flags: Sequence[str]) -> None:
-    """Train a policy on one core with a configuration and some flags, or go on where it was stopped.
+class TrainingError(RuntimeError):
+    """A training of an experiment that failed or was stopped; the lines before say which and why."""
+
+
+def trained(study: str, trial: str, seed: int) -> Path:
+    """The run's folder of a trial of an experiment."""
+    return trial_folder(run_folder(study), trial_name(trial, seed))
+
+
+def trial_name(trial: str, seed: int) -> str:
+    """Name of a trial on a seed."""
+    return f"{trial}-seed-{seed}"
+
+
+def trials_of(
+    config: Path, minutes: float, changes: dict[str, dict[str, Any]], seeds: Sequence[int]
+) -> list[Trial]:
+    """Makes the trials of an experiment, on one core each.
+
+    Args:
+        config: file of the settings that they share.
+        changes: settings of each trial that are others, by its name.
+        seeds: on each of which every trial is trained.
+    """
+    base = replace(config_from_file(config), minutes=float(minutes), threads=1)
+    return [
+        Trial(
+            trial_name(name, seed),
+            replace(base, **changed, seed=seed, name=trial_name(name, seed)),
+            name,
+            "replaced" if changed else "base",
+        )
+        for seed in seeds
+        for name, changed in changes.items()
+    ]
+
+
+def train_all(study: str, context: str, trials: Sequence[Trial], jobs: int) -> None:
+    """Trains what is not trained yet, so many at a time.
 
     Raises:
-        CalledProcessError: the training failed, diverged or was stopped.
-        InputError: a run of this name was begun with other minutes, or its files are damaged.
+        TrainingError: a training failed, or all were stopped.
+        InputError: settings that cannot be trained with, or other ones than a trial was begun with.
     """
-    folder = run_folder(name)
-    begun = folder.exists()
-    if begun:
-        before = read_config(name).minutes
-        if before != minutes:
-            raise InputError(f"{folder} was begun with --minutes {before:g}; use that, or remove the folder")
-        if is_finished(folder):
-            return
-    new = ["--config", str(config), "--threads", "1", "--minutes", str(minutes), *flags]
-    given = ["--resume"] if begun else new
-    subprocess.run([sys.executable, "-m", "agent.commands.train", *given, "--name", name], check=True)
-
-
-def side_by_side(train: Callable[[Run], None], runs: Iterable[Run], count: int) -> None:
-    """Train runs, so many at a time; once one has failed or was stopped, no other is begun.
-
-    Raises:
-        Exception: what a run raised, when those under way have ended; of several, the first in `runs`.
-    """
-    is_stopped = Event()
-
-    def train_unless_stopped(run: Run) -> None:
-        if is_stopped.is_set():
-            return
-        try:
-            train(run)
-        except BaseException:
-            is_stopped.set()
-            raise
-
-    with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(train_unless_stopped, run) for run in runs]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            is_stopped.set()
+    base = TrainConfig(name=study, context=context)
+    if not run_trials(base, trials, jobs, Console(stderr=True)):
+        raise TrainingError(f"{run_folder(study)}: not all trainings ended well")
 
 
 def evaluate_run(flags: Sequence[str]) -> None:
@@ -89,6 +94,9 @@ def exit_code(command: str, work: Callable[[], None]) -> int:
                 work()
         except subprocess.CalledProcessError as error:
             print(f"{command}: {' '.join(error.cmd[1:4])} ... ended with {error.returncode}", file=sys.stderr)
+            return 1
+        except TrainingError as error:
+            print(f"{command}: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)

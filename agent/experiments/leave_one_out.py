@@ -3,8 +3,8 @@
 `python -m agent.experiments.leave_one_out` trains, evaluates and prints the tables.
 
 Trainings and evaluations that are done are not repeated: an experiment that was interrupted, or is asked for
-more seeds, goes on. Runs are `runs/leave-one-out-GROUP-SEED`, their evaluations folders in them, named by the
-benchmark setting.
+more seeds, goes on. The trainings are the trials of a study, `runs/leave-one-out`; their evaluations are
+folders in them, named by the benchmark setting.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from agent.experiments.dot_plot import dot_plot
-from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, side_by_side, train_run
+from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, train_all, trained, trials_of
 from agent.experiments.statistics import (
     LOWER_BOUND,
     ROW_COLUMNS,
@@ -27,7 +28,7 @@ from agent.experiments.statistics import (
     describe,
     row_cells,
 )
-from agent.training.run_folder import RUNS, run_folder
+from agent.training.run_folder import RUNS
 from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
 from graphs.errors import InputError
@@ -44,6 +45,7 @@ GROUPS = {
     "attention": ("gpt", "bert", "vit", "moe"),
 }
 """Families that are left out together, as they resemble each other."""
+STUDY = "leave-one-out"
 SEARCHES = ("annealing", "local-search", "policy-refine")
 ALL_PLACERS = (
     "single",
@@ -102,16 +104,13 @@ SETTINGS = (
 )
 
 
-def run_name(group: str, seed: int) -> str:
-    """Name of a run."""
-    return f"leave-one-out-{group}-{seed}"
-
-
-def train_one(group: str, seed: int, minutes: float) -> None:
-    """Train a policy on all families of the configuration but a group's."""
+def changes_of(groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Settings of the training that leaves each group out: all families of the configuration but its own."""
     families = json.loads(CONFIG.read_text(encoding="utf-8"))["families"]
-    others = [family for family in families if family not in GROUPS[group]]
-    train_run(run_name(group, seed), CONFIG, minutes, ["--families", *others, "--seed", str(seed)])
+    return {
+        group: {"families": tuple(family for family in families if family not in GROUPS[group])}
+        for group in groups
+    }
 
 
 def graphs_of(group: str, setting: BenchmarkSetting) -> list[str]:
@@ -128,7 +127,7 @@ def graphs_of(group: str, setting: BenchmarkSetting) -> list[str]:
 
 def evaluate_one(group: str, seed: int, setting: BenchmarkSetting) -> None:
     """Evaluate a policy on the families that it was not trained on."""
-    folder = run_folder(run_name(group, seed))
+    folder = trained(STUDY, group, seed)
     flags = ["--policy", str(folder), *graphs_of(group, setting), "--cluster", setting.cluster, "--jobs", "2"]
     flags += [
         "--placers",
@@ -144,7 +143,7 @@ def evaluate_one(group: str, seed: int, setting: BenchmarkSetting) -> None:
 
 def compare(group: str, seeds: Sequence[int], setting: BenchmarkSetting) -> dict[str, Comparison]:
     """Compare each placer with the baseline on a group's graphs, over all trainings that were evaluated."""
-    folders = [run_folder(run_name(group, seed)) / setting.name for seed in seeds]
+    folders = [trained(STUDY, group, seed) / setting.name for seed in seeds]
     return against_baseline([folder for folder in folders if folder.is_dir()], BASELINE)
 
 
@@ -238,7 +237,8 @@ def _work(options: argparse.Namespace) -> None:
     runs = [(group, seed) for seed in seeds for group in groups]
     settings = [setting for setting in SETTINGS if setting.name in options.settings]
     if options.only != "table":
-        side_by_side(lambda run: train_one(*run, options.minutes), runs, options.jobs)
+        trials = trials_of(CONFIG, options.minutes, changes_of(groups), seeds)
+        train_all(STUDY, "grid", trials, options.jobs)
     if options.only is None:
         for setting in settings:
             for group, seed in runs:

@@ -69,7 +69,7 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     seed: int = option(0, "seed of everything random", group=MAIN, least=0, most=2**31 - 1)
     init: str = option(
         "",
-        "policy to start from: a run's folder, or `pretrained`",
+        "policy to start from: a run's folder, `trial:STUDY/TRIAL`, or `pretrained`",
         group=MAIN,
         metavar="DIR",
     )

@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from agent.policy.encoders.base import ENCODERS, check_size
+from agent.policy.parts import kept_without
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
 from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.measured import MeasuredStepTimer
 from agent.training.problems import left_out
+from agent.training.run_folder import policy_folder
 from agent.training.split import Split
 from envs.cluster.presets import get_cluster
 from envs.execution.runnable_model import RunnableModel
@@ -67,7 +69,8 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     if not (config.timesteps or config.planned_dagger_rounds or config.planned_imitation_epochs):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
-    stored = read_policy(config.init) if config.init else None
+    _check_parts(config)
+    stored = read_policy(policy_folder(config.init)) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
     return Inputs(
         policy=stored.policy() if stored else None,
@@ -75,6 +78,12 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         left_out=tuple(left_out(graphs, config)),
         step_timer=_step_timer(config, runnable),
     )
+
+
+def _check_parts(config: TrainConfig) -> None:
+    kept_without(config.left_out, config.feature_set, config.rounds)
+    if config.left_out and config.init:
+        raise ConfigError("--left-out makes another network than that of --init; give one of them")
 
 
 def _check_measured(config: TrainConfig) -> None:

@@ -17,6 +17,8 @@ from graphs.errors import InputError
 from graphs.io.json_files import read_json, write_json_atomic
 
 RUNS = Path("runs")
+TRIAL = "trial:"
+"""Begins the name of a trial's policy, `trial:STUDY/TRIAL`."""
 PACKAGES = ("torch", "torch-geometric", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "numba")
 CONFIG, RESULT = "config.json", "result.json"
 PROVENANCE = ("versions", "git_commit")
@@ -38,6 +40,20 @@ def run_folder(name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name):
         raise RunError(f"run name {name!r}: use up to 100 letters, digits, dots, dashes and underscores")
     return RUNS / name
+
+
+def policy_folder(init: str) -> str:
+    """Finds the policy that a training starts from: `trial:STUDY/TRIAL` is a trial's, all else is as it is.
+
+    Raises:
+        RunError: a name that is no plain file name.
+    """
+    if not init.startswith(TRIAL):
+        return init
+    study, _, trial = init.removeprefix(TRIAL).partition("/")
+    if not (study and trial):
+        raise RunError(f"init is '{init}'; write {TRIAL}STUDY/TRIAL")
+    return str(run_folder(study) / "trials" / run_folder(trial).name)
 
 
 def check_is_new(name: str) -> Path:

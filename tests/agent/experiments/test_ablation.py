@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from agent.commands import train as train_agent
@@ -9,29 +11,28 @@ from agent.experiments.ablation import (
     TRAINED,
     VARIANTS,
     against_full_model,
-    run_name,
+    flags_of,
     to_markdown,
 )
+from agent.experiments.launcher import trained, trials_of
 from tests.agent.trial_cases import trial, write_evaluation
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_change_what_there_is_to_change(variant):
-    words = [
-        "--config",
-        str(ablation.CONFIG),
-        *VARIANTS[variant],
-        "--families",
-        *ablation.FAMILIES,
-        "--name",
-        "x",
-    ]
-    train_agent.make_parser().parse_args(words)
+    changes = {FULL_MODEL: {}, variant: VARIANTS[variant]}
+    (full, changed) = trials_of(ablation.CONFIG, 1, changes, [3]) if variant != FULL_MODEL else (None, None)
+    words = ["--config", str(ablation.CONFIG), *flags_of(variant).split(), "--name", "x"]
+    given = vars(train_agent.make_parser().parse_args(words))
+    assert given.keys() >= VARIANTS[variant].keys()
+    if full is not None:
+        assert changed.config != replace(full.config, name=changed.name)
+        assert (changed.config.seed, changed.config.threads, changed.config.minutes) == (3, 1, 1.0)
 
 
 def test_a_variant_is_compared_with_the_full_model_graph_by_graph(tmp_path, monkeypatch):
     def evaluated(variant, *times):
-        folder = ablation.run_folder(run_name(variant, 0)) / EVALUATION
+        folder = trained(ablation.STUDY, variant, 0) / EVALUATION
         write_evaluation(folder, *(trial(*each[:3], family=each[3]) for each in times))
 
     monkeypatch.chdir(tmp_path)
@@ -65,7 +66,7 @@ def test_a_variant_is_compared_with_the_full_model_graph_by_graph(tmp_path, monk
 def test_rows_hold_the_numbers_of_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for variant, step_s in ((FULL_MODEL, 0.5), ("rounds-1", 1.0)):
-        folder = ablation.run_folder(run_name(variant, 0)) / EVALUATION
+        folder = trained(ablation.STUDY, variant, 0) / EVALUATION
         write_evaluation(folder, trial("a", "policy", step_s, family=ablation.FAMILIES[0]))
     flags = ["--variants", FULL_MODEL, "rounds-1", "--only", "table", "--rows", "rows.csv"]
     assert ablation.main(flags) == 0

@@ -1,9 +1,9 @@
 import json
 
-import pytest
-
 from agent.experiments import finetuning
+from agent.experiments.launcher import trials_of
 from agent.training.metrics import SCORE, WALL_S
+from graphs.io.graph_files import read_graphs
 
 
 def test_the_curve_is_the_best_so_far(tmp_path):
@@ -21,19 +21,13 @@ def test_an_unknown_graph_is_refused_in_one_line(capsys):
     )
 
 
-@pytest.mark.parametrize("start", ["pretrained", "scratch"])
-def test_a_graph_is_trained_on_from_each_start(start, tmp_path, monkeypatch):
-    asked = []
+def test_a_graph_is_trained_on_from_each_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        finetuning, "train_run", lambda name, config, minutes, words: asked.append((name, words))
-    )
     graph = finetuning.load_graphs(["gpt"])[1]
-    finetuning.train_one(graph, start, 2)
-    ((name, words),) = asked
-    assert name == f"finetune-gpt-01-{start}"
-    assert ("--init" in words) == (start == "pretrained")
-    assert (tmp_path / words[words.index("--graphs") + 1]).is_file()
+    pretrained, scratch = trials_of(finetuning.CONFIG, 2, finetuning.changes_of([graph]), [0])
+    assert (pretrained.name, pretrained.config.init) == ("gpt-01-pretrained-seed-0", "pretrained")
+    assert (scratch.name, scratch.config.init) == ("gpt-01-scratch-seed-0", "")
+    assert [found.name for found in read_graphs(scratch.config.graphs[0])] == ["gpt-01"]
 
 
 def test_the_table_and_the_rows_hold_the_same(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
-"""Runs of experiments: begun once, gone on with, never mistaken for others."""
+"""Trainings of experiments: begun once, gone on with, never mistaken for others."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -8,88 +9,60 @@ from pathlib import Path
 import pytest
 
 from agent.experiments import launcher
+from tests.training_cases import SMALL, write_toys
 
-CONFIG = Path("some.json")
+CHANGES = {"narrow": {"hidden": 4}, "wide": {"hidden": 8}}
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """The flags of the trainings that were begun."""
-    commands = []
+def config(tmp_path, monkeypatch):
+    """A configuration of quick trainings, in a folder to run in."""
+    write_toys(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command[3:]))
-    return commands
+    settings = {key.replace("-", "_"): value for key, value in SMALL.items()} | {"timesteps": 256}
+    Path("quick.json").write_text(json.dumps({"graphs": ["graphs.jsonl"], **settings}))
+    return Path("quick.json")
 
 
-def begin(name, minutes, *files):
-    folder = launcher.run_folder(name)
-    for file in ("config.json", *files):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(json.dumps({"minutes": minutes}))
+def train(config, changes, seeds, minutes=0):
+    work = lambda: launcher.train_all(  # noqa: E731
+        "study", "grid", launcher.trials_of(config, minutes, changes, seeds), jobs=2
+    )
+    return launcher.exit_code("experiment", work)
 
 
-def end(name, **result):
-    (launcher.run_folder(name) / "result.json").write_text(json.dumps(result))
+def rows():
+    with Path("runs/study/trials.csv").open() as file:
+        return [(row["trial"], row["status"]) for row in csv.DictReader(file)]
 
 
-def test_a_new_run_gets_the_flags_and_one_that_was_stopped_goes_on(asked):
-    launcher.train_run("new", CONFIG, 2.5, ["--rounds", "1"])
-    assert asked.pop()[:7] == ["--config", "some.json", "--threads", "1", "--minutes", "2.5", "--rounds"]
-    begin("stopped", 2.5)
-    launcher.train_run("stopped", CONFIG, 2.5, ["--rounds", "1"])
-    assert asked.pop() == ["--resume", "--name", "stopped"]
-    begin("done", 2.5)
-    end("done", finished=True)
-    launcher.train_run("done", CONFIG, 2.5, [])
-    assert not asked
-
-
-def test_a_run_that_diverged_is_not_done(asked):
-    begin("diverged", 2.5)
-    end("diverged", finished=False, failure="training diverged in imitation, update 3: the loss is nan")
-    launcher.train_run("diverged", CONFIG, 2.5, [])
-    assert asked.pop() == ["--resume", "--name", "diverged"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"finished": "yes"}'])
-def test_a_damaged_result_is_one_line(asked, capsys, text):
-    begin("damaged", 2.5)
-    (launcher.run_folder("damaged") / "result.json").write_text(text)
-    assert launcher.exit_code("experiment", lambda: launcher.train_run("damaged", CONFIG, 2.5, [])) == 2
+def test_what_is_trained_is_not_trained_again_and_seeds_can_be_added(config, capsys):
+    assert train(config, CHANGES, [0]) == 0
+    assert sorted(rows()) == [("narrow-seed-0", "complete"), ("wide-seed-0", "complete")]
+    assert (launcher.trained("study", "wide", 0) / "policy.json").exists()
+    assert train(config, {"wide": CHANGES["wide"]}, [0, 1]) == 0
+    assert [trial for trial, _ in rows()][2:] == ["wide-seed-1"]
+    capsys.readouterr()
+    assert train(config, {"wide": {"hidden": 16}}, [0]) == 2
     error = capsys.readouterr().err
-    assert "damaged/result.json: " in error
-    assert error.count("\n") == 1
-    assert not asked
+    assert "runs/study/trials/wide-seed-0: was begun with other settings; remove" in error
+    assert len(rows()) == 3
 
 
-def test_a_run_of_other_minutes_is_not_taken_for_this_one(asked, capsys):
-    begin("short", 1.0)
-    work = lambda: launcher.train_run("short", CONFIG, 3, [])  # noqa: E731
-    assert launcher.exit_code("experiment", work) == 2
-    folder = launcher.run_folder("short")
-    message = f"experiment: {folder} was begun with --minutes 1; use that, or remove the folder\n"
-    assert capsys.readouterr().err == message
-    assert not asked
+def test_a_training_that_fails_is_told_and_the_others_are_trained(config, capsys):
+    changes = {"steep": {"learning_rate": 1e29}, **CHANGES}
+    assert train(config, changes, [0]) == 1
+    assert sorted(rows()) == [
+        ("narrow-seed-0", "complete"),
+        ("steep-seed-0", "failed"),
+        ("wide-seed-0", "complete"),
+    ]
+    assert capsys.readouterr().err.endswith("experiment: runs/study: not all trainings ended well\n")
 
 
-def test_a_training_that_fails_is_one_line(capsys):
+def test_an_evaluation_that_fails_is_one_line(capsys):
     def work():
         subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
 
     assert launcher.exit_code("experiment", work) == 1
     assert "ended with 3" in capsys.readouterr().err
-
-
-def test_after_a_failure_no_training_is_begun():
-    begun = []
-
-    def train(run):
-        begun.append(run)
-        if run == 1:
-            raise ValueError("no such family")
-
-    with pytest.raises(ValueError, match="no such family"):
-        launcher.side_by_side(train, range(5), 1)
-    assert begun == [0, 1]
-    launcher.side_by_side(begun.append, range(5, 8), 2)
-    assert sorted(begun[2:]) == [5, 6, 7]

@@ -3,6 +3,7 @@ from xml.etree import ElementTree
 import pytest
 
 from agent.experiments import leave_one_out
+from agent.experiments.launcher import trained
 from agent.experiments.leave_one_out import (
     COLUMNS,
     GROUPS,
@@ -21,6 +22,14 @@ from graphs.io.graph_files import read_graphs
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+def test_a_group_is_left_out_of_its_training_alone():
+    changes = leave_one_out.changes_of(list(GROUPS))
+    for group, changed in changes.items():
+        assert set(GROUPS[group]).isdisjoint(changed["families"])
+        others = [other for name, other in changes.items() if name != group]
+        assert all(set(GROUPS[group]) < set(other["families"]) for other in others)
+
+
 def test_groups_share_no_family():
     families = [family for group in GROUPS.values() for family in group]
     assert len(families) == len(set(families))
@@ -30,7 +39,7 @@ def test_what_was_evaluated_is_in_the_tables_and_the_figure(tmp_path, monkeypatc
     from agent.commands import evaluate
 
     monkeypatch.chdir(tmp_path)
-    folder = leave_one_out.run_folder("leave-one-out-cnn-0") / SETTINGS[0].name
+    folder = trained(leave_one_out.STUDY, "cnn", 0) / SETTINGS[0].name
     words = [
         "--families",
         "resnet",

@@ -17,12 +17,11 @@ from agent.contexts.record import Record, Trial
 from agent.contexts.study_config import StudyConfig
 from agent.folders import FolderError, created, locked
 from agent.training.config import TrainConfig
-from agent.training.run_folder import provenance, run_folder
+from agent.training.run_folder import STUDY, provenance, run_folder
 from graphs.errors import InputError
 from graphs.io.json_files import read_json, write_json_atomic
 
 FORMAT = "placewalk.study/1"
-FILE = "study.json"
 FREE = ("jobs", "attempts", "trials", "seeds")
 """Settings that a study may be gone on with another value of."""
 
@@ -70,7 +69,7 @@ def open_study(base: TrainConfig, config: StudyConfig) -> Iterator[Study]:
     identity = _identity(base, config)
 
     def begin(draft: Path) -> None:
-        write_json_atomic(draft / FILE, {"format": FORMAT, **identity, **known})
+        write_json_atomic(draft / STUDY, {"format": FORMAT, **identity, **known})
         (draft / "trials").mkdir()
 
     if folder.exists():
@@ -91,11 +90,11 @@ def _identity(base: TrainConfig, config: StudyConfig) -> dict[str, Any]:
 
 
 def _check_is_same(folder: Path, identity: Mapping[str, Any]) -> None:
-    if not (folder / FILE).is_file():
+    if not (folder / STUDY).is_file():
         raise StudyError(f"{folder} is no study; choose another --name")
-    found = read_json(folder / FILE)
+    found = read_json(folder / STUDY)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise StudyError(f"{folder / FILE}: is no {FORMAT}; choose another --name")
+        raise StudyError(f"{folder / STUDY}: is no {FORMAT}; choose another --name")
     for part, values in identity.items():
         theirs = found.get(part)
         for key, value in json.loads(json.dumps(values)).items():

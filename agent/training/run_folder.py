@@ -17,6 +17,8 @@ from graphs.errors import InputError
 from graphs.io.json_files import read_json, write_json_atomic
 
 RUNS = Path("runs")
+STUDY = "study.json"
+"""File of a folder that is a study, whose trials are runs."""
 TRIAL = "trial:"
 """Begins the name of a trial's policy, `trial:STUDY/TRIAL`."""
 PACKAGES = ("torch", "torch-geometric", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "numba")
@@ -100,6 +102,8 @@ def read_config(name: str) -> TrainConfig:
     folder = run_folder(name)
     if not folder.exists():
         raise RunError(f"there is no run '{name}' to go on with; start it without --resume")
+    if (folder / STUDY).is_file():
+        raise RunError(f"{folder} is a study; it goes on by the command that began it")
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: holds no {CONFIG}, so it is no run to go on with; choose another --name")
     return config_from_file(folder / CONFIG)

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agent.contexts.assignments import ELEMENTS, Choice, check_once, parse_choice
-from agent.contexts.plans import ListPlan, on_seeds
+from agent.contexts.assignments import Choice, check_once, parse_choice
+from agent.contexts.plans import ListPlan, in_words, on_seeds
 from agent.contexts.record import Trial
 from agent.contexts.study_config import StudyConfig
 from agent.training.config import TrainConfig
@@ -27,9 +27,5 @@ def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
 def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[Trial]:
     for number, values in enumerate(itertools.product(*(choice.values for choice in choices))):
         changed = {choice.field: value for choice, value in zip(choices, values, strict=True)}
-        words = " ".join(f"{name}={_text(value)}" for name, value in changed.items())
+        words = " ".join(f"{name}={in_words(value)}" for name, value in changed.items())
         yield Trial(f"{number:03d}", replace(base, **changed), words, "grid" if changed else "base")
-
-
-def _text(value: object) -> str:
-    return ELEMENTS.join(map(str, value)) if isinstance(value, tuple) else str(value)

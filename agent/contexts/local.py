@@ -59,8 +59,7 @@ class LocalContext:
             metrics = MetricsFile(self.folder / "metrics.jsonl")
             if self.resume and not self.checkpoints.files:
                 self._start_anew(metrics.last_iteration)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
+            self._catch_signals(cleanup)
             self._reporters = (metrics, TensorBoard(self.folder, self.config.to_json()), self._bar)
             for reporter in self._reporters:
                 cleanup.callback(self._close, reporter)
@@ -113,6 +112,10 @@ class LocalContext:
                 "put it back, or train anew under another name"
             )
         self.announce(f"{self.folder} holds no checkpoint yet; it starts anew", 0.0)
+
+    def _catch_signals(self, cleanup: ExitStack) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stops after the update under way; at once when asked again."""

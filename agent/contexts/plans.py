@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from agent.contexts.assignments import ELEMENTS
 from agent.contexts.record import Attempt, Trial
 from agent.contexts.study_config import StudyConfig
-from agent.training.config import ConfigError
+from agent.training.config import ConfigError, TrainConfig
 
 
 class ListPlan:
@@ -47,3 +49,16 @@ def on_seeds(trials: Sequence[Trial], config: StudyConfig) -> list[Trial]:
                 cold = replace(seeded, init="", name=f"{name}-cold")
                 found.append(Trial(cold.name, cold, trial.component, "cold"))
     return found
+
+
+def sampled(base: TrainConfig, name: str, values: Mapping[str, Any]) -> Trial:
+    """Makes a trial of a search from the values that were drawn for it."""
+    words = " ".join(f"{key}={in_words(value)}" for key, value in values.items())
+    return Trial(name, replace(base, **values, name=name, context="local"), words, "sampled")
+
+
+def in_words(value: object) -> str:
+    """A value of a setting, as it is given; numbers to three digits."""
+    if isinstance(value, tuple):
+        return ELEMENTS.join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.synchronize import Event
 from types import FrameType
 from typing import Protocol
 
-from agent.contexts.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, Trial
+from agent.contexts.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, Trial
 from agent.contexts.study import Study, StudyError
 from agent.contexts.trial_process import TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.interrupts import SIGNALS
 from graphs.worker_process import Death, WorkerProcess
 
-ITS_OWN = ("name", "context", "seed")
-"""Settings of a trial that are no difference from the base."""
+Report = Callable[[Trial, Attempt], None]
+"""Takes each attempt when it begins, and when it has ended."""
 POLL_S = 0.25
 """Seconds between two looks at trials that run."""
 TrialProcess = WorkerProcess[TrialRequest, TrialOutcome]
-OUTCOME_FIELDS = {item.name for item in fields(TrialOutcome)} - {"finished", "failed"}
 
 
 class Plan(Protocol):
@@ -59,10 +57,10 @@ class Scheduler:
     slow holds up no other.
 
     Args:
-        report: called with each attempt that begins or ends.
+        report: called with each attempt.
     """
 
-    def __init__(self, study: Study, plan: Plan, report: Callable[[Trial, Attempt], None]) -> None:
+    def __init__(self, study: Study, plan: Plan, report: Report) -> None:
         self.study, self._plan, self._report = study, plan, report
         self._waiting: list[Trial] = []
         self._tried: dict[str, int] = {}
@@ -110,25 +108,8 @@ class Scheduler:
             )
 
     def _start(self, slot: _Slot, trial: Trial) -> None:
-        record = self.study.record
-        earlier = record.of_trial(trial.name)
         slot.trial, slot.pruned = trial, False
-        slot.attempt = Attempt(
-            study=self.study.name,
-            attempt=len(record.attempts) + 1,
-            trial=trial.name,
-            context=self.study.base.context,
-            component=trial.component,
-            mode=trial.mode,
-            seed=trial.config.seed,
-            status=RUNNING,
-            retry_of=earlier[-1].attempt if earlier else None,
-            init_from=trial.config.init,
-            config=json.dumps(differences(self.study.base.to_json(), trial.config.to_json())),
-            config_hash=trial.config_hash,
-            git_commit=self.study.git_commit,
-        )
-        record.add(slot.attempt)
+        slot.attempt = self.study.begin(trial)
         self._report(trial, slot.attempt)
         self._tried[trial.name] = self._tried.get(trial.name, 0) + 1
         slot.stop.clear()
@@ -158,8 +139,7 @@ class Scheduler:
         if isinstance(answer, Death):
             ended = self._after_death(trial, attempt, answer.reason)
         else:
-            values = {key: value for key, value in asdict(answer).items() if key in OUTCOME_FIELDS}
-            ended = replace(attempt, **values, status=_status(answer, slot.pruned), error=answer.failed)
+            ended = answer.onto(attempt, _status(answer, slot.pruned))
         self.study.record.add(ended)
         self._report(trial, ended)
         if ended.status != STALE:
@@ -189,11 +169,6 @@ class Scheduler:
         finally:
             for number, earlier in zip(SIGNALS, before, strict=True):
                 signal.signal(number, earlier)
-
-
-def differences(base: dict[str, object], own: dict[str, object]) -> dict[str, object]:
-    """Settings of a trial that are not those of the base."""
-    return {key: value for key, value in own.items() if base.get(key) != value and key not in ITS_OWN}
 
 
 def _make_slot() -> _Slot:

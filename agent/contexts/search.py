@@ -6,13 +6,13 @@ trial that was killed is known from the study's record, and goes on from its che
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
-from agent.contexts.assignments import ELEMENTS, Choice, Range, read_space
+from agent.contexts.assignments import Choice, Range, read_space
+from agent.contexts.plans import sampled
 from agent.contexts.record import COMPLETE, PRUNED, Attempt, Trial
 from agent.contexts.study import Study
 
@@ -76,11 +76,9 @@ class SearchPlan:
 
     def _trial(self, proposed: optuna.Trial) -> Trial:
         values = {part.field: _suggest(proposed, part) for part in self._space}
-        name = f"{proposed.number:03d}"
-        config = replace(self._study.base, **values, name=name, context="local")
-        self._trials[name] = proposed
-        words = " ".join(f"{key}={_short(value)}" for key, value in values.items())
-        return Trial(name, config, words, "sampled")
+        trial = sampled(self._study.base, f"{proposed.number:03d}", values)
+        self._trials[trial.name] = proposed
+        return trial
 
 
 def _suggest(proposed: optuna.Trial, part: Choice | Range) -> Any:
@@ -98,9 +96,3 @@ def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "asha":
         return optuna.pruners.SuccessiveHalvingPruner()
     return optuna.pruners.NopPruner()
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        return ELEMENTS.join(map(str, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

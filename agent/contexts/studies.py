@@ -15,7 +15,7 @@ from agent.contexts.grid import plan_grid
 from agent.contexts.local import load_split
 from agent.contexts.plans import ListPlan
 from agent.contexts.record import FAILED, RUNNING, STALE, Attempt, Trial
-from agent.contexts.scheduler import Plan, Scheduler
+from agent.contexts.scheduler import Report, Scheduler
 from agent.contexts.study import Study, open_study
 from agent.contexts.study_config import StudyConfig
 from agent.contexts.study_report import closing_lines, duration
@@ -30,8 +30,11 @@ LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], ListPlan]] = {
 """Contexts whose trials are known from the start."""
 
 
-def run_study(base: TrainConfig, config: StudyConfig, console: Console) -> bool:
+def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
     """Runs a study, or goes on with it; prints what comes of it.
+
+    Args:
+        on_ray: whether Ray Tune runs the trials of a search.
 
     Returns:
         Whether all trials ended and none failed.
@@ -43,7 +46,11 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console) -> bool:
     _check_flags(base, config)
     n_trials, check = _checked(base, config)
     check()
-    return _run(base, config, n_trials, _plan, console)
+    if not on_ray:
+        return _run(base, config, n_trials, _in_processes, console)
+    from agent.contexts.ray_search import run_ray_search
+
+    return _run(base, config, n_trials, run_ray_search, console)
 
 
 def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: Console) -> bool:
@@ -62,16 +69,24 @@ def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: C
             other settings.
     """
     _check_all([trial.config for trial in trials])
-    return _run(base, StudyConfig(jobs=jobs), len(trials), lambda _: ListPlan(trials), console)
+
+    def run(study: Study, report: Report) -> bool:
+        return Scheduler(study, ListPlan(trials), report).run()
+
+    return _run(base, StudyConfig(jobs=jobs), len(trials), run, console)
 
 
 def _run(
-    base: TrainConfig, config: StudyConfig, n_trials: int, plan: Callable[[Study], Plan], console: Console
+    base: TrainConfig,
+    config: StudyConfig,
+    n_trials: int,
+    run: Callable[[Study, Report], bool],
+    console: Console,
 ) -> bool:
     with open_study(base, config) as study:
         n_before = len(study.record.attempts)
         with _Screen(console, study, n_trials) as screen:
-            all_ended = Scheduler(study, plan(study), screen.report).run()
+            all_ended = run(study, screen.report)
         began = len(study.record.attempts) > n_before
         for line in closing_lines(study, all_ended=all_ended, began=began):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -114,12 +129,12 @@ def _check_all(configs: list[TrainConfig]) -> None:
         read_inputs(config, splits[named])
 
 
-def _plan(study: Study) -> Plan:
+def _in_processes(study: Study, report: Report) -> bool:
     if study.base.context in LISTS:
-        return LISTS[study.base.context](study.base, study.config)
+        return Scheduler(study, LISTS[study.base.context](study.base, study.config), report).run()
     from agent.contexts.search import SearchPlan
 
-    return SearchPlan(study)
+    return Scheduler(study, SearchPlan(study), report).run()
 
 
 class _Screen:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.contexts.record import Record, Trial
+from agent.contexts.record import RUNNING, Attempt, Record, Trial
 from agent.contexts.study_config import StudyConfig
 from agent.folders import FolderError, created, locked
 from agent.training.config import TrainConfig
@@ -22,6 +22,8 @@ from graphs.errors import InputError
 from graphs.io.json_files import read_json, write_json_atomic
 
 FORMAT = "placewalk.study/1"
+ITS_OWN = ("name", "context", "seed")
+"""Settings of a trial that are no difference from the base."""
 FREE = ("jobs", "attempts", "trials", "seeds")
 """Settings that a study may be gone on with another value of."""
 
@@ -45,9 +47,35 @@ class Study:
     record: Record
     git_commit: str
 
+    def begin(self, trial: Trial) -> Attempt:
+        """Notes that an attempt at a trial begins."""
+        earlier = self.record.of_trial(trial.name)
+        attempt = Attempt(
+            study=self.name,
+            attempt=len(self.record.attempts) + 1,
+            trial=trial.name,
+            context=self.base.context,
+            component=trial.component,
+            mode=trial.mode,
+            seed=trial.config.seed,
+            status=RUNNING,
+            retry_of=earlier[-1].attempt if earlier else None,
+            init_from=trial.config.init,
+            config=json.dumps(differences(self.base.to_json(), trial.config.to_json())),
+            config_hash=trial.config_hash,
+            git_commit=self.git_commit,
+        )
+        self.record.add(attempt)
+        return attempt
+
     def trial_folder(self, trial: Trial) -> Path:
         """The run's folder of a trial."""
         return trial_folder(self.folder, trial.name)
+
+
+def differences(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a trial that are not those of the base."""
+    return {key: value for key, value in own.items() if base.get(key) != value and key not in ITS_OWN}
 
 
 def trial_folder(study: Path, trial: str) -> Path:

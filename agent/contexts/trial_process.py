@@ -6,16 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.synchronize import Event
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
 
 from agent.contexts.local import LocalContext
+from agent.contexts.record import Attempt
 from agent.policy.serialization import load_policy
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
@@ -58,6 +58,18 @@ class TrialOutcome:
     held_out: float | None = None
     checkpoint: str = ""
 
+    def onto(self, attempt: Attempt, status: str) -> Attempt:
+        """Returns an attempt as it ended."""
+        values = {key: value for key, value in asdict(self).items() if key not in ("finished", "failed")}
+        return replace(attempt, **values, status=status, error=self.failed)
+
+
+class StopFlag(Protocol):
+    """Says whether a trial is to stop after its update, such as an event."""
+
+    def is_set(self) -> bool:
+        """Whether it is to stop."""
+
 
 class TrialContext(LocalContext):
     """Trains a trial until it is done or told to stop.
@@ -66,21 +78,28 @@ class TrialContext(LocalContext):
         stop: set by the study's process.
     """
 
-    def __init__(self, config: TrainConfig, folder: Path, stop: Event) -> None:
+    def __init__(self, config: TrainConfig, folder: Path, stop: StopFlag) -> None:
         quiet = Console(quiet=True, force_terminal=False)
         super().__init__(config, folder, resume=folder.exists(), console=quiet)
         self._told = stop
 
     def should_stop(self) -> bool:
-        """Says whether the study, or a signal, told it to stop."""
-        return self._told.is_set() or super().should_stop()
+        """Says whether the study told it to stop."""
+        return self._told.is_set()
+
+    def _catch_signals(self, cleanup: ExitStack) -> None:
+        """Leaves signals to the study; a trial may run in any thread."""
 
 
 @dataclass
 class TrialTrainer:
-    """Handles requests in a process; `stop` ends the training at hand after its update."""
+    """Handles requests in a process.
 
-    stop: Event
+    Args:
+        stop: ends the training at hand after its update.
+    """
+
+    stop: StopFlag
 
     def __call__(self, request: TrialRequest) -> TrialOutcome:
         """Trains a trial, or goes on with it; what fails is told, not raised."""
@@ -93,12 +112,16 @@ class TrialTrainer:
                 finished=False, failed=f"{type(error).__name__}: {' '.join(str(error).split())}"
             )
 
+    def make_context(self, config: TrainConfig, folder: Path) -> TrialContext:
+        """Makes the place that the trial is trained in."""
+        return TrialContext(config, folder, self.stop)
+
     def _train(self, request: TrialRequest) -> TrialOutcome:
         folder = Path(request.folder)
         config = TrainConfig.from_json(request.config, "trial")
         checkpoints = CheckpointFolder(folder / "checkpoints")
         resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
-        context = TrialContext(config, folder, self.stop)
+        context = self.make_context(config, folder)
         inputs = read_inputs(config, context.graphs, context.runnable)
         failed = ""
         try:

@@ -118,22 +118,34 @@ class SearchState:
         return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
 
     @property
+    def _evaluations_left(self) -> int:
+        most = self.budget.evaluations
+        return BATCH if most is None else max(most - self.evaluations, int(self.best is None))
+
+    @property
     def is_feasible(self) -> bool:
         """Whether the best placement so far is feasible."""
         return self.best_score[0] == 0.0
 
-    def score(self, devices_of: IntArray) -> FloatArray:
+    @property
+    def seconds_left(self) -> float:
+        """Wall seconds until the limit, if there is one; negative beyond it."""
+        return np.inf if self.budget.seconds is None else self.budget.seconds - self.elapsed_s
+
+    def score(self, devices_of: IntArray, *, overdue: bool = False) -> FloatArray:
         """Simulates placements until the budget ends, and keeps the best.
 
         Args:
             devices_of: device of each op, one placement a row, int (n, n_ops).
+            overdue: whether to score them beyond the limit of seconds too, as finding them took much longer
+                than scoring them will.
 
         Returns:
             Step time in seconds and overflow in bytes, (n scored, 2), with n scored <= n.
         """
         scores = [np.zeros((0, 2))]
         done = 0
-        while done < len(devices_of) and (left := self.left):
+        while done < len(devices_of) and (left := self._evaluations_left if overdue else self.left):
             batch = devices_of[done : done + min(left, BATCH)]
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
             over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)

@@ -63,7 +63,7 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     def attempt(limits: MemoryLimits) -> IntArray | None:
         found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng)
         complete = np.stack([complete_placement(problem, device_of) for device_of in found])
-        over_bytes = search.score(complete)[:, 1]
+        over_bytes = search.score(complete, overdue=True)[:, 1]
         return None if (over_bytes == 0.0).any() or not search.left else complete[0]
 
     retry_until_feasible(problem, attempt)

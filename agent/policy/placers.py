@@ -101,6 +101,9 @@ class _Decoder:
         Where episodes improve a placement and the budget is small, they make fewer passes, or leave the
         placement as it is.
 
+        Nothing is decoded that is predicted to outlast the limit of seconds, unless nothing else was scored;
+        what does outlast it is scored all the same.
+
         Returns:
             None where a placement is feasible or no budget is left; else the greedy placement, int (n_ops,).
         """
@@ -108,12 +111,26 @@ class _Decoder:
         if mdp_config is None:
             search.score(self.policy.mdp_config.arguments["start"](search.problem)[None])
             return None
+        if search.best is not None and self._predicted_s(mdp_config) > search.seconds_left:
+            return None
         n_each = 1 + mdp_config.evaluations(search.problem)
         n_samples = max(min(search.left // n_each - 1, n_samples), 0)
         search.spend((1 + n_samples) * (n_each - 1))
+        began_s = search.elapsed_s
         found = self._decode(tight, mdp_config, n_samples, resample)
-        over_bytes = search.score(found)[:, 1]
+        if not n_samples:
+            seconds = search.elapsed_s - began_s
+            self.policy.seconds_per_decision = seconds / self._n_decisions(mdp_config)
+        over_bytes = search.score(found, overdue=True)[:, 1]
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
+
+    def _predicted_s(self, mdp_config: MdpConfig) -> float:
+        """Seconds that the greedy episode will take, by those before; 0 where there were none."""
+        return self.policy.seconds_per_decision * self._n_decisions(mdp_config)
+
+    def _n_decisions(self, mdp_config: MdpConfig) -> int:
+        passes = mdp_config.passes if mdp_config.improves else 1
+        return max(len(self.search.problem.graph.units), 1) * passes
 
     def _affordable(self) -> MdpConfig | None:
         """The policy's decision process with as many passes as the budget allows; None if it allows none."""

@@ -24,12 +24,16 @@ class Policy(nn.Module):
     Args:
         network: encodes and scores.
         mdp_config: the decision process that the policy acts in where nothing else is said.
+
+    Attributes:
+        seconds_per_decision: of the last greedy episode that a placer decoded; 0 before the first.
     """
 
     def __init__(self, network: PlacementNetwork, mdp_config: MdpConfig = CONSTRUCT) -> None:
         super().__init__()
         self.network = network
         self.mdp_config = mdp_config
+        self.seconds_per_decision = 0.0
         self.embeddings = EmbeddingCache(network, ())
         # In a list, so that it is not registered twice; finding it at every decision costs a tenth.
         self._any_weight = [next(network.parameters())]

@@ -232,3 +232,30 @@ def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch
     policy = Policy(untrained()[0])
     learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert samples == drawn
+
+
+def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
+    """Its placement was paid for; it stands beside what was found before."""
+    walked = PLACERS["annealing"].place(PROBLEM, Budget(20_000), np.random.default_rng(0))
+
+    def decode(*_, **__):
+        time.sleep(0.3)
+        return walked.placement.device_of[None]
+
+    def score_one_device(search, _):
+        search.score(np.zeros((1, PROBLEM.graph.n_ops), dtype=np.int64))
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr("agent.policy.placers.score_heuristics", score_one_device)
+    policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
+    found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    assert found.step_time.total_s <= walked.step_time.total_s
+    assert policy.seconds_per_decision > 0
+
+
+def test_no_walk_is_begun_that_would_outlast_its_seconds(monkeypatch):
+    policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
+    policy.seconds_per_decision = 1e3
+    monkeypatch.setattr(decoding, "decode", lambda *_, **__: pytest.fail("a walk was begun"))
+    found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    assert found.evaluations > 1

@@ -234,6 +234,7 @@ MODULES = (
     "annealing",
     "contiguous",
     "cross_entropy",
+    "exact",
     "m_sct",
     "metis",
     "refine",

@@ -1,0 +1,63 @@
+"""What is proven is so: all placements of small graphs are tried."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
+from agent.placers.exact import MAX_OPS, prove
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_many
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
+
+pytest.importorskip("ortools", reason="OR-Tools is not installed")
+
+
+def optimum_s(problem: Problem) -> float:
+    """Step time of the best of all feasible placements, by trying them."""
+    n_units = len(problem.graph.units)
+    every = np.array(list(itertools.product(range(problem.n_devices), repeat=n_units)))
+    total_s, peak_bytes = simulate_many(problem, np.ascontiguousarray(every[:, problem.graph.unit_of]))
+    fits = (peak_bytes <= problem.cluster.memory_bytes).all(axis=1)
+    return float(total_s[fits].min(initial=np.inf))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_optimum_of_a_small_graph_is_found_and_proven(seed: int) -> None:
+    problem = random_problem(seed, n_ops=11, n_devices=3 if seed % 2 else 2)
+    search = SearchState(problem, Budget(None, seconds=30.0))
+    proof = prove(search, np.random.default_rng(0))
+    assert proof.is_optimal
+    assert search.best_score == (0.0, pytest.approx(optimum_s(problem), rel=1e-9))
+    assert proof.bound_s == pytest.approx(search.best_score[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bound_without_a_proof_holds(seed: int) -> None:
+    """The solver is stopped early; what it says then is true as well."""
+    problem = random_problem(100 + seed, n_ops=13, n_devices=2)
+    proof = prove(SearchState(problem, Budget(None, seconds=0.15)), np.random.default_rng(0))
+    assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
+
+
+def test_scarce_memory_is_respected() -> None:
+    """Three layers of 1 GB on two devices of 2.2 GB: no device can have all."""
+    problem = Problem(training_graph(1, 3), make_cluster(2, memory_bytes=2.2 * GB))
+    found = PLACERS["exact"].place(problem, Budget(None, seconds=20.0), np.random.default_rng(0))
+    assert found.feasible
+    assert found.step_time.total_s == pytest.approx(optimum_s(problem))
+
+
+def test_a_large_graph_is_refined_alone() -> None:
+    ops = [{"name": f"op{at}", "flops": 1e9} for at in range(MAX_OPS + 1)]
+    problem = Problem(build_graph("g", "", ops, []), make_cluster(2))
+    placed = [
+        PLACERS[name].place(problem, Budget(200), np.random.default_rng(0)) for name in ("exact", "refine")
+    ]
+    assert np.array_equal(*(each.placement.device_of for each in placed))
+    with pytest.raises(PlacerError, match=f"has {MAX_OPS + 1} ops; at most {MAX_OPS} are modelled"):
+        prove(SearchState(problem, Budget(200)), np.random.default_rng(0))

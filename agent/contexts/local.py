@@ -19,6 +19,7 @@ from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorBoard
 from agent.training.split import Split, split_graphs
 from agent.training.trainer import DivergedError, Result
+from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.presets import get_cluster
 from envs.execution.profiles import with_profile
 from envs.execution.runnable_model import RunnableModel, load_runnable
@@ -46,6 +47,7 @@ class LocalContext:
         self.runnable = _runnable(config)
         self.graphs = load_split(config, self.runnable)
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
+        self.group: WorkerGroup = SOLO
         self._console = console
         self._bar = ProgressBar(console)
         self._reporters: tuple[Reporter, ...] = (self._bar,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class Clock:
@@ -14,10 +14,14 @@ class Clock:
 
     Args:
         minutes: of the whole training; 0 means no limit.
+        agreed: from the time of this worker, the one that all workers of a group go by; it is asked by
+            `agree` alone, and the time stands still in between. Without it the clock runs.
     """
 
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, agreed: Callable[[float], float] | None = None) -> None:
         self._began = time.monotonic()
+        self._agreed = agreed
+        self._agreed_s = 0.0
         self._limit_s = 60 * minutes if minutes else math.inf
         self._end_s: dict[str, float] = {}
 
@@ -36,7 +40,12 @@ class Clock:
     @property
     def wall_s(self) -> float:
         """Seconds that the training has taken, those before interruptions included."""
-        return time.monotonic() - self._began
+        return self._agreed_s if self._agreed else time.monotonic() - self._began
+
+    def agree(self) -> None:
+        """Lets all workers of a group have the same time; each calls it at the same point."""
+        if self._agreed is not None:
+            self._agreed_s = self._agreed(time.monotonic() - self._began)
 
     @property
     def progress(self) -> float:
@@ -46,6 +55,7 @@ class Clock:
     def go_on_from(self, wall_s: float) -> None:
         """Counts on from the seconds that a training had taken when it was interrupted."""
         self._began = time.monotonic() - wall_s
+        self._agreed_s = wall_s
 
     def left_s(self, phase: str) -> float:
         """Seconds until a phase has to end, negative where that has passed; infinite without a limit."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.split import Split
+from agent.training.workers import WorkerGroup
 from envs.execution.runnable_model import RunnableModel
 
 
@@ -24,6 +25,7 @@ class Context(Protocol):
         graphs: what to train, validate and report on.
         checkpoints: where to go on from and to save to.
         runnable: the model to run, if measured step times are learned from.
+        group: the workers that train together; `SoloGroup()` for one process.
     """
 
     @property
@@ -44,11 +46,17 @@ class Context(Protocol):
     @property
     def runnable(self) -> RunnableModel | None: ...
 
+    @property
+    def group(self) -> WorkerGroup: ...
+
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Takes the numbers of one update; a repeated iteration replaces the earlier one."""
+        """Takes the numbers of one update; a repeated iteration replaces the earlier one.
+
+        Only what the first worker reports is complete.
+        """
 
     def announce(self, activity: str, share: float) -> None:
         """Shows what goes on before the first update, and which share of it is done."""
 
     def should_stop(self) -> bool:
-        """Says whether to stop after this update, leaving a checkpoint."""
+        """Says whether to stop after this update, leaving a checkpoint; all workers stop if one does."""

@@ -62,11 +62,14 @@ class Phase(ABC):
 
         The last step is the one that ends nearest to the end of the phase's time, if the next takes as long.
         """
-        clock, began_s = self.state.clock, self.state.clock.wall_s
+        clock = self.state.clock
+        clock.agree()
+        began_s = clock.wall_s
         if self._begun_s is None:
             self._begun_s = began_s
         metrics = self.learn()
         self.steps += 1
+        clock.agree()
         self.timed_out = clock.left_s(self.name) <= (clock.wall_s - began_s) / 2
         return metrics
 

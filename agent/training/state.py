@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 from agent.policy.mdp_config import MdpConfig
@@ -18,7 +19,9 @@ from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
 from agent.training.reinforcement import ppo
 from agent.training.validation import simulated_s
+from agent.training.workers import check_same, gather_flags
 from envs.mdp.batched_env import BatchedPlacementEnv, StepTimer
+from envs.mdp.env_share import EnvShare
 
 AVERAGE = "average/"
 """Prefix of the averaged weights in a checkpoint."""
@@ -33,24 +36,27 @@ class TrainingState:
         step_timer: what times a placement that the policy is judged by.
         average: the averaged weights.
         clock: of the whole training.
+        group: the workers that train together, each with its share of the environments.
         iteration: updates made.
         imitated, timesteps: decisions learned from by imitation, each time counted, and by reinforcement.
     """
 
     def __init__(self, config: TrainConfig, context: Context, inputs: Inputs, clock: Clock) -> None:
         self.config, self.context, self.clock = config, context, clock
-        self._inputs = inputs
+        self._inputs, self.group = inputs, context.group
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
         self.problems = training_problems(context.graphs.train, config, context.seed)
+        n_envs = config.n_envs // self.group.size
         self.env = BatchedPlacementEnv(
             self.problems,
-            config.n_envs,
+            n_envs,
             orders=config.order,
             **MdpConfig.from_settings(config.to_json()).arguments,
             repeats=config.repeats,
             seed=context.seed,
             threads=config.threads,
             step_timer=inputs.step_timer,
+            share=EnvShare(self.group.rank * n_envs, config.n_envs, partial(gather_flags, self.group)),
         )
         self.step_timer: StepTimer = inputs.step_timer or simulated_s
         self.ppo = ppo.make_ppo(
@@ -60,6 +66,7 @@ class TrainingState:
             self.learning_rate,
             seed=context.seed,
             device=context.device,
+            group=self.group,
         )
         self.policy: Policy = self.ppo.policy.placer
         self.policy.set_problems(self.problems)
@@ -95,6 +102,15 @@ class TrainingState:
         self.average.update_parameters(self.policy.network)
         check_weights(self.averaged_network, "averaged weights")
         self.iteration += 1
+
+    def check_workers(self) -> None:
+        """Checks that all workers hold the same weights and the same random generators.
+
+        Raises:
+            WorkersDifferError: they do not.
+        """
+        saved = ppo.capture(self.ppo, self.env)
+        check_same(self.group, [*saved.tensors.values(), *self.average.state_dict().values()])
 
     def checkpoint(self) -> Checkpoint:
         """All of it but the episodes under way, which begin anew."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agent.policy.threads import torch_threads
 from agent.training.checkpoints import Checkpoint, restoring
@@ -21,6 +23,7 @@ from agent.training.reinforcement.phase import Reinforcement
 from agent.training.selection import PolicySelection
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
+from agent.training.workers import FIRST, any_worker, time_of_first
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Result:
         timesteps, iterations: decisions of reinforcement and updates made.
         wall_s: seconds, those before interruptions included.
         best_score: least geometric mean of the greedy step time over that of one device, on the graphs for
-            training and validation and the clusters as they are; by it the policy was chosen.
+            training and validation and the clusters as they are; by it the policy was chosen. Infinite in a
+            worker that is not the first.
         best_timesteps: when that policy was found, decisions imitated included.
         finished: whether it used up its decisions or its time, rather than being stopped.
         cut_short: phases that time ended before they had done what was asked for, each with what they did.
@@ -85,7 +89,8 @@ class _Training:
     def __init__(self, config: TrainConfig, context: Context, inputs: Inputs) -> None:
         self.config, self.context = config, context
         saved = context.checkpoints.latest(lambda line: context.announce(line, 0.0))
-        clock = Clock(config.minutes)
+        group = context.group
+        clock = Clock(config.minutes, None if group.size == 1 else partial(time_of_first, group))
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
         phases: list[Phase] = [
@@ -99,25 +104,29 @@ class _Training:
         if saved is not None:
             with restoring(saved):
                 self.state.restore(saved)
-        self.selection = PolicySelection(self.state, inputs.seen)
+        self._selection = PolicySelection(self.state, inputs.seen) if group.rank == FIRST else None
         if saved is not None:
             with restoring(saved):
                 self._restore(saved)
 
     def run(self) -> Result:
         """Goes through the phases until each is done or its time is up, or the context wants to stop."""
+        self._agree_to_stop()
         for phase in self.phases:
-            while not phase.done and not self.context.should_stop():
+            while not phase.done and not self._stops:
                 self._step(phase)
         return self._result()
 
     def _result(self) -> Result:
+        score, decisions = math.inf, 0
+        if self._selection is not None:
+            score, decisions = self._selection.best_score, self._selection.best_decisions
         return Result(
             timesteps=self.state.timesteps,
             iterations=self.state.iteration,
             wall_s=self.state.clock.wall_s,
-            best_score=self.selection.best_score,
-            best_timesteps=self.selection.best_decisions,
+            best_score=score,
+            best_timesteps=decisions,
             finished=self._is_over,
             cut_short=tuple(f"{phase.name}: {phase.shortfall}" for phase in self.phases if phase.shortfall),
         )
@@ -143,20 +152,32 @@ class _Training:
         with bf16_matmul():
             metrics = phase.step()
         if not metrics:
+            self._agree_to_stop()
             return
         metrics[SPEED] = (self.state.decisions - before) / (time.monotonic() - began)
         self.state.count_update()
         if phase.done or self._is_due(self.config.eval_every):
-            metrics |= self.selection.evaluate()
+            metrics |= self._evaluate()
         metrics |= {
             ITERATION: self.state.iteration,
             PROGRESS: self.state.progress,
             WALL_S: self.state.clock.wall_s,
         }
         self.context.report(self.state.decisions, metrics)
-        if self._is_over or self.context.should_stop() or self._is_due(self.config.checkpoint_every):
-            self.context.checkpoints.save(self.state.iteration, self._checkpoint())
+        self._agree_to_stop()
+        if self._is_over or self._stops or self._is_due(self.config.checkpoint_every):
+            if self._selection is not None:
+                self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
             ppo.begin_episodes(self.state.ppo, self.state.env)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluates the policy in the first worker; the others wait for it at their next exchange."""
+        self.state.check_workers()
+        return self._selection.evaluate() if self._selection is not None else {}
+
+    def _agree_to_stop(self) -> None:
+        """Lets all workers stop if the context of one wants to."""
+        self._stops = any_worker(self.context.group, self.context.should_stop())
 
     @property
     def _is_over(self) -> bool:
@@ -165,16 +186,17 @@ class _Training:
     def _is_due(self, every: int) -> bool:
         return self.state.iteration % every == 0
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self, selection: PolicySelection) -> Checkpoint:
         saved = self.state.checkpoint()
         phases = {phase.name: phase.state_dict() for phase in self.phases}
-        best = [self.selection.best_score, self.selection.best_decisions]
+        best = [selection.best_score, selection.best_decisions]
         own = {"phases": phases, "best": best, "minutes": self.config.minutes}
         return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
         """Goes on where a checkpoint was made; with more minutes than before, the last phase goes on."""
-        self.selection.best_score, self.selection.best_decisions = saved.state["best"]
+        if self._selection is not None:
+            self._selection.best_score, self._selection.best_decisions = saved.state["best"]
         same_limit = saved.state["minutes"] == self.config.minutes
         begun = False
         for phase in reversed(self.phases):

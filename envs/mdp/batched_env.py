@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from envs.mdp.env_share import EnvShare
 from envs.mdp.episodes import EpisodeBatch, EpisodeResult, MdpError, Start, on_fastest_device
 from envs.mdp.names import CONSTRUCT
 from envs.mdp.placement_env import observation_space
@@ -41,6 +42,8 @@ class BatchedPlacementEnv(VecEnv):
         threads: number of threads that share the episodes of a step.
         step_timer: measures the step under a complete placement; the return of an episode is minus that, in
             single-device step times. Without it the simulated step time counts.
+        share: which episodes of a larger set these are, if other processes run the rest. All together are
+            those of one environment that runs the whole set.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`; and a `step_timer` in another process than
@@ -60,10 +63,12 @@ class BatchedPlacementEnv(VecEnv):
         seed: int = 0,
         threads: int = 1,
         step_timer: StepTimer | None = None,
+        share: EnvShare | None = None,
     ) -> None:
         if step_timer is not None and mdp != CONSTRUCT:
             raise MdpError(f"measured step times need the mdp {CONSTRUCT}, not {mdp}")
         self._step_timer = step_timer
+        self._share = share or EnvShare.whole(n_envs)
         self._batch = EpisodeBatch(
             problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start, threads=threads
         )
@@ -86,8 +91,8 @@ class BatchedPlacementEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """Begins every episode anew."""
-        for episode in range(self.num_envs):
-            self._begin(episode)
+        for number in range(self._share.total):
+            self._begin(number)
         return self._observation()
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -98,22 +103,12 @@ class BatchedPlacementEnv(VecEnv):
         """Takes the stored decisions."""
         rewards, done = self._batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for episode in np.flatnonzero(done):
-            result = self._batch.result(int(episode))
-            if self._step_timer is not None and result.fits:
-                result, correction = self._measured(result, self._step_timer)
+        for number in np.flatnonzero(self._share.gather(done)):
+            episode = self._own(int(number))
+            if episode is not None:
+                infos[episode], correction = self._ended(episode)
                 rewards[episode] += correction
-            infos[episode] = {
-                "result": result,
-                "episode": {
-                    "r": result.episode_return,
-                    "l": result.decisions,
-                    "t": time.time() - self._started_s,
-                },
-                "terminal_observation": {name: rows[episode] for name, rows in self._observation().items()},
-                "TimeLimit.truncated": False,
-            }
-            self._begin(int(episode))
+            self._begin(int(number))
         return self._observation(), rewards.astype(np.float32), done, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
@@ -128,6 +123,16 @@ class BatchedPlacementEnv(VecEnv):
         """Continues the draws where `state_dict` left them; call `reset` afterwards."""
         self._rng.bit_generator.state = state["rng"]
         self._round = list(state["round"])
+
+    def _ended(self, episode: int) -> tuple[dict[str, Any], float]:
+        """The `info` of an episode's last step, and what its return changes by if it is measured."""
+        result, correction = self._batch.result(episode), 0.0
+        if self._step_timer is not None and result.fits:
+            result, correction = self._measured(result, self._step_timer)
+        seen = {name: rows[episode] for name, rows in self._observation().items()}
+        returned = {"r": result.episode_return, "l": result.decisions, "t": time.time() - self._started_s}
+        info = {"result": result, "episode": returned}
+        return info | {"terminal_observation": seen, "TimeLimit.truncated": False}, correction
 
     def _measured(self, result: EpisodeResult, timer: StepTimer) -> tuple[EpisodeResult, float]:
         """Times the placement of an episode; returns its result, and what its return changes by."""
@@ -153,11 +158,21 @@ class BatchedPlacementEnv(VecEnv):
         )
         return timed, correction
 
-    def _begin(self, episode: int) -> None:
+    def _own(self, number: int) -> int | None:
+        """The index here of an episode of the whole set; None if another process runs it."""
+        episode = number - self._share.first
+        return episode if 0 <= episode < self.num_envs else None
+
+    def _begin(self, number: int) -> None:
+        """Begins an episode of the whole set; of one that another process runs, makes the draws alone."""
         if not self._round:
             self._round = self._rng.permutation(len(self.problems)).repeat(self._repeats).tolist()
         order = int(self._rng.integers(len(self._batch.orders)))
-        self._batch.begin(episode, self._round.pop(), order, self._rng)
+        problem, episode = self._round.pop(), self._own(number)
+        if episode is None:
+            self._batch.skip(problem, order, self._rng)
+        else:
+            self._batch.begin(episode, problem, order, self._rng)
 
     def _observation(self) -> dict[str, NDArray[Any]]:
         batch = self._batch.observation

@@ -15,6 +15,7 @@ from agent.policy.policy import Policy
 from agent.training.divergence import check_finite
 from agent.training.imitation.trajectories import Trajectory
 from agent.training.performance.parallel import scores_in_threads
+from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 
 TRAJECTORIES_PER_STEP = 8
 """Trajectories in one gradient step: few enough graphs to encode, enough decisions to average."""
@@ -38,11 +39,13 @@ class ImitationLearner:
         *,
         max_grad_norm: float,
         threads: int = 1,
+        group: WorkerGroup = SOLO,
     ) -> tuple[dict[str, float], int]:
         """Makes one pass over all trajectories, in a sequence that depends on the `number` of the pass alone.
 
         Args:
             threads: how many share the scoring.
+            group: the workers that learn together; each scores a share of the trajectories of every step.
 
         Returns:
             Metrics (loss, value loss, and accuracy: the mean soft target of the policy's first choices), and
@@ -55,7 +58,7 @@ class ImitationLearner:
         totals = np.zeros(4)
         for first in range(0, len(sequence), TRAJECTORIES_PER_STEP):
             chosen = [self.trajectories[at] for at in sequence[first : first + TRAJECTORIES_PER_STEP]]
-            totals += _learn(policy, optimizer, chosen, max_grad_norm, threads)
+            totals += _learn(policy, optimizer, chosen, max_grad_norm, threads, group)
         loss, accuracy, value_loss, decisions = totals
         n = max(decisions, 1.0)
         return {
@@ -71,11 +74,35 @@ def _learn(
     trajectories: Sequence[Trajectory],
     max_grad_norm: float,
     threads: int,
+    group: WorkerGroup,
 ) -> NDArray[np.float64]:
     """Makes one gradient step.
 
     Returns:
         Sums over the decisions of loss, soft target of the first choice, value loss and 1; float64 (4,).
+    """
+    n_decisions = sum(len(each.op) for each in trajectories)
+    own = trajectories[group.rank :: group.size]
+    optimizer.zero_grad()
+    sums = torch.zeros(4, dtype=torch.float64)
+    if own:
+        sums += torch.tensor(_differentiate(policy, own, n_decisions, threads), dtype=torch.float64)
+    sum_gradients(group, policy.parameters())
+    group.sum_([sums])
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    loss, _, value_loss, _ = (sums / n_decisions).tolist()
+    check_finite(loss=loss, value_loss=value_loss, norm_of_the_gradient=norm.item())
+    optimizer.step()
+    return sums.numpy()
+
+
+def _differentiate(
+    policy: Policy, trajectories: Sequence[Trajectory], n_decisions: int, threads: int
+) -> list[float]:
+    """Computes the gradients of the loss summed over some trajectories and divided by `n_decisions`.
+
+    Returns:
+        The sums that `_learn` returns.
     """
     columns = {item.name: [getattr(each, item.name) for each in trajectories] for item in fields(Trajectory)}
     obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
@@ -84,11 +111,8 @@ def _learn(
     target: Tensor = obs["target"]
     loss = -(log_probs + target.log()).logsumexp(1).mean()
     value_loss = F.mse_loss(values, obs["value"])
-    optimizer.zero_grad()
-    (loss + 0.5 * value_loss).backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
-    check_finite(loss=loss.item(), value_loss=value_loss.item(), norm_of_the_gradient=norm.item())
-    optimizer.step()
     n = len(values)
+    total = (loss + 0.5 * value_loss) * (n / n_decisions)
+    total.backward()  # type: ignore[no-untyped-call]
     accuracy = target.gather(1, log_probs.argmax(1, keepdim=True)).sum()
-    return np.array([loss.item() * n, accuracy.item(), value_loss.item() * n, n])
+    return [loss.item() * n, accuracy.item(), value_loss.item() * n, float(n)]

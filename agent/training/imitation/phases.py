@@ -16,6 +16,7 @@ from agent.training.imitation.search_file import FILE, read_searched, write_sear
 from agent.training.imitation.trajectories import Trajectory, improvement_trajectories, replay_demonstrations
 from agent.training.phase import Phase
 from agent.training.state import TrainingState
+from agent.training.workers import FIRST, share_file
 
 PASSES_PER_ROUND = 2
 """Passes of on-policy imitation over the trajectories of a round; making them takes longer than learning."""
@@ -36,8 +37,10 @@ class SearchForDemonstrations(Phase):
         super().__init__(state)
         self._found: SearchedPlacements | None = None
         self._damage = ""
-        if self.is_on:
-            self._read()
+        if self.is_on and (kept := self._read()) is not None:
+            self._found, wall_s = kept
+            self.state.clock.go_on_from(wall_s)
+            self.steps = 1
 
     @property
     def is_on(self) -> bool:
@@ -61,10 +64,20 @@ class SearchForDemonstrations(Phase):
         return self._found
 
     def learn(self) -> dict[str, float]:
-        """Searches until all is found, the time is up or the context wants to stop."""
-        state, config = self.state, self.state.config
+        """Searches until all is found, the time is up or the context wants to stop.
+
+        The first worker searches, on all its cores, and the others wait for what it finds.
+        """
         if self._damage:
-            state.context.announce(f"{self._damage}; its placements are searched again", 0.0)
+            self.state.context.announce(f"{self._damage}; its placements are searched again", 0.0)
+        if self.state.group.rank == FIRST:
+            self._search()
+        if self.state.group.size > 1 and (kept := self._read()) is not None:
+            self._found = kept[0]
+        return {}
+
+    def _search(self) -> None:
+        state, config = self.state, self.state.config
         found = search_placements(
             state.problems,
             repeats=config.demonstrations,
@@ -77,7 +90,6 @@ class SearchForDemonstrations(Phase):
         if not state.context.should_stop():
             self._found = found
             write_searched(state.context.folder, found, state.clock.wall_s)
-        return {}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Goes on from a checkpoint.
@@ -93,17 +105,15 @@ class SearchForDemonstrations(Phase):
                 "anew under another name"
             )
 
-    def _read(self) -> None:
-        """Takes what the run's folder holds; a file that cannot be read counts as none."""
+    def _read(self) -> tuple[SearchedPlacements, float] | None:
+        """Reads what the first worker's folder holds; a file that cannot be read counts as none."""
+        folder = self.state.context.folder
+        share_file(self.state.group, folder / FILE)
         try:
-            kept = read_searched(self.state.context.folder, self.state.problems)
+            return read_searched(folder, self.state.problems)
         except CheckpointError as error:
             self._damage = str(error)
-            return
-        if kept is not None:
-            self._found, wall_s = kept
-            self.state.clock.go_on_from(wall_s)
-            self.steps = 1
+            return None
 
 
 class _ImitationPhase(Phase):
@@ -138,6 +148,7 @@ class _ImitationPhase(Phase):
             self.state.ppo.policy.optimizer,
             max_grad_norm=self.state.config.max_grad_norm,
             threads=self.state.config.threads,
+            group=self.state.group,
         )
         self.state.imitated += decisions
         return metrics
@@ -150,8 +161,12 @@ class _ImitationPhase(Phase):
             mdp_config=self.state.policy.mdp_config,
             repeats=repeats,
             seed=seed,
-            should_stop=lambda: self.state.clock.left_s(self.name) <= 0,
+            should_stop=self._is_time_up,
         )
+
+    def _is_time_up(self) -> bool:
+        self.state.clock.agree()
+        return self.state.clock.left_s(self.name) <= 0
 
 
 class Imitation(_ImitationPhase):

@@ -15,6 +15,7 @@ from torch import Tensor
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.training.divergence import check_scores
 from agent.training.performance.parallel import scores_in_threads
+from agent.training.workers import SOLO, WorkerGroup, joined_rows
 
 Masks = NDArray[np.bool_] | Tensor | None
 
@@ -26,6 +27,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         lr_schedule: learning rate by the share of the training that remains.
         make_policy: builds the policy; called once.
         threads: how many share the scoring of an update.
+        group: the workers that train the policy together; each scores its own decisions.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         *,
         make_policy: Callable[[], Policy],
         threads: int = 1,
+        group: WorkerGroup = SOLO,
     ) -> None:
         super().__init__(observation_space, action_space, lr_schedule, net_arch=[])
         self.placer = make_policy()
         self.threads = threads
+        self.group = group
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), eps=1e-5)
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
@@ -55,17 +59,37 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         """
         logits, values = self._scores(obs)
         log_probs = _log_probs(logits, action_masks)
-        actions = log_probs.argmax(1) if deterministic else torch.multinomial(log_probs.exp(), 1).squeeze(1)
+        actions = log_probs.argmax(1) if deterministic else sample(log_probs.exp(), self.group)
         return actions, values[:, None], log_probs.gather(1, actions[:, None]).squeeze(1)
 
     def evaluate_actions(
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients."""
+        """Computes values (n, 1), log-probabilities (n,), entropies (n,) of a minibatch, with gradients.
+
+        With several workers each gives its own decisions, and gets those of all, those of the first worker
+        first; the gradients flow back into its own.
+        """
+        if self.group.size == 1:
+            values, log_probs, entropy = self._evaluate(obs, actions, action_masks)
+        else:
+            own = self._evaluate(obs, actions, action_masks) if len(actions) else self._nothing()
+            values, log_probs, entropy = joined_rows(self.group, torch.stack(own, 1)).unbind(1)
+        return values[:, None], log_probs, entropy
+
+    def _evaluate(
+        self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, log-probabilities and entropies of own decisions, (n,) each."""
         logits, values = scores_in_threads(self.placer, obs, self.threads)
         log_probs = _log_probs(logits, action_masks)
         entropy = -(log_probs.exp() * log_probs).sum(1)
-        return values[:, None], log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
+        return values, log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
+
+    def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `_evaluate` gives for no decisions; the gradients are 0."""
+        none = next(self.parameters()).sum() * torch.empty(0, device=self.device)
+        return none, none, none
 
     def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
         """Returns the distribution over devices, for `predict`."""
@@ -86,6 +110,24 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         logits, values = self.placer.scores(obs)
         check_scores(logits, values)
         return logits, values
+
+
+def sample(probabilities: Tensor, group: WorkerGroup) -> Tensor:
+    """Samples a device for each own decision; all workers draw for all decisions, so that they stay in step.
+
+    Each decision gets what one worker with the decisions of all would draw for it: `torch.multinomial` also
+    divides by exponential draws.
+
+    Args:
+        probabilities: float32 (n, n_devices); every worker has as many rows.
+
+    Returns:
+        int64 (n,).
+    """
+    if group.size == 1:
+        return torch.multinomial(probabilities, 1).squeeze(1)
+    draws = probabilities.new_empty(group.size, *probabilities.shape).exponential_(1)
+    return (probabilities / draws[group.rank]).argmax(1)
 
 
 def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:

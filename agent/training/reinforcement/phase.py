@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from agent.training.clock import between
 from agent.training.phase import Phase
 from agent.training.reinforcement import ppo
@@ -47,8 +49,7 @@ class Reinforcement(Phase):
         """Makes a rollout of all environments and updates the policy."""
         state, config = self.state, self.state.config
         state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
-        decisions = config.n_envs * config.n_steps
-        metrics = ppo.learn(state.ppo, decisions, self._log)
+        metrics = ppo.learn(state.ppo, config, self._log, state.group)
         state.timesteps = state.ppo.num_timesteps
         return {
             "update/learning_rate": state.learning_rate(),
@@ -58,10 +59,11 @@ class Reinforcement(Phase):
         }
 
     def _episode_metrics(self) -> dict[str, float]:
-        episodes = self._log.take()
+        own = [(each.problem, each.ratio_to_single, each.fits) for each in self._log.take()]
+        episodes = self.state.group.gather(torch.tensor(own, dtype=torch.float64).reshape(-1, 3)).tolist()
         if not episodes:
             return {}
-        feasible = [(episode.problem, episode.ratio_to_single) for episode in episodes if episode.fits]
+        feasible = [(int(problem), ratio) for problem, ratio, fits in episodes if fits]
         return {
             "training/episodes": len(episodes),
             "training/infeasible": 1 - len(feasible) / len(episodes),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from agent.training.config import TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementActorCritic
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
+from agent.training.workers import SOLO, WorkerGroup, sum_gradients
 from envs.mdp.batched_env import BatchedPlacementEnv
 
 LOSSES = {
@@ -38,11 +41,13 @@ def make_ppo(
     *,
     seed: int,
     device: str,
+    group: WorkerGroup = SOLO,
 ) -> MaskablePPO:
     """Makes PPO over undiscounted returns: a return is minus the step time, however long the episode.
 
     Args:
         learning_rate: called before each update.
+        group: the workers that train the policy together; `learn` adds their gradients up, and clips them.
     """
     ppo = MaskablePPO(
         PlacementActorCritic,
@@ -56,11 +61,11 @@ def make_ppo(
         clip_range=config.clip,
         ent_coef=config.entropy,
         vf_coef=config.value_weight,
-        max_grad_norm=config.max_grad_norm,
+        max_grad_norm=config.max_grad_norm if group.size == 1 else math.inf,
         rollout_buffer_class=PerGraphRolloutBuffer,
-        rollout_buffer_kwargs={"advantage": config.advantage},
+        rollout_buffer_kwargs={"advantage": config.advantage, "group": group},
         normalize_advantage=False,
-        policy_kwargs={"make_policy": make_policy, "threads": config.threads},
+        policy_kwargs={"make_policy": make_policy, "threads": config.threads, "group": group},
         seed=seed,
         device=device,
     )
@@ -68,20 +73,44 @@ def make_ppo(
     return ppo
 
 
-def learn(ppo: MaskablePPO, decisions: int, callback: BaseCallback) -> dict[str, float]:
-    """Makes a rollout and the updates from it, and returns their metrics.
+def learn(
+    ppo: MaskablePPO, config: TrainConfig, callback: BaseCallback, group: WorkerGroup
+) -> dict[str, float]:
+    """Makes a rollout of all environments and the updates from it, and returns their metrics.
 
     Raises:
         FloatingPointError: a loss, or a score of the policy during the rollout or afterwards, is not finite.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        ppo.learn(decisions, callback=callback, log_interval=None, reset_num_timesteps=False)
+    before = ppo.num_timesteps
+    own = config.n_envs // group.size * config.n_steps
+    with np.errstate(over="ignore", invalid="ignore"), _summed_gradients(ppo, config, group):
+        ppo.learn(own, callback=callback, log_interval=None, reset_num_timesteps=False)
+    ppo.num_timesteps = before + config.n_envs * config.n_steps
     metrics = _update_metrics(ppo)
     check_finite(**{name: metrics[f"update/{name}"] for name in ("policy_loss", "value_loss", "loss")})
     with torch.no_grad():
         # The next rollout begins with these scores; they are kept until then.
         ppo.policy.predict_values(obs_as_tensor(ppo._last_obs, ppo.device))
     return metrics
+
+
+@contextmanager
+def _summed_gradients(ppo: MaskablePPO, config: TrainConfig, group: WorkerGroup) -> Iterator[None]:
+    """Lets every step of the optimizer follow the clipped sum of the gradients of all workers."""
+    if group.size == 1:
+        yield
+        return
+    weights = list(ppo.policy.parameters())
+
+    def add_up(*_: object) -> None:
+        sum_gradients(group, weights)
+        torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm)
+
+    hook = ppo.policy.optimizer.register_step_pre_hook(add_up)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _update_metrics(ppo: MaskablePPO) -> dict[str, float]:

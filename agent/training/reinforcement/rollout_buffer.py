@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableDictRolloutBufferSamples
 
+from agent.training.workers import SOLO, WorkerGroup, gather_columns
+
+JOINED = ("values", "log_probs", "advantages", "returns")
+"""Columns that every worker holds of all decisions, float32."""
 LEAST_SHARE = 0.1
 """No graph's advantages are scaled up further than to this share of the mean spread over graphs."""
 
@@ -25,24 +30,87 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
     Source: several episodes of one problem as each other's baseline, POMO (Kwon et al. 2020, arXiv
     2010.16011), here on top of generalised advantage estimation.
 
+    Several workers hold a joint rollout: each has what was observed and done in its own episodes, and all
+    have the numbers that the losses are made of. Advantages and minibatches are those of one worker that runs
+    all episodes, in the order of the ranks.
+
     Args:
         advantage: "op" for both; "graph" for the units alone; "batch" for the units of the whole rollout.
+        group: the workers; each has as many episodes.
     """
 
-    def __init__(self, *positional: Any, advantage: str = "op", **named: Any) -> None:
+    observations: dict[str, NDArray[Any]]
+    generator_ready: bool
+
+    def __init__(
+        self, *positional: Any, advantage: str = "op", group: WorkerGroup = SOLO, **named: Any
+    ) -> None:
         super().__init__(*positional, **named)
         self._advantage = advantage
+        self._group = group
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: NDArray[np.bool_]) -> None:
         """Subtracts the others' mean on the same op from each advantage, and scales within each graph."""
         super().compute_returns_and_advantage(last_values, dones)
+        shape = self.advantages.shape
+        problem, op = (
+            gather_columns(self._group, self.observations[name].reshape(shape).astype(np.int64))
+            for name in ("problem", "op")
+        )
+        if self._group.size > 1:
+            for name in JOINED:
+                setattr(self, name, gather_columns(self._group, getattr(self, name)))
         advantages: NDArray[np.float32] = self.advantages
-        problem = self.observations["problem"].reshape(advantages.shape).astype(np.int64)
-        op = self.observations["op"].reshape(advantages.shape)
         if self._advantage == "op":
             advantages = less_others(problem * (op.max() + 1) + op, advantages)
         group = np.zeros_like(problem) if self._advantage == "batch" else problem
         self.advantages: NDArray[np.float32] = normalise_within(group, advantages)
+
+    def get(self, batch_size: int | None = None) -> Iterator[MaskableDictRolloutBufferSamples]:
+        """Yields random minibatches of the joint rollout.
+
+        With several workers, observations, actions and masks are those of the own decisions, and all else is
+        of all decisions, sorted by the worker that took them.
+
+        Args:
+            batch_size: decisions of a minibatch, over all workers.
+        """
+        if self._group.size == 1:
+            yield from super().get(batch_size)
+            return
+        self._flatten()
+        n_own = self.buffer_size * self.n_envs
+        indices = np.random.permutation(n_own * self._group.size)  # noqa: NPY002 (as SB3 does)
+        step = batch_size or len(indices)
+        for first in range(0, len(indices), step):
+            chosen = indices[first : first + step]
+            worker = chosen // n_own
+            own = chosen[worker == self._group.rank] - n_own * self._group.rank
+            yield self._samples(own, chosen[np.argsort(worker, kind="stable")])
+
+    def _flatten(self) -> None:
+        """Lets one row be one decision, the episodes one after another, as SB3 does."""
+        if self.generator_ready:
+            return
+        self.observations = {name: self.swap_and_flatten(rows) for name, rows in self.observations.items()}
+        for name in ("actions", "action_masks", *JOINED):
+            setattr(self, name, self.swap_and_flatten(getattr(self, name)))
+        self.generator_ready = True
+
+    def _samples(self, own: NDArray[np.int64], chosen: NDArray[np.int64]) -> MaskableDictRolloutBufferSamples:
+        """A minibatch: rows of the own decisions, and of those of all workers."""
+        values, log_probs, advantages, returns = (
+            self.to_torch(getattr(self, name)[chosen].flatten()) for name in JOINED
+        )
+        return MaskableDictRolloutBufferSamples(
+            observations={name: self.to_torch(rows[own]) for name, rows in self.observations.items()},
+            actions=self.to_torch(self.actions[own]),
+            old_values=values,
+            old_log_prob=log_probs,
+            advantages=advantages,
+            returns=returns,
+            action_masks=self.to_torch(self.action_masks[own].reshape(-1, self.mask_dims)),
+        )
 
 
 def less_others(group: NDArray[np.int64], values: NDArray[np.float32]) -> NDArray[np.float32]:

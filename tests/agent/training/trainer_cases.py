@@ -10,6 +10,7 @@ from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.metrics import SPEED, WALL_S
 from agent.training.split import Split
+from agent.training.workers import SOLO, WorkerGroup
 from envs.execution.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
 
@@ -50,6 +51,7 @@ class MemoryContext:
     device: str = "cpu"
     rows: list[dict[str, float]] = field(default_factory=list)
     runnable: RunnableModel | None = None
+    group: WorkerGroup = SOLO
 
     def __post_init__(self) -> None:
         train_on = tuple(chains(4, length, f"chains{length}") for length in (3, 4))

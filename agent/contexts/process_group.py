@@ -1,0 +1,155 @@
+"""A group of workers that torch.distributed joins: gloo between processors, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from agent.training.workers import FIRST
+from graphs.errors import InputError
+
+PATIENCE = timedelta(days=30)
+"""How long a worker waits for another, which may search or evaluate for hours. One that is gone is noticed at
+once, as its connections end."""
+FAREWELL_S = 5.0
+"""How long a worker that fails stays, so that the others can read why."""
+DIVERGED, INPUT, OTHER = "diverged", "input", "other"
+"""Kinds of failures, which decide what the other workers raise."""
+
+T = TypeVar("T")
+
+
+class WorkerLostError(RuntimeError):
+    """Another worker failed or is gone, so that the training cannot go on; the message says which and why."""
+
+
+class WorkerInputError(InputError):
+    """Another worker found the user's input to be wrong; the message is its own."""
+
+
+class ProcessGroup:
+    """A `WorkerGroup` over the default process group of torch.distributed, which is there already."""
+
+    def __init__(self, store: Store) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = PrefixStore("placewalk", store)
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Adds tensors of one type up over all workers, in place, in one flat buffer."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._exchange(lambda: dist.all_reduce(flat))
+        first = 0
+        for tensor in tensors:
+            tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))
+            first += tensor.numel()
+
+    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
+        """Joins the rows of all workers, those of the first worker first."""
+        if equal:
+            return torch.cat(self._gather(rows))
+        counts = [int(count) for count in self._gather(torch.tensor([len(rows)]))]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = zip(self._gather(padded), counts, strict=True)
+        return torch.cat([part[:count] for part, count in parts])
+
+    def broadcast(self, content: bytes) -> bytes:
+        """Returns what the first worker gives."""
+        size = torch.tensor([len(content)])
+        self._exchange(lambda: dist.broadcast(size, FIRST))
+        raw = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == FIRST and content:
+            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if len(raw):
+            self._exchange(lambda: dist.broadcast(raw, FIRST))
+        return raw.numpy().tobytes()
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Ends the group; where this worker fails within the block, lets the others fail for its reason."""
+        try:
+            yield
+        except (WorkerLostError, WorkerInputError):
+            raise
+        except BaseException as error:
+            self._publish(error)
+            raise
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _gather(self, rows: Tensor) -> list[Tensor]:
+        plain = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
+        parts = [torch.empty_like(plain) for _ in range(self.size)]
+        self._exchange(lambda: dist.all_gather(parts, plain.contiguous()))
+        return [part.view(rows.dtype) for part in parts]
+
+    def _exchange(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise self._reason(error) from None
+
+    def _reason(self, error: RuntimeError) -> Exception:
+        """What to raise where an exchange failed: the reason of the worker that failed, if it gave one."""
+        try:
+            known = self._store.check(["failure"])
+            failure = json.loads(self._store.get("failure")) if known else None
+            self._store.set(f"read/{self.rank}", "")
+        except RuntimeError:
+            failure = None
+        if failure is None:
+            detail = str(error).splitlines()[0]
+            return WorkerLostError(f"another worker is gone, see its own message ({detail})")
+        if failure["kind"] == DIVERGED:
+            return FloatingPointError(f"{failure['text']} (worker {failure['rank']})")
+        if failure["kind"] == INPUT:
+            return WorkerInputError(failure["text"])
+        return WorkerLostError(f"worker {failure['rank']} failed: {failure['text']}")
+
+    def _publish(self, error: BaseException) -> None:
+        """Says why this worker fails, ends its connections, and stays until the others have read it."""
+        kind, text = OTHER, f"{type(error).__name__}: {error}"
+        if isinstance(error, InputError):
+            kind, text = INPUT, str(error)
+        elif isinstance(error.__cause__, FloatingPointError):
+            kind, text = DIVERGED, str(error.__cause__)
+        others = [f"read/{rank}" for rank in range(self.size) if rank != self.rank]
+        try:
+            own = json.dumps({"kind": kind, "text": text, "rank": self.rank})
+            if self._store.compare_set("failure", "", own).decode() != own:
+                return  # another failed first, and this worker for its reason
+            dist.destroy_process_group()
+            deadline = time.monotonic() + FAREWELL_S
+            while time.monotonic() < deadline and not self._store.check(others):
+                time.sleep(0.02)
+        except RuntimeError:
+            return
+
+
+@contextmanager
+def joined(device: str, rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[ProcessGroup]:
+    """Joins the workers of one training; all of them enter, and leave together.
+
+    Args:
+        device: torch device of the network.
+        rank, size, address: as `torch.distributed.init_process_group` takes them; by default from the
+            environment variables that torchrun sets.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend, init_method=address, timeout=PATIENCE, rank=rank, world_size=size)
+    group = ProcessGroup(dist.distributed_c10d._get_default_store())
+    with group.failing_together():
+        yield group

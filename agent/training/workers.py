@@ -1,0 +1,164 @@
+"""The workers that train one policy together, and what they tell each other; one process is a group of one.
+
+Every method is a collective: all workers call it at the same point of the training, or all wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graphs.io.json_files import write_bytes_atomic
+
+FIRST = 0
+"""Rank of the worker that evaluates, selects and writes."""
+
+
+class WorkersDifferError(RuntimeError):
+    """Workers that should hold the same weights hold different ones; the message says which."""
+
+
+class WorkerGroup(Protocol):
+    """Interface to the workers of one training.
+
+    Attributes:
+        rank: number of this worker, from 0.
+        size: number of workers.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Adds tensors of one type up over all workers, in place and in one exchange."""
+
+    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
+        """Joins the rows of all workers, those of the first worker first.
+
+        Args:
+            rows: (n, ...); n may differ between workers.
+            equal: whether n is known to be the same everywhere, which saves an exchange.
+        """
+
+    def broadcast(self, content: bytes) -> bytes:
+        """Returns what the first worker gives; what others give is ignored."""
+
+
+class SoloGroup:
+    """A group of one worker: nothing is exchanged, and nothing is changed."""
+
+    rank, size = FIRST, 1
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Leaves the tensors as they are."""
+
+    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
+        """Returns the rows."""
+        return rows
+
+    def broadcast(self, content: bytes) -> bytes:
+        """Returns the content."""
+        return content
+
+
+SOLO = SoloGroup()
+
+
+def gather_columns(group: WorkerGroup, columns: NDArray[Any]) -> NDArray[Any]:
+    """Joins the columns of all workers, (n, m) of each, which all have as many; (n, size * m)."""
+    rows = torch.from_numpy(np.ascontiguousarray(columns.T))
+    return group.gather(rows, equal=True).numpy().T
+
+
+def gather_flags(group: WorkerGroup, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Joins the flags of all workers, bool (n,) of each, which all have as many; (size * n,)."""
+    return group.gather(torch.from_numpy(flags), equal=True).numpy()
+
+
+def share_file(group: WorkerGroup, path: Path) -> None:
+    """Gives the first worker's file, if there is one, to all workers, under a path of their own."""
+    if group.size == 1:
+        return
+    there = group.rank == FIRST and path.exists()
+    content = group.broadcast(path.read_bytes() if there else b"")
+    if content and group.rank != FIRST:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(path, content)
+
+
+def any_worker(group: WorkerGroup, flag: bool) -> bool:
+    """Says whether a flag is set on any worker."""
+    return bool(gather_flags(group, np.array([flag])).any())
+
+
+def time_of_first(group: WorkerGroup, seconds: float) -> float:
+    """Returns the seconds that the first worker gives."""
+    return float.fromhex(group.broadcast(seconds.hex().encode()).decode())
+
+
+def sum_gradients(group: WorkerGroup, weights: Iterable[Tensor]) -> None:
+    """Adds the gradients of all workers up, in one exchange; a missing one counts as 0."""
+    if group.size == 1:
+        return
+    gradients = []
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        gradients.append(weight.grad)
+    group.sum_(gradients)
+
+
+def joined_rows(group: WorkerGroup, rows: Tensor) -> Tensor:
+    """Joins the rows of all workers; gradients flow back into the own rows alone.
+
+    All workers that compute the same function of the result therefore have to add their gradients up.
+
+    Args:
+        rows: float (n, ...); n may differ between workers.
+    """
+    joined: Tensor = _JoinedRows.apply(group, rows)  # type: ignore[no-untyped-call]
+    return joined
+
+
+class _JoinedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: WorkerGroup, rows: Tensor) -> Tensor:
+        counts = group.gather(torch.tensor([len(rows)]), equal=True)
+        first = int(counts[: group.rank].sum())
+        ctx.own = slice(first, first + len(rows))
+        return group.gather(rows.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, gradients[0][ctx.own]
+
+
+def check_same(group: WorkerGroup, tensors: Iterable[Tensor]) -> None:
+    """Checks that tensors are the same, bit by bit, on all workers, by exchanging a hash of them.
+
+    Raises:
+        WorkersDifferError: they are not; on every worker.
+    """
+    if group.size == 1:
+        return
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    own = torch.tensor([list(digest.digest())], dtype=torch.uint8)
+    digests = group.gather(own, equal=True)
+    other = [str(rank) for rank, each in enumerate(digests) if not torch.equal(each, digests[FIRST])]
+    if other:
+        raise WorkersDifferError(
+            f"the weights of worker {', '.join(other)} differ from those of worker {FIRST}; start all "
+            "workers with the same versions, settings and --threads, on machines of one kind"
+        )

@@ -1,0 +1,133 @@
+"""Workers that train one policy together equal one worker with the joined batch, and fail together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent.contexts.process_group import ProcessGroup
+from agent.training.reinforcement import actor_critic
+from agent.training.reinforcement.actor_critic import sample
+from agent.training.trainer import Result, train
+from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
+from tests.agent.contexts.worker_cases import in_workers
+from tests.agent.training.trainer_cases import SMALL, MemoryContext, numbers
+
+TOLERANCE = 1e-4
+"""Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each
+other in these tests let that grow. One other decision changes the numbers by more than a hundredth."""
+SHORT = replace(SMALL, timesteps=1024, order=("topo", "random"))
+
+
+class Ranked(SoloGroup):
+    """One of several workers that exchange nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def trained(
+    group: ProcessGroup | SoloGroup, folder: Path, stop_after: dict[int, int] | None = None, **changes: Any
+) -> tuple[Result, list[dict[str, float]], dict[str, Any]]:
+    """The result, the numbers reported, and the tensors of the last checkpoint, if there is one."""
+    folder = folder / f"{group.rank} of {group.size}"
+    context = MemoryContext(folder, stop_after=(stop_after or {}).get(group.rank, 10**9), group=group)
+    result = train(replace(SHORT, **changes), context)
+    saved = context.checkpoints.latest()
+    return result, numbers(context), {k: t.numpy() for k, t in saved.tensors.items()} if saved else {}
+
+
+@pytest.mark.parametrize("changes", [{}, {"mdp": "improve", "batch_size": 2, "timesteps": 256}])
+def test_two_workers_equal_one_with_the_joined_batch(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """All phases; with minibatches of two decisions, one worker often has none of them."""
+    job = partial(trained, **changes)
+    (_, rows, weights), (first, second) = job(SOLO, tmp_path), in_workers(job, tmp_path)
+    for row, joint in zip(rows, first[1], strict=True):
+        assert row == pytest.approx(joint, rel=TOLERANCE, abs=TOLERANCE)
+    assert weights.keys() == first[2].keys()
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(first[2][name], tensor, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+    assert not second[2], "the first worker alone writes"
+
+
+def test_all_workers_stop_where_one_is_asked_to(tmp_path: Path) -> None:
+    first, second = in_workers(partial(trained, stop_after={1: 2}), tmp_path)
+    assert not first[0].finished
+    assert first[0].iterations == second[0].iterations == 2
+    assert first[2], "a checkpoint is left"
+
+
+def scores_that_are_not_finite(group: ProcessGroup, folder: Path) -> object:
+    """Trains until the scores of the second worker's own decisions are NaN."""
+    if group.rank == 1:
+        actor_critic.check_scores = not_finite
+    return trained(group, folder, demonstrations=0, dagger_rounds=0)
+
+
+def not_finite(*_: object) -> None:
+    raise FloatingPointError("the policy's scores are not finite")
+
+
+def test_all_workers_diverge_where_one_does(tmp_path: Path) -> None:
+    for error in in_workers(scores_that_are_not_finite, tmp_path):
+        assert error.kind == "DivergedError", error
+        assert "update 1: the policy's scores are not finite" in error.text
+
+
+def full_disk(group: ProcessGroup, folder: Path) -> object:
+    """Fails in the first worker, while the second waits for it."""
+    if group.rank == 0:
+        raise OSError(28, "No space left on device")
+    return group.broadcast(b"")
+
+
+def test_a_worker_that_waits_learns_why_another_failed(tmp_path: Path) -> None:
+    first, second = in_workers(full_disk, tmp_path)
+    assert first.kind == "OSError"
+    assert second.kind == "WorkerLostError"
+    assert second.text == "worker 0 failed: OSError: [Errno 28] No space left on device"
+
+
+def exchanges(group: ProcessGroup, folder: Path) -> dict[str, Any]:
+    """One of each exchange."""
+    own = torch.full((group.rank + 1, 2), float(group.rank), requires_grad=True)
+    joined = joined_rows(group, own)
+    (joined * torch.arange(6.0).view(3, 2)).sum().backward()
+    parts = [torch.tensor([1.0 + group.rank]), torch.full((2, 2), 10.0)]
+    group.sum_(parts)
+    flags = group.gather(torch.tensor([group.rank == 1, False]), equal=True)
+    check_same(group, [torch.ones(3)])
+    with pytest.raises(WorkersDifferError, match="the weights of worker 1 differ from those of worker 0"):
+        check_same(group, [torch.tensor([0.0 if group.rank == 0 else 1e-30])])
+    said = group.broadcast(b"from 0" if group.rank == 0 else b"ignored")
+    found = {"joined": joined, "gradient": own.grad, "parts": parts, "flags": flags, "said": said}
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in found.items()
+    }
+
+
+def test_exchanges(tmp_path: Path) -> None:
+    for rank, found in enumerate(in_workers(exchanges, tmp_path)):
+        assert found["joined"] == [[0, 0], [1, 1], [1, 1]]
+        assert found["gradient"] == ([[0, 1]] if rank == 0 else [[2, 3], [4, 5]])
+        assert [part.tolist() for part in found["parts"]] == [[3.0], [[20.0, 20.0], [20.0, 20.0]]]
+        assert found["flags"] == [False, False, True, False]
+        assert found["said"] == b"from 0"
+
+
+def test_workers_sample_what_one_worker_samples() -> None:
+    probabilities = torch.rand(12, 5, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(7)
+    expected = sample(probabilities, SOLO)
+    after = torch.get_rng_state()
+    for rank in range(3):
+        torch.manual_seed(7)
+        own = sample(probabilities[4 * rank : 4 * rank + 4], Ranked(rank, 3))
+        assert torch.equal(own, expected[4 * rank : 4 * rank + 4])
+        assert torch.equal(torch.get_rng_state(), after)

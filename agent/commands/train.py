@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphs.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
+    from agent.contexts.distributed_config import DistributedConfig
     from agent.contexts.local import LocalContext
     from agent.contexts.study_config import StudyConfig
     from agent.training.config import TrainConfig
@@ -30,6 +31,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
+    started_by = distributed_settings(options)
+    if started_by is not None:
+        return _in_workers(options, started_by)
     study = study_settings(options)
     config, folder = resolve(options, is_study=study is not None)
     if study is not None:
@@ -40,6 +44,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
+    from agent.contexts.distributed_config import DistributedConfig
     from agent.contexts.study_config import StudyConfig
     from agent.settings import add_flags
     from agent.training.config import MAIN, TrainConfig
@@ -52,9 +57,31 @@ def make_parser() -> argparse.ArgumentParser:
     )
     main_flags = add_flags(parser, TrainConfig)[MAIN]
     add_flags(parser, StudyConfig)
+    add_flags(parser, DistributedConfig)
     main_flags.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
     main_flags.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
     return parser
+
+
+def distributed_settings(options: dict[str, Any]) -> DistributedConfig | None:
+    """Takes what starts workers out of a command line; None where nothing does.
+
+    Raises:
+        ConfigError: a wrong value, or several workers are asked for and nothing starts them.
+    """
+    from agent.contexts.distributed_config import DISTRIBUTED, RAY, DistributedConfig, started_by_torchrun
+    from agent.settings import field_types
+    from agent.training.config import ConfigError
+
+    given = {name: options.pop(name) for name in field_types(DistributedConfig) if name in options}
+    settings = DistributedConfig.from_json(given, "command line")
+    if started_by_torchrun() or settings.engine == RAY:
+        return settings
+    if given or options.get("context") == DISTRIBUTED:
+        raise ConfigError(
+            "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"
+        )
+    return None
 
 
 def study_settings(options: dict[str, Any]) -> StudyConfig | None:
@@ -68,7 +95,7 @@ def study_settings(options: dict[str, Any]) -> StudyConfig | None:
     from agent.training.config import ConfigError
 
     given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
-    if options.get("context", "local") != "local":
+    if options.get("context", "local") not in ("local", "distributed"):
         if options["resume"]:
             raise ConfigError("a study is gone on with by the command that began it; leave out --resume")
         return StudyConfig.from_json(given, "command line")
@@ -103,6 +130,31 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
     return TrainConfig.from_json(given, "command line", started), runs.run_folder(given["name"])
+
+
+def _in_workers(options: dict[str, Any], started_by: DistributedConfig) -> int:
+    from agent.contexts.group_worker import run_worker
+    from agent.contexts.process_group import joined
+
+    def resolved() -> tuple[TrainConfig, Path, bool]:
+        return *resolve_distributed(options), bool(options["resume"])
+
+    return run_worker(joined(), resolved, _train)
+
+
+def resolve_distributed(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
+    """Resolves the command line of a training by several workers, as `resolve` does.
+
+    Raises:
+        InputError: as `resolve`, or another context.
+    """
+    from agent.contexts.distributed_config import DISTRIBUTED
+    from agent.training.config import ConfigError
+
+    config, folder = resolve(options)
+    if config.context != DISTRIBUTED:
+        raise ConfigError(f"context is {config.context}; several workers train with --context {DISTRIBUTED}")
+    return config, folder
 
 
 def _study(config: TrainConfig, study: StudyConfig) -> int:
@@ -164,7 +216,10 @@ def closing_lines(result: Result, folder: Path) -> str:
 
 def how_to_resume(config: TrainConfig) -> str:
     """Names the command that goes on with a run."""
-    return f"go on with: python train_agent.py --resume --name {config.name}"
+    how = "python train_agent.py"
+    if config.context == "distributed":
+        how = "torchrun --nproc-per-node N train_agent.py" if "RANK" in os.environ else f"{how} --engine ray"
+    return f"go on with: {how} --resume --name {config.name}"
 
 
 if __name__ == "__main__":

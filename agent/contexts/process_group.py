@@ -85,8 +85,7 @@ class ProcessGroup:
             self._publish(error)
             raise
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            leave()
 
     def _gather(self, rows: Tensor) -> list[Tensor]:
         plain = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
@@ -128,8 +127,9 @@ class ProcessGroup:
         try:
             own = json.dumps({"kind": kind, "text": text, "rank": self.rank})
             if self._store.compare_set("failure", "", own).decode() != own:
-                return  # another failed first, and this worker for its reason
-            dist.destroy_process_group()
+                self._store.set(f"read/{self.rank}", "")  # another failed first
+                return
+            leave()
             deadline = time.monotonic() + FAREWELL_S
             while time.monotonic() < deadline and not self._store.check(others):
                 time.sleep(0.02)
@@ -137,17 +137,22 @@ class ProcessGroup:
             return
 
 
+def leave() -> None:
+    """Ends the connections of this process, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @contextmanager
-def joined(device: str, rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[ProcessGroup]:
+def joined(rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[ProcessGroup]:
     """Joins the workers of one training; all of them enter, and leave together.
 
     Args:
-        device: torch device of the network.
         rank, size, address: as `torch.distributed.init_process_group` takes them; by default from the
             environment variables that torchrun sets.
     """
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    if device == "cuda":
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, init_method=address, timeout=PATIENCE, rank=rank, world_size=size)
     group = ProcessGroup(dist.distributed_c10d._get_default_store())

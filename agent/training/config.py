@@ -13,7 +13,7 @@ from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
 
 SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
-CONTEXTS = ("local", "search", "ablation", "grid")
+CONTEXTS = ("local", "search", "ablation", "grid", "distributed")
 ADVANTAGES = ("op", "graph", "batch")
 RENAMED = {
     "sight": "feature_set",
@@ -209,7 +209,6 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         "where it runs",
         group=RUN,
         choices=CONTEXTS,
-        planned=("distributed",),
     )
 
     @property

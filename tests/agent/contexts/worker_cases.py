@@ -55,7 +55,7 @@ def free_port() -> int:
 
 def _work(job: Job, folder: Path, rank: int, size: int, address: str, found: Any) -> None:
     try:
-        with joined("cpu", rank, size, address) as group:
+        with joined(rank, size, address) as group:
             answer = job(group, folder)
     except Exception as error:
         answer = Failure(type(error).__name__, str(error), traceback.format_exc())

@@ -1,0 +1,127 @@
+"""One policy trained by several workers: the first is a local training, the others learn along with it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Self
+
+from rich.console import Console
+
+from agent.contexts.local import LocalContext
+from agent.contexts.process_group import ProcessGroup
+from agent.training.checkpoints import Checkpoint, CheckpointFolder
+from agent.training.config import MEASURED, ConfigError, TrainConfig
+from agent.training.trainer import Result
+from agent.training.workers import FIRST, WorkerGroup, share_file
+
+ONE_SIGNAL_S = 2.0
+"""Signals within this time count as one: a terminal sends SIGINT to every worker, and so does torchrun."""
+
+
+class SharedCheckpoints(CheckpointFolder):
+    """The first worker's checkpoints, from which all go on; the folder of another worker is its own."""
+
+    def __init__(self, folder: Path, group: WorkerGroup) -> None:
+        super().__init__(folder)
+        self._group = group
+
+    def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+        """Reads the newest checkpoint of the first worker; all workers call it together."""
+        is_first = self._group.rank == FIRST
+        found = super().latest(announce) if is_first else None
+        name = self._group.broadcast(found.path.name.encode() if found and found.path else b"").decode()
+        if not name:
+            return None
+        share_file(self._group, self.folder / name)
+        return found if is_first else super().latest()
+
+
+class FirstWorker(LocalContext):
+    """Trains as in one process, with others, and writes the run.
+
+    Args:
+        group: the workers; where this one fails, all do.
+    """
+
+    def __init__(
+        self, config: TrainConfig, folder: Path, *, resume: bool, console: Console, group: ProcessGroup
+    ) -> None:
+        check_workers_fit(config, group.size)
+        super().__init__(config, folder, resume=resume, console=console)
+        self.group, self._processes = group, group
+        self.checkpoints = SharedCheckpoints(folder / "checkpoints", group)
+        self._signalled_s = -ONE_SIGNAL_S
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._cleanup.enter_context(self._processes.failing_together())
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._signalled_s >= ONE_SIGNAL_S:
+            self._signalled_s = now
+            super()._on_signal(number, frame)
+
+
+class OtherWorker(FirstWorker):
+    """Learns along, and writes nothing but what it needs itself, in a folder that is gone afterwards."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as cleanup:
+            self.folder = Path(cleanup.enter_context(TemporaryDirectory(prefix="placewalk-worker-")))
+            self.checkpoints = SharedCheckpoints(self.folder / "checkpoints", self.group)
+            self._catch_signals(cleanup)
+            cleanup.enter_context(self._processes.failing_together())
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
+        """Does nothing: the first worker reports."""
+
+    def finish(self, result: Result) -> None:
+        """Does nothing: the first worker writes the result."""
+
+
+def worker_context(
+    group: ProcessGroup, resolve: Callable[[], tuple[TrainConfig, Path, bool]], console: Console
+) -> FirstWorker:
+    """Makes the context of this worker; all make theirs together.
+
+    Args:
+        resolve: gives the configuration, the folder of the run and whether to go on with it; called by the
+            first worker alone.
+
+    Raises:
+        ConfigError: settings that several workers cannot train with.
+        InputError: what `resolve` and `LocalContext` raise, on every worker.
+    """
+    if group.rank != FIRST:
+        given = json.loads(group.broadcast(b""))
+        config = TrainConfig.from_json(given["config"], "first worker")
+        quiet = Console(quiet=True)
+        return OtherWorker(config, Path(given["folder"]), resume=given["resume"], console=quiet, group=group)
+    config, folder, resume = resolve()
+    given = {"config": config.to_json(), "folder": str(folder), "resume": resume}
+    group.broadcast(json.dumps(given).encode())
+    return FirstWorker(config, folder, resume=resume, console=console, group=group)
+
+
+def check_workers_fit(config: TrainConfig, size: int) -> None:
+    """Checks that a training can be divided among some workers.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.n_envs % size:
+        raise ConfigError(
+            f"n_envs is {config.n_envs}, which {size} workers cannot share; use a multiple of {size}"
+        )
+    if config.reward == MEASURED:
+        raise ConfigError("--reward measured runs on the devices of one machine; train with --context local")

@@ -1,0 +1,140 @@
+"""The command line with several workers, started as torchrun starts them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from agent.contexts.distributed_config import started_by_torchrun
+from graphs.io.json_files import read_json
+from tests.agent.contexts.worker_cases import free_port
+from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of
+from tests.training_cases import place
+
+__all__ = ["place"]
+ROOT = Path(__file__).parents[3]
+FLAGS = [*TRAINING.split(), "--context", "distributed"]
+ENDLESS = [*FLAGS, "--timesteps", "1000000"]
+
+_context = multiprocessing.get_context("forkserver")
+
+
+class Workers:
+    """Two processes that run the training command, with the environment of torchrun."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._outputs = [folder / f"output-{rank}-{time.monotonic_ns()}" for rank in range(2)]
+        port = str(free_port())
+        self.processes: list[ForkServerProcess] = []
+        for rank, output in enumerate(self._outputs):
+            arguments = (rank, port, list(words), str(folder), str(output))
+            self.processes.append(_context.Process(target=_run, args=arguments))
+            self.processes[-1].start()
+
+    @property
+    def outputs(self) -> list[str]:
+        """What each has printed."""
+        return [output.read_text() if output.exists() else "" for output in self._outputs]
+
+    def wait(self) -> list[int | None]:
+        """Waits for the end of both; returns their exit codes."""
+        deadline = time.monotonic() + PATIENCE_S
+        for process in self.processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+        return codes
+
+    def wait_until_trained(self, run: Path, updates: int) -> None:
+        """Waits until some updates are reported."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (run / "metrics.jsonl").exists() or len(rows_of(run)) < updates:
+            assert all(process.is_alive() for process in self.processes), self.outputs
+            assert time.monotonic() < deadline, self.outputs
+            time.sleep(0.01)
+
+
+def _run(rank: int, port: str, words: list[str], folder: str, output: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.chdir(folder)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.exit(import_module(TRAIN).main(words))
+
+
+def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Path) -> None:
+    run, words = place / "runs" / "first", ["--name", "first"]
+    workers = Workers(place, *ENDLESS, *words)
+    workers.wait_until_trained(run, 5)
+    os.kill(workers.processes[1].pid or 0, signal.SIGTERM)
+    assert workers.wait() == [1, 1], workers.outputs
+    n_rows = len(rows_of(run))
+    first, second = workers.outputs
+    assert "go on with: torchrun --nproc-per-node N train_agent.py --resume --name first" in first
+    assert second == ""
+
+    more = str(read_json(run / "config.json")["n_envs"] * 16 * (n_rows - 2))
+    workers = Workers(place, "--resume", *words, "--timesteps", more)
+    assert workers.wait() == [0, 0], workers.outputs
+    assert read_json(run / "result.json")["finished"]
+    iterations = [row["training/iteration"] for row in rows_of(run)]
+    assert iterations == list(range(1, len(iterations) + 1))
+    assert len(iterations) > n_rows
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--n-envs", "3"], "n_envs is 3, which 2 workers cannot share; use a multiple of 2"),
+        (["--families", "nosuch"], "unknown family 'nosuch'"),
+        (["--context", "local"], "context is local; several workers train with --context distributed"),
+    ],
+)
+def test_wrong_input_is_said_once_and_ends_all(place: Path, words: list[str], message: str) -> None:
+    workers = Workers(place, *FLAGS, "--name", "wrong", *words)
+    assert workers.wait() == [2, 2]
+    first, second = workers.outputs
+    assert message in first
+    assert first.count("\n") == 1
+    assert second == ""
+    assert not (place / "runs").exists()
+
+
+def test_a_worker_that_is_killed_ends_the_others(place: Path) -> None:
+    run = place / "runs" / "killed"
+    workers = Workers(place, *ENDLESS, "--name", "killed")
+    workers.wait_until_trained(run, 3)
+    workers.processes[1].kill()
+    assert workers.wait() == [1, -9]
+    assert "another worker is gone" in workers.outputs[0]
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_torchrun(place: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += [str(ROOT / "train_agent.py"), *FLAGS, "--name", "first"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of one device's step time") == 1
+    assert read_json(place / "runs" / "first" / "result.json")["finished"]
+
+
+def test_without_torchrun_nothing_begins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not started_by_torchrun()
+    assert import_module(TRAIN).main([*FLAGS, "--name", "alone"]) == 2
+    assert "torchrun --nproc-per-node N train_agent.py" in capsys.readouterr().err
+    assert not (place / "runs").exists()

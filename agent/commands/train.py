@@ -133,13 +133,24 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
 
 
 def _in_workers(options: dict[str, Any], started_by: DistributedConfig) -> int:
+    from agent.contexts.distributed import check_workers_fit
+    from agent.contexts.distributed_config import started_by_torchrun
     from agent.contexts.group_worker import run_worker
     from agent.contexts.process_group import joined
+    from agent.contexts.ray_cluster import check_ray_is_installed, ray_cluster
 
     def resolved() -> tuple[TrainConfig, Path, bool]:
         return *resolve_distributed(options), bool(options["resume"])
 
-    return run_worker(joined(), resolved, _train)
+    if started_by_torchrun():
+        return run_worker(joined(), resolved, _train)
+    check_ray_is_installed()
+    config, folder, resume = resolved()
+    check_workers_fit(config, started_by.workers)
+    from agent.contexts.ray_training import train_on_ray
+
+    with ray_cluster(started_by.workers):
+        return train_on_ray(config, folder, resume=resume, n_workers=started_by.workers, train=_train)
 
 
 def resolve_distributed(options: dict[str, Any]) -> tuple[TrainConfig, Path]:

@@ -47,14 +47,22 @@ class FirstWorker(LocalContext):
 
     Args:
         group: the workers; where this one fails, all do.
+        told: says whether it is asked to stop, besides by a signal.
     """
 
     def __init__(
-        self, config: TrainConfig, folder: Path, *, resume: bool, console: Console, group: ProcessGroup
+        self,
+        config: TrainConfig,
+        folder: Path,
+        *,
+        resume: bool,
+        console: Console,
+        group: ProcessGroup,
+        told: Callable[[], bool] | None = None,
     ) -> None:
         check_workers_fit(config, group.size)
         super().__init__(config, folder, resume=resume, console=console)
-        self.group, self._processes = group, group
+        self.group, self._processes, self._told = group, group, told
         self.checkpoints = SharedCheckpoints(folder / "checkpoints", group)
         self._signalled_s = -ONE_SIGNAL_S
 
@@ -62,6 +70,10 @@ class FirstWorker(LocalContext):
         super().__enter__()
         self._cleanup.enter_context(self._processes.failing_together())
         return self
+
+    def should_stop(self) -> bool:
+        """Says whether a signal came, or it was asked to stop."""
+        return super().should_stop() or (self._told is not None and self._told())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -90,13 +102,17 @@ class OtherWorker(FirstWorker):
 
 
 def worker_context(
-    group: ProcessGroup, resolve: Callable[[], tuple[TrainConfig, Path, bool]], console: Console
+    group: ProcessGroup,
+    resolve: Callable[[], tuple[TrainConfig, Path, bool]],
+    console: Console,
+    told: Callable[[], bool] | None = None,
 ) -> FirstWorker:
     """Makes the context of this worker; all make theirs together.
 
     Args:
         resolve: gives the configuration, the folder of the run and whether to go on with it; called by the
             first worker alone.
+        told: says whether the first worker is asked to stop.
 
     Raises:
         ConfigError: settings that several workers cannot train with.
@@ -110,7 +126,7 @@ def worker_context(
     config, folder, resume = resolve()
     given = {"config": config.to_json(), "folder": str(folder), "resume": resume}
     group.broadcast(json.dumps(given).encode())
-    return FirstWorker(config, folder, resume=resume, console=console, group=group)
+    return FirstWorker(config, folder, resume=resume, console=console, group=group, told=told)
 
 
 def check_workers_fit(config: TrainConfig, size: int) -> None:

@@ -17,18 +17,16 @@ from agent.training.inputs import Inputs, read_inputs
 from agent.training.workers import FIRST
 from graphs.errors import InputError
 
+Joined = AbstractContextManager[ProcessGroup]
+Told = Callable[[], bool]
 Resolve = Callable[[], tuple[TrainConfig, Path, bool]]
 """Gives the configuration, the folder of the run and whether to go on with it."""
 Train = Callable[[TrainConfig, FirstWorker, Inputs], int]
 """Trains, prints what came of it, and returns the exit code."""
 
 
-def run_worker(joined: AbstractContextManager[ProcessGroup], resolve: Resolve, train: Train) -> int:
-    """Trains as one of several workers; the first one prints, the others only what is wrong with them.
-
-    Args:
-        joined: joins the others.
-        resolve: called by the first worker alone.
+def run_worker(joined: Joined, resolve: Resolve, train: Train) -> int:
+    """Trains as one of several workers that run the same command.
 
     Returns:
         The exit code, the same on all workers: 0 done, 1 stopped or failed, 2 wrong input.
@@ -36,27 +34,42 @@ def run_worker(joined: AbstractContextManager[ProcessGroup], resolve: Resolve, t
     Raises:
         InputError: wrong input, in the first worker.
     """
-    is_first = True
+    is_first = os.environ.get("RANK") == "0"
     try:
-        with ExitStack() as stack:
-            group = stack.enter_context(joined)
-            is_first = group.rank == FIRST
-            if not is_first:
-                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(redirect_stdout(nowhere))
-                stack.enter_context(redirect_stderr(nowhere))
-            context = worker_context(group, resolve, Console(stderr=True))
-            inputs = read_inputs(context.config, context.graphs, context.runnable)
-            if inputs.left_out:
-                print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
-            return train(context.config, context, inputs)
+        return train_with_others(joined, resolve, train)
     except InputError:
         if is_first:
             raise
         return 2
     except WorkerLostError as error:
         if is_first:
-            print(
-                f"{error}; the same command with --resume goes on from the last checkpoint", file=sys.stderr
-            )
+            print(f"{error}; --resume goes on from the last checkpoint", file=sys.stderr)
         return 1
+
+
+def train_with_others(joined: Joined, resolve: Resolve, train: Train, told: Told | None = None) -> int:
+    """Trains as one of several workers; the first one prints.
+
+    Args:
+        joined: joins the others.
+        resolve: called by the first worker alone.
+        told: says whether the first worker is asked to stop.
+
+    Returns:
+        What `train` returned.
+
+    Raises:
+        InputError: wrong input, in any worker.
+        WorkerLostError: another worker failed or is gone.
+    """
+    with ExitStack() as stack:
+        group = stack.enter_context(joined)
+        if group.rank != FIRST:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        context = worker_context(group, resolve, Console(stderr=True), told)
+        inputs = read_inputs(context.config, context.graphs, context.runnable)
+        if inputs.left_out:
+            print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+        return train(context.config, context, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -116,6 +117,8 @@ class LocalContext:
         self.announce(f"{self.folder} holds no checkpoint yet; it starts anew", 0.0)
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in (signal.SIGINT, signal.SIGTERM):
             cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
 

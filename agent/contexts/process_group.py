@@ -33,6 +33,10 @@ class WorkerLostError(RuntimeError):
     """Another worker failed or is gone, so that the training cannot go on; the message says which and why."""
 
 
+class WorkerGoneError(WorkerLostError):
+    """Another worker is gone without saying why, as one that is killed."""
+
+
 class WorkerInputError(InputError):
     """Another worker found the user's input to be wrong; the message is its own."""
 
@@ -109,7 +113,7 @@ class ProcessGroup:
             failure = None
         if failure is None:
             detail = str(error).splitlines()[0]
-            return WorkerLostError(f"another worker is gone, see its own message ({detail})")
+            return WorkerGoneError(f"another worker is gone, see its own message ({detail})")
         if failure["kind"] == DIVERGED:
             return FloatingPointError(f"{failure['text']} (worker {failure['rank']})")
         if failure["kind"] == INPUT:
@@ -155,6 +159,13 @@ def joined(rank: int = -1, size: int = -1, address: str = "env://") -> Iterator[
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, init_method=address, timeout=PATIENCE, rank=rank, world_size=size)
+    with already_joined() as group:
+        yield group
+
+
+@contextmanager
+def already_joined() -> Iterator[ProcessGroup]:
+    """Takes the process group that this process is in; all workers leave it together."""
     group = ProcessGroup(dist.distributed_c10d._get_default_store())
     with group.failing_together():
         yield group

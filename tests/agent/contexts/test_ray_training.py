@@ -1,0 +1,100 @@
+"""A training by several workers on a Ray cluster of this machine; it takes minutes, so it runs when asked for.
+
+Run it by `PLACEWALK_RAY_TESTS=1 pytest tests/agent/contexts/test_ray_training.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.contexts.ray_cluster import RayError, check_ray_is_installed
+from agent.training.checkpoints import CheckpointFolder
+from graphs.io.json_files import read_json
+from tests.faults.processes import TRAINING, rows_of
+from tests.training_cases import place
+
+__all__ = ["place"]
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 240.0
+on_ray = pytest.mark.skipif(
+    not os.environ.get("PLACEWALK_RAY_TESTS") or find_spec("ray") is None,
+    reason="takes minutes; set PLACEWALK_RAY_TESTS=1 and install the extra `ray`",
+)
+
+
+class Training:
+    """The command, with two workers on a Ray cluster that it starts."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._output = folder / f"output-{time.monotonic_ns()}"
+        command = [sys.executable, str(ROOT / "train_agent.py"), "--engine", "ray", "--workers", "2", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that train."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in below if "RayTrainWorker" in process.name() + str(process.cmdline())]
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """Waits for something that it does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.poll() is None, f"it ended before:\n{self.output}"
+            assert time.monotonic() < deadline, f"it did not happen:\n{self.output}"
+            time.sleep(0.05)
+
+
+def n_rows(run: Path) -> int:
+    return len(rows_of(run)) if (run / "metrics.jsonl").exists() else 0
+
+
+@on_ray
+def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> None:
+    run, flags = place / "runs" / "first", ["--context", "distributed", "--name", "first"]
+    training = Training(place, *flags, *TRAINING.split(), "--timesteps", "1000000")
+    training.wait_until(lambda: n_rows(run) >= 5)
+    workers = training.workers()
+    assert len(workers) == 2
+    workers[1].kill()
+    training.wait_until(lambda: "a worker was lost; all go on from the last checkpoint" in training.output)
+    before = n_rows(run)
+    training.wait_until(lambda: n_rows(run) >= before + 3)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.process.wait(PATIENCE_S) == 1, training.output
+    assert "go on with: python train_agent.py --engine ray --resume --name first" in training.output
+    iterations = [row["training/iteration"] for row in rows_of(run)]
+    assert iterations == list(range(1, len(iterations) + 1)), "no row is lost or doubled"
+    saved = CheckpointFolder(run / "checkpoints").latest()
+    assert saved is not None
+    assert saved.state["training"]["iteration"] == iterations[-1]
+
+    training = Training(place, "--resume", "--name", "first", "--timesteps", str(128 * len(iterations)))
+    assert training.process.wait(PATIENCE_S) == 0, training.output
+    assert read_json(run / "result.json")["finished"]
+    assert training.output.count("of one device's step time") == 1
+    assert not list(run.parent.glob(".ray-*"))
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.contexts.ray_cluster.find_spec", lambda _: None)
+    with pytest.raises(RayError, match=r"pip install 'placewalk\[ray\]'"):
+        check_ray_is_installed()

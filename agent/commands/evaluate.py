@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from agent.contexts.ray_cluster import check_ray_is_installed
 from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
 from agent.settings import add_flags
 from graphs.command_line import OneLineParser, interruptible, run_command
@@ -21,11 +22,13 @@ from graphs.errors import printable
 
 if TYPE_CHECKING:
     from agent.evaluation.measuring import Measuring
+    from agent.evaluation.processes import TrialMaker
     from agent.evaluation.results import Trial
     from agent.evaluation.spec import EvaluationSpec
     from envs.cluster.cluster import Cluster
 
 NAME = "evaluate.py"
+LOCAL, RAY = "local", "ray"
 EPILOG = """examples:
   python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
   python evaluate.py --model my_package.models:make --out runs/mine
@@ -47,12 +50,14 @@ def _main(words: Sequence[str]) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(_parser().parse_args(words))
-    run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout")}
+    run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
     trace = options.pop("trace")
     measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
     spec, left_out = config.spec()
+    if run["engine"] == RAY:
+        check_ray_is_installed()
     from agent.evaluation.run import open_folder
 
     measuring = _measuring(measure, config, spec, out)
@@ -130,7 +135,7 @@ def _tell_left_out(left_out: Sequence[str]) -> None:
 
 
 def _compare(
-    spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, command: str
+    spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, engine: str, command: str
 ) -> tuple[list[Trial], int]:
     """Makes the trials, the tables and the report; returns the trials, and how many failed."""
     from agent.evaluation.html_report import write_report
@@ -139,13 +144,30 @@ def _compare(
     from agent.evaluation.terminal_report import print_tables, progress_bar
 
     with progress_bar() as report:
-        found = evaluate(spec, out, jobs=jobs, trial_timeout_s=trial_timeout, report=report)
+        found = evaluate(
+            spec,
+            out,
+            jobs=jobs,
+            trial_timeout_s=trial_timeout,
+            make_trials=_trial_maker(engine),
+            report=report,
+        )
     lines, n_failed = summarise(found.trials), len(found.failures)
     write_summary(out / "summary.csv", lines)
     write_report(out / "report.html", found.trials, lines, command, n_failed)
     print_tables(lines, n_failed)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed
+
+
+def _trial_maker(engine: str) -> TrialMaker:
+    if engine == LOCAL:
+        from agent.evaluation.processes import run_trials
+
+        return run_trials
+    from agent.contexts.ray_evaluation import run_trials_on_ray
+
+    return run_trials_on_ray
 
 
 def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
@@ -251,6 +273,13 @@ def _parser() -> argparse.ArgumentParser:
         help="write a trace (Perfetto) of every placement kept, not only of a --model's",
     )
     run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
+    run.add_argument(
+        "--engine",
+        choices=(LOCAL, RAY),
+        default=LOCAL,
+        help="where the processes run; ray: a Ray cluster, that of RAY_ADDRESS or one of its own "
+        "(default: local)",
+    )
     run.add_argument(
         "--trial-timeout",
         type=_seconds,

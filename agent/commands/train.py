@@ -227,10 +227,9 @@ def closing_lines(result: Result, folder: Path) -> str:
 
 def how_to_resume(config: TrainConfig) -> str:
     """Names the command that goes on with a run."""
-    how = "python train_agent.py"
     if config.context == "distributed":
-        how = "torchrun --nproc-per-node N train_agent.py" if "RANK" in os.environ else f"{how} --engine ray"
-    return f"go on with: {how} --resume --name {config.name}"
+        return f"go on by train_agent.py --resume --name {config.name}, started as before (torchrun or Ray)"
+    return f"go on with: python train_agent.py --resume --name {config.name}"
 
 
 if __name__ == "__main__":

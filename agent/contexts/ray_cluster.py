@@ -14,7 +14,7 @@ ADDRESS = "RAY_ADDRESS"
 """Environment variable that names a cluster, as Ray has it."""
 
 
-class RayError(InputError):
+class RayUnavailableError(InputError):
     """Ray is not installed, or its cluster cannot be reached; the message says what to do."""
 
 
@@ -22,10 +22,10 @@ def check_ray_is_installed() -> None:
     """Checks that Ray can be imported.
 
     Raises:
-        RayError: it cannot.
+        RayUnavailableError: it cannot.
     """
     if find_spec("ray") is None:
-        raise RayError("--engine ray needs Ray; pip install 'placewalk[ray]'")
+        raise RayUnavailableError("--engine ray needs Ray; pip install 'placewalk[ray]'")
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def ray_cluster(n_processes: int) -> Iterator[None]:
         n_processes: that a local cluster has to have room for, of one core each.
 
     Raises:
-        RayError: Ray is not installed, or the cluster cannot be reached.
+        RayUnavailableError: Ray is not installed, or the cluster cannot be reached.
     """
     check_ray_is_installed()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns that this will change
@@ -51,8 +51,8 @@ def ray_cluster(n_processes: int) -> Iterator[None]:
             n_cpus = max(n_processes, os.cpu_count() or 1)
             ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RayError(f"no Ray cluster at {os.environ.get(ADDRESS) or 'this machine'}: {reason}") from None
+        where, reason = os.environ.get(ADDRESS) or "this machine", str(error).splitlines()[0]
+        raise RayUnavailableError(f"no Ray cluster at {where}: {reason}") from None
     try:
         yield
     finally:

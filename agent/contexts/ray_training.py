@@ -33,7 +33,7 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
 }
-"""Of Ray Train: workers stay in the directory they are given, they print once, and a dead one is noticed soon."""
+"""Of Ray Train: workers stay in the directory they are given, print once, and are soon noticed when dead."""
 
 
 @dataclass(frozen=True)

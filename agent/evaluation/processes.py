@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import wait
+from typing import Protocol
 
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
@@ -17,6 +18,15 @@ ATTEMPTS = 2
 LONGEST_WAIT_S = 3600.0
 """Longest wait at once: the system does not take any number."""
 TrialProcess = WorkerProcess[Task, Outcome]
+
+
+class TrialMaker(Protocol):
+    """Interface to what makes trials: `run_trials`, or the same elsewhere."""
+
+    def __call__(
+        self, spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
+    ) -> Generator[tuple[Task, Outcome], None, None]:
+        """Makes trials, as `run_trials` does."""
 
 
 def run_trials(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
-from agent.evaluation.processes import run_trials
+from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.results import Journal, Trial, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.folders import LOCK, locked
@@ -42,6 +42,7 @@ def evaluate(
     *,
     jobs: int = 1,
     trial_timeout_s: float | None = None,
+    make_trials: TrialMaker = run_trials,
     report: Callable[[int, int], None],
 ) -> EvaluationResult:
     """Make every trial of an evaluation that a folder does not hold yet.
@@ -54,6 +55,7 @@ def evaluate(
         folder: new, empty, or one that an evaluation with equal settings was begun in.
         jobs: processes that make trials.
         trial_timeout_s: seconds after which a trial is stopped, and tried once more; None = never.
+        make_trials: makes them, on this machine or elsewhere.
         report: called with (trials made or failed, trials in all) after each.
 
     Raises:
@@ -71,7 +73,7 @@ def evaluate(
         kept = len(tasks) - len(missing)
         try:
             report(kept, len(tasks))
-            with closing(run_trials(spec, missing, jobs=jobs, timeout_s=trial_timeout_s)) as outcomes:
+            with closing(make_trials(spec, missing, jobs=jobs, timeout_s=trial_timeout_s)) as outcomes:
                 for done, (task, outcome) in enumerate(outcomes, kept + 1):
                     if isinstance(outcome, Failure):
                         failures.append(outcome)

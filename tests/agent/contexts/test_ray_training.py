@@ -1,4 +1,4 @@
-"""A training by several workers on a Ray cluster of this machine; it takes minutes, so it runs when asked for.
+"""A training by several workers on a Ray cluster ; it takes a minute, so it runs when asked for.
 
 Run it by `PLACEWALK_RAY_TESTS=1 pytest tests/agent/contexts/test_ray_training.py`.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.contexts.ray_cluster import RayError, check_ray_is_installed
+from agent.contexts.ray_cluster import RayUnavailableError, check_ray_is_installed
 from agent.training.checkpoints import CheckpointFolder
 from graphs.io.json_files import read_json
 from tests.faults.processes import TRAINING, rows_of
@@ -80,7 +80,7 @@ def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> 
     training.wait_until(lambda: n_rows(run) >= before + 3)
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(PATIENCE_S) == 1, training.output
-    assert "go on with: python train_agent.py --engine ray --resume --name first" in training.output
+    assert "go on by train_agent.py --resume --name first, started as before" in training.output
     iterations = [row["training/iteration"] for row in rows_of(run)]
     assert iterations == list(range(1, len(iterations) + 1)), "no row is lost or doubled"
     saved = CheckpointFolder(run / "checkpoints").latest()
@@ -96,5 +96,5 @@ def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.contexts.ray_cluster.find_spec", lambda _: None)
-    with pytest.raises(RayError, match=r"pip install 'placewalk\[ray\]'"):
+    with pytest.raises(RayUnavailableError, match=r"pip install 'placewalk\[ray\]'"):
         check_ray_is_installed()

@@ -81,7 +81,7 @@ def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Pa
     assert workers.wait() == [1, 1], workers.outputs
     n_rows = len(rows_of(run))
     first, second = workers.outputs
-    assert "go on with: torchrun --nproc-per-node N train_agent.py --resume --name first" in first
+    assert "go on by train_agent.py --resume --name first, started as before" in first
     assert second == ""
 
     more = str(read_json(run / "config.json")["n_envs"] * 16 * (n_rows - 2))

@@ -73,7 +73,10 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "graphs.jsonl", "--start", "annealing"], "use best, "),
         (["--name", "a", "--graphs", "graphs.jsonl", "--init", "nowhere"], "nowhere"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--reward", "measured"], "give --model"),
-        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "distributed"], "not built"),
+        (
+            ["--name", "a", "--graphs", "graphs.jsonl", "--context", "distributed"],
+            "torchrun --nproc-per-node",
+        ),
         (["--name", "a", "--graphs", "graphs.jsonl", "--seeds", "2"], "--seeds is for --context search"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--pairs"], "takes no --pairs"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--vary", "x=1"], "setting 'x'"),

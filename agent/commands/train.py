@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphs.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
-    from agent.contexts.distributed_config import DistributedConfig
+    from agent.contexts.distributed_config import EngineConfig
     from agent.contexts.local import LocalContext
     from agent.contexts.study_config import StudyConfig
     from agent.training.config import TrainConfig
@@ -28,23 +28,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    from agent.contexts.distributed_config import RAY, started_by_torchrun
+
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(arguments))
-    started_by = distributed_settings(options)
-    if started_by is not None:
-        return _in_workers(options, started_by)
-    study = study_settings(options)
+    engine, study = engine_settings(options), study_settings(options)
+    if study is None and (engine.engine == RAY or started_by_torchrun()):
+        return _in_workers(options, engine)
     config, folder = resolve(options, is_study=study is not None)
+    engine.check_context(config.context)
     if study is not None:
-        return _study(config, study)
+        return _study(config, study, on_ray=engine.engine == RAY)
     context, inputs = _open(config, folder, resume=options["resume"])
     return _train(config, context, inputs)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
-    from agent.contexts.distributed_config import DistributedConfig
+    from agent.contexts.distributed_config import EngineConfig
     from agent.contexts.study_config import StudyConfig
     from agent.settings import add_flags
     from agent.training.config import MAIN, TrainConfig
@@ -57,31 +59,23 @@ def make_parser() -> argparse.ArgumentParser:
     )
     main_flags = add_flags(parser, TrainConfig)[MAIN]
     add_flags(parser, StudyConfig)
-    add_flags(parser, DistributedConfig)
+    add_flags(parser, EngineConfig)
     main_flags.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
     main_flags.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
     return parser
 
 
-def distributed_settings(options: dict[str, Any]) -> DistributedConfig | None:
-    """Takes what starts workers out of a command line; None where nothing does.
+def engine_settings(options: dict[str, Any]) -> EngineConfig:
+    """Takes out of a command line what runs trials or workers.
 
     Raises:
-        ConfigError: a wrong value, or several workers are asked for and nothing starts them.
+        ConfigError: a wrong value.
     """
-    from agent.contexts.distributed_config import DISTRIBUTED, RAY, DistributedConfig, started_by_torchrun
+    from agent.contexts.distributed_config import EngineConfig
     from agent.settings import field_types
-    from agent.training.config import ConfigError
 
-    given = {name: options.pop(name) for name in field_types(DistributedConfig) if name in options}
-    settings = DistributedConfig.from_json(given, "command line")
-    if started_by_torchrun() or settings.engine == RAY:
-        return settings
-    if given or options.get("context") == DISTRIBUTED:
-        raise ConfigError(
-            "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"
-        )
-    return None
+    given = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
+    return EngineConfig.from_json(given, "command line")
 
 
 def study_settings(options: dict[str, Any]) -> StudyConfig | None:
@@ -132,52 +126,30 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
     return TrainConfig.from_json(given, "command line", started), runs.run_folder(given["name"])
 
 
-def _in_workers(options: dict[str, Any], started_by: DistributedConfig) -> int:
-    from agent.contexts.distributed import check_workers_fit
-    from agent.contexts.distributed_config import started_by_torchrun
-    from agent.contexts.group_worker import run_worker
-    from agent.contexts.process_group import joined
-    from agent.contexts.ray_cluster import check_ray_is_installed, ray_cluster
+def _in_workers(options: dict[str, Any], engine: EngineConfig) -> int:
+    from agent.commands.train_workers import train_in_workers
 
     def resolved() -> tuple[TrainConfig, Path, bool]:
-        return *resolve_distributed(options), bool(options["resume"])
+        config, folder = resolve(options)
+        engine.check_context(config.context)
+        return config, folder, bool(options["resume"])
 
-    if started_by_torchrun():
-        return run_worker(joined(), resolved, _train)
-    check_ray_is_installed()
-    config, folder, resume = resolved()
-    check_workers_fit(config, started_by.workers)
-    from agent.contexts.ray_training import train_on_ray
-
-    with ray_cluster(started_by.workers):
-        return train_on_ray(config, folder, resume=resume, n_workers=started_by.workers, train=_train)
+    return train_in_workers(engine, resolved, _train)
 
 
-def resolve_distributed(options: dict[str, Any]) -> tuple[TrainConfig, Path]:
-    """Resolves the command line of a training by several workers, as `resolve` does.
-
-    Raises:
-        InputError: as `resolve`, or another context.
-    """
-    from agent.contexts.distributed_config import DISTRIBUTED
-    from agent.training.config import ConfigError
-
-    config, folder = resolve(options)
-    if config.context != DISTRIBUTED:
-        raise ConfigError(f"context is {config.context}; several workers train with --context {DISTRIBUTED}")
-    return config, folder
-
-
-def _study(config: TrainConfig, study: StudyConfig) -> int:
+def _study(config: TrainConfig, study: StudyConfig, *, on_ray: bool) -> int:
     from rich.console import Console
 
     from agent.contexts.components import describe_components
+    from agent.contexts.ray_cluster import check_ray_is_installed
     from agent.contexts.studies import run_study
 
     if study.without == ("list",):
         print(describe_components())
         return 0
-    return 0 if run_study(config, study, Console(stderr=True)) else 1
+    if on_ray:
+        check_ray_is_installed()
+    return 0 if run_study(config, study, Console(stderr=True), on_ray=on_ray) else 1
 
 
 def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalContext, Inputs]:

@@ -1,4 +1,4 @@
-"""The settings of a training by several workers: who starts them, and how many there are."""
+"""What runs the trials of a search or the workers of one training: this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,29 +8,46 @@ from dataclasses import dataclass
 from agent.settings import Settings, option
 from agent.training.config import ConfigError
 
-DISTRIBUTED = "distributed"
-"""The context of a training by several workers."""
-TORCHRUN, RAY = ENGINES = ("torchrun", "ray")
-GROUP = "several workers (--context distributed)"
+DISTRIBUTED, SEARCH = "distributed", "search"
+"""The contexts that a Ray cluster can run."""
+LOCAL, RAY = ENGINES = ("local", "ray")
+GROUP = "several machines (--context distributed or search)"
 """Heading of the command line's help."""
 
 
 @dataclass(frozen=True)
-class DistributedConfig(Settings, error=ConfigError):
-    """How the workers of one training are started; it decides nothing of what is learned.
+class EngineConfig(Settings, error=ConfigError):
+    """Where trials or workers run; it decides nothing of what is learned.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
     """
 
     engine: str = option(
-        TORCHRUN,
-        "what starts the workers: torchrun, which runs this command, or a Ray cluster: that of RAY_ADDRESS, "
-        "or one on this machine",
+        LOCAL,
+        "what runs trials or workers; local: this machine, where torchrun starts the workers; ray: a Ray "
+        "cluster, that of RAY_ADDRESS or one that is started here",
         group=GROUP,
         choices=ENGINES,
     )
-    workers: int = option(2, "processes on the Ray cluster", group=GROUP, least=1, most=1024)
+    workers: int = option(
+        2, "workers of a distributed training on a Ray cluster", group=GROUP, least=1, most=1024
+    )
+
+    def check_context(self, context: str) -> None:
+        """Checks that the engine can run a context.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if started_by_torchrun() and context != DISTRIBUTED:
+            raise ConfigError(f"context is {context}; torchrun is for --context {DISTRIBUTED}")
+        if self.engine == RAY and context not in (DISTRIBUTED, SEARCH):
+            raise ConfigError(f"context is {context}; --engine ray is for {DISTRIBUTED} or {SEARCH}")
+        if context == DISTRIBUTED and self.engine != RAY and not started_by_torchrun():
+            raise ConfigError(
+                "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"
+            )
 
 
 def started_by_torchrun() -> bool:

@@ -57,15 +57,12 @@ class ProcessGroup:
             tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))
             first += tensor.numel()
 
-    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Joins the rows of all workers, those of the first worker first."""
-        if equal:
-            return torch.cat(self._gather(rows))
-        counts = [int(count) for count in self._gather(torch.tensor([len(rows)]))]
-        padded = rows.new_zeros(max(counts), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        parts = zip(self._gather(padded), counts, strict=True)
-        return torch.cat([part[:count] for part, count in parts])
+        plain = (rows.view(torch.uint8) if rows.dtype == torch.bool else rows).contiguous()
+        parts = [torch.empty_like(plain) for _ in range(self.size)]
+        self._exchange(lambda: dist.all_gather(parts, plain))
+        return torch.cat(parts).view(rows.dtype)
 
     def broadcast(self, content: bytes) -> bytes:
         """Returns what the first worker gives."""
@@ -90,12 +87,6 @@ class ProcessGroup:
             raise
         finally:
             leave()
-
-    def _gather(self, rows: Tensor) -> list[Tensor]:
-        plain = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
-        parts = [torch.empty_like(plain) for _ in range(self.size)]
-        self._exchange(lambda: dist.all_gather(parts, plain.contiguous()))
-        return [part.view(rows.dtype) for part in parts]
 
     def _exchange(self, call: Callable[[], T]) -> T:
         try:

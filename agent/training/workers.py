@@ -42,13 +42,8 @@ class WorkerGroup(Protocol):
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Adds tensors of one type up over all workers, in place and in one exchange."""
 
-    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
-        """Joins the rows of all workers, those of the first worker first.
-
-        Args:
-            rows: (n, ...); n may differ between workers.
-            equal: whether n is known to be the same everywhere, which saves an exchange.
-        """
+    def gather(self, rows: Tensor) -> Tensor:
+        """Joins the rows of all workers, which have as many each; those of the first worker come first."""
 
     def broadcast(self, content: bytes) -> bytes:
         """Returns what the first worker gives; what others give is ignored."""
@@ -62,7 +57,7 @@ class SoloGroup:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Leaves the tensors as they are."""
 
-    def gather(self, rows: Tensor, *, equal: bool = False) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Returns the rows."""
         return rows
 
@@ -77,12 +72,12 @@ SOLO = SoloGroup()
 def gather_columns(group: WorkerGroup, columns: NDArray[Any]) -> NDArray[Any]:
     """Joins the columns of all workers, (n, m) of each, which all have as many; (n, size * m)."""
     rows = torch.from_numpy(np.ascontiguousarray(columns.T))
-    return group.gather(rows, equal=True).numpy().T
+    return group.gather(rows).numpy().T
 
 
 def gather_flags(group: WorkerGroup, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Joins the flags of all workers, bool (n,) of each, which all have as many; (size * n,)."""
-    return group.gather(torch.from_numpy(flags), equal=True).numpy()
+    return group.gather(torch.from_numpy(flags)).numpy()
 
 
 def share_file(group: WorkerGroup, path: Path) -> None:
@@ -94,6 +89,15 @@ def share_file(group: WorkerGroup, path: Path) -> None:
     if content and group.rank != FIRST:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomic(path, content)
+
+
+def gather_unequal(group: WorkerGroup, rows: Tensor) -> tuple[Tensor, list[int]]:
+    """Joins the rows of all workers, (n, ...) of each, where n differs; returns every n, too."""
+    counts = [int(count) for count in group.gather(torch.tensor([len(rows)]))]
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = group.gather(padded).view(group.size, *padded.shape)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), counts
 
 
 def any_worker(group: WorkerGroup, flag: bool) -> bool:
@@ -133,10 +137,10 @@ def joined_rows(group: WorkerGroup, rows: Tensor) -> Tensor:
 class _JoinedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: WorkerGroup, rows: Tensor) -> Tensor:
-        counts = group.gather(torch.tensor([len(rows)]), equal=True)
-        first = int(counts[: group.rank].sum())
+        joined, counts = gather_unequal(group, rows.detach())
+        first = sum(counts[: group.rank])
         ctx.own = slice(first, first + len(rows))
-        return group.gather(rows.detach())
+        return joined
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -155,7 +159,7 @@ def check_same(group: WorkerGroup, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     own = torch.tensor([list(digest.digest())], dtype=torch.uint8)
-    digests = group.gather(own, equal=True)
+    digests = group.gather(own)
     other = [str(rank) for rank, each in enumerate(digests) if not torch.equal(each, digests[FIRST])]
     if other:
         raise WorkersDifferError(

@@ -10,6 +10,7 @@ from agent.training.reinforcement import ppo
 from agent.training.reinforcement.callbacks import EpisodeLog
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
+from agent.training.workers import gather_unequal
 
 
 class Reinforcement(Phase):
@@ -60,7 +61,8 @@ class Reinforcement(Phase):
 
     def _episode_metrics(self) -> dict[str, float]:
         own = [(each.problem, each.ratio_to_single, each.fits) for each in self._log.take()]
-        episodes = self.state.group.gather(torch.tensor(own, dtype=torch.float64).reshape(-1, 3)).tolist()
+        rows = torch.tensor(own, dtype=torch.float64).reshape(-1, 3)
+        episodes = gather_unequal(self.state.group, rows)[0].tolist()
         if not episodes:
             return {}
         feasible = [(int(problem), ratio) for problem, ratio, fits in episodes if fits]

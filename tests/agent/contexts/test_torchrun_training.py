@@ -98,7 +98,7 @@ def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Pa
     [
         (["--n-envs", "3"], "n_envs is 3, which 2 workers cannot share; use a multiple of 2"),
         (["--families", "nosuch"], "unknown family 'nosuch'"),
-        (["--context", "local"], "context is local; several workers train with --context distributed"),
+        (["--context", "local"], "context is local; torchrun is for --context distributed"),
     ],
 )
 def test_wrong_input_is_said_once_and_ends_all(place: Path, words: list[str], message: str) -> None:

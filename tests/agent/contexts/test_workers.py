@@ -101,7 +101,7 @@ def exchanges(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     (joined * torch.arange(6.0).view(3, 2)).sum().backward()
     parts = [torch.tensor([1.0 + group.rank]), torch.full((2, 2), 10.0)]
     group.sum_(parts)
-    flags = group.gather(torch.tensor([group.rank == 1, False]), equal=True)
+    flags = group.gather(torch.tensor([group.rank == 1, False]))
     check_same(group, [torch.ones(3)])
     with pytest.raises(WorkersDifferError, match="the weights of worker 1 differ from those of worker 0"):
         check_same(group, [torch.tensor([0.0 if group.rank == 0 else 1e-30])])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -19,6 +20,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from agent.contexts.distributed import ONE_SIGNAL_S
 from agent.contexts.group_worker import Train, train_with_others
 from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
@@ -178,10 +180,14 @@ def _show(mailbox: Any) -> int | None:
 
 @contextmanager
 def _stopping(mailbox: Any) -> Iterator[None]:
-    """Lets SIGINT and SIGTERM ask the workers to stop."""
+    """Lets SIGINT and SIGTERM ask the workers to stop; what comes after that ends them at once."""
+    asked: list[float] = []
 
     def ask(*_: object) -> None:
-        print("stopping after this update", file=sys.stderr)
+        if asked and time.monotonic() - asked[0] > ONE_SIGNAL_S:
+            raise KeyboardInterrupt
+        asked.append(time.monotonic())
+        print("stopping after this update; once more to stop at once", file=sys.stderr)
         mailbox.stop.remote()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -8,6 +8,8 @@ import re
 import pytest
 
 from agent.commands.train import make_parser
+from agent.contexts.distributed_config import EngineConfig
+from agent.contexts.study_config import StudyConfig
 from agent.settings import field_types
 from agent.training.config import RENAMED, ConfigError, TrainConfig
 from agent.training.split import split_graphs
@@ -21,7 +23,8 @@ def test_round_trip() -> None:
 
 def test_flags_and_fields_are_the_same() -> None:
     options = {action.dest for action in make_parser()._actions} - {"help", "config", "resume"}
-    assert options == set(TrainConfig().to_json())
+    settings = (TrainConfig(), StudyConfig(), EngineConfig())
+    assert options == {name for each in settings for name in each.to_json()}
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
@@ -54,7 +57,7 @@ def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:
         ({"reward": "guessed"}, "reward is 'guessed'; use simulated or measured"),
         ({"granularity": ["op", "row"]}, "granularity"),
         ({"measured_steps": 5}, "at least 20"),
-        ({"context": "grid"}, "not built in this version"),
+        ({"context": "cloud"}, "use local or search or ablation or grid or distributed"),
         ({"name": None}, "use a string"),
         ({"cluster": []}, "cluster is empty"),
     ],

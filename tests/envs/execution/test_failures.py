@@ -93,7 +93,7 @@ def test_a_device_that_dies_is_named_and_the_others_are_ended(
 
 
 def test_a_device_that_hangs_is_given_up() -> None:
-    with DeviceProcesses(2, timeout_s=2.0) as processes:
+    with DeviceProcesses(2, timeout_s=8.0) as processes:
         runner = runner_of(Net(), processes)
         runner.step(*INPUTS)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGSTOP)

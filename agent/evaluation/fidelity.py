@@ -10,6 +10,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PLACERS, Budget
+from envs.execution.measure import MeasuredStep, pooled
 from envs.execution.measurements import Measurements
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -19,6 +20,8 @@ from graphs.step_settings import GRANULARITIES
 
 BUDGET = 10_000
 """Evaluations of the searches whose placements are measured."""
+ROUNDS, ROUND_STEPS = 3, 7
+"""Rounds of measurements, and steps that are timed in each, after those that warm up."""
 DRAWS = 10
 """Placements that are drawn for each that is measured."""
 
@@ -30,8 +33,8 @@ class FidelityRow:
     Attributes:
         source: what made the placement.
         predicted_s: simulated step time.
-        measured_s, low_s, high_s: median, first and ninth decile of the measured step times; None if it could
-            not be run.
+        measured_s, low_s, high_s: median of the rounds' medians, least first and greatest ninth decile of the
+            measured step times; None if it could not be run.
         n_steps: number of steps that were timed.
         transfer_bytes: what devices send to each other in a step.
         failure: why it could not be run, or "".
@@ -79,24 +82,32 @@ def measure_fidelity(
 ) -> list[FidelityRow]:
     """Simulates and measures varied placements.
 
+    They are measured in rounds, all once before any is measured again: a machine that is slower for a minute
+    then makes none of them seem slow.
+
     Args:
         problem: the graph of `measurements`, at the granularity of that name.
         count: number of placements.
-        report: called with (placements measured, placements in all) after each.
+        report: called with (measurements made, measurements in all) after each.
     """
-    rows: list[FidelityRow] = []
-    for source, device_of in varied_placements(problem, count):
-        report(len(rows), count)
-        rows.append(_row(problem, measurements, granularity, source, device_of))
-    report(len(rows), count)
-    return rows
+    placements = list(varied_placements(problem, count))
+    rounds: list[list[MeasuredStep]] = [[] for _ in placements]
+    total = ROUNDS * len(placements)
+    for round in range(ROUNDS):
+        for (_, device_of), steps in zip(placements, rounds, strict=True):
+            report(sum(map(len, rounds)), total)
+            steps.append(measurements.measure(device_of, round=round, n_steps=ROUND_STEPS))
+    report(total, total)
+    return [
+        _row(problem, granularity, source, device_of, pooled(steps))
+        for (source, device_of), steps in zip(placements, rounds, strict=True)
+    ]
 
 
 def _row(
-    problem: Problem, measurements: Measurements, granularity: str, source: str, device_of: IntArray
+    problem: Problem, granularity: str, source: str, device_of: IntArray, measured: MeasuredStep
 ) -> FidelityRow:
     simulated = simulate_problem(problem, device_of)
-    measured = measurements.measure(device_of)
     return FidelityRow(
         graph=problem.graph.name,
         cluster=problem.cluster.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,22 @@ class MeasuredStep:
         return not self.failure
 
 
+def pooled(rounds: Sequence[MeasuredStep]) -> MeasuredStep:
+    """Joins the rounds in which a placement was measured; one that failed fails it.
+
+    The median is that of the rounds' medians; the deciles are the least and greatest of theirs.
+    """
+    failed = [each for each in rounds if not each.feasible]
+    if failed:
+        return failed[0]
+    return MeasuredStep(
+        float(np.median([each.median_s for each in rounds])),
+        min(each.low_s for each in rounds),
+        max(each.high_s for each in rounds),
+        sum(each.n_steps for each in rounds),
+    )
+
+
 class StepMeter:
     """Measures placements of one captured step, each on the same processes.
 
@@ -75,20 +91,22 @@ class StepMeter:
         # Steps that are timed train on one batch; it must not drive the loss out of bounds.
         self._options = {"lr": 1e-6} if options is None else options
 
-    def measure(self, device_of: IntArray) -> MeasuredStep:
+    def measure(self, device_of: IntArray, n_steps: int | None = None) -> MeasuredStep:
         """Measures the step under a placement.
 
         Args:
             device_of: device of each op of the captured graph, int (n_ops,).
+            n_steps: number of steps that are timed, if it is another than the meter's, as in one of several
+                rounds.
         """
         try:
             runner = self._runner(device_of)
             runner.timed_steps(WARM_UP_STEPS)
-            seconds = [step.total_s for step in runner.timed_steps(self.n_steps)]
+            seconds = [step.total_s for step in runner.timed_steps(n_steps or self.n_steps)]
         except ExecutionError as error:
             return MeasuredStep(np.nan, np.nan, np.nan, 0, str(error))
         low_s, median_s, high_s = np.quantile(seconds, [0.1, 0.5, 0.9])
-        return MeasuredStep(float(median_s), float(low_s), float(high_s), self.n_steps)
+        return MeasuredStep(float(median_s), float(low_s), float(high_s), len(seconds))
 
     def op_seconds(self, device: int) -> FloatArray:
         """Measures every op on one device, which runs the whole step.

@@ -49,16 +49,21 @@ class Measurements:
         with path.open("ab") as file:
             file.truncate(len(whole) if whole.strip() else 0)
 
-    def measure(self, device_of: IntArray) -> MeasuredStep:
+    def measure(
+        self, device_of: IntArray, *, round: int | None = None, n_steps: int | None = None
+    ) -> MeasuredStep:
         """Returns the time of a placement, measured now or before.
 
         Args:
             device_of: device of each op, int (n_ops,).
+            round: which of several measurements of the placement it is; None for the only one.
+            n_steps: of a round.
         """
         placed = np.ascontiguousarray(device_of, dtype=np.int64).tobytes()
-        key = hashlib.sha256(self._step.encode() + placed).hexdigest()
+        which = b"" if round is None else f" round {round}".encode()
+        key = hashlib.sha256(self._step.encode() + placed + which).hexdigest()
         if key not in self._known:
-            self._known[key] = self._meter.measure(device_of)
+            self._known[key] = self._meter.measure(device_of, n_steps)
             self._append(key, self._known[key])
         return self._known[key]
 

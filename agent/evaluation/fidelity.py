@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ class FidelityRow:
         predicted_s: simulated step time.
         measured_s, low_s, high_s: median of the rounds' medians, least first and greatest ninth decile of the
             measured step times; None if it could not be run.
+        first_s, last_s: medians of the first and the last round.
         n_steps: number of steps that were timed.
         transfer_bytes: what devices send to each other in a step.
         failure: why it could not be run, or "".
@@ -48,6 +49,8 @@ class FidelityRow:
     measured_s: float | None
     low_s: float | None
     high_s: float | None
+    first_s: float | None
+    last_s: float | None
     n_steps: int
     transfer_bytes: float
     failure: str
@@ -60,17 +63,23 @@ class Fidelity:
     Attributes:
         n_placements: how many those are.
         median_error, p90_error: of |predicted / measured - 1|.
+        scaled_error: median error after one factor for all, as where the machine is slower than it was when
+            its ops were timed.
         spearman, kendall: rank correlations.
         regret: measured time of the placement with the shortest prediction, over the shortest measured one,
             minus 1.
+        retest: Kendall's rank correlation of the first round of measurements and the last: with itself, the
+            machine agrees no better.
     """
 
     n_placements: int
     median_error: float
     p90_error: float
+    scaled_error: float
     spearman: float
     kendall: float
     regret: float
+    retest: float
 
 
 def measure_fidelity(
@@ -99,14 +108,15 @@ def measure_fidelity(
             steps.append(measurements.measure(device_of, round=round, n_steps=ROUND_STEPS))
     report(total, total)
     return [
-        _row(problem, granularity, source, device_of, pooled(steps))
+        _row(problem, granularity, source, device_of, steps)
         for (source, device_of), steps in zip(placements, rounds, strict=True)
     ]
 
 
 def _row(
-    problem: Problem, granularity: str, source: str, device_of: IntArray, measured: MeasuredStep
+    problem: Problem, granularity: str, source: str, device_of: IntArray, rounds: Sequence[MeasuredStep]
 ) -> FidelityRow:
+    measured = pooled(rounds)
     simulated = simulate_problem(problem, device_of)
     return FidelityRow(
         graph=problem.graph.name,
@@ -117,6 +127,8 @@ def _row(
         measured_s=measured.median_s if measured.feasible else None,
         low_s=measured.low_s if measured.feasible else None,
         high_s=measured.high_s if measured.feasible else None,
+        first_s=rounds[0].median_s if measured.feasible else None,
+        last_s=rounds[-1].median_s if measured.feasible else None,
         n_steps=measured.n_steps,
         transfer_bytes=float(np.sum(simulated.transfer_bytes)),
         failure=measured.failure,
@@ -129,14 +141,18 @@ def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:
     if len(pairs) < 2:
         return None
     predicted, measured = np.array(pairs).T
-    errors = np.abs(predicted / measured - 1)
+    rounds = [(row.first_s, row.last_s) for row in rows if row.first_s is not None]
+    ratios = predicted / measured
+    errors = np.abs(ratios - 1)
     return Fidelity(
         n_placements=len(pairs),
         median_error=float(np.median(errors)),
         p90_error=float(np.quantile(errors, 0.9)),
+        scaled_error=float(np.median(np.abs(ratios / np.median(ratios) - 1))),
         spearman=float(spearmanr(predicted, measured).statistic),
         kendall=float(kendalltau(predicted, measured).statistic),
         regret=float(measured[np.argmin(predicted)] / measured.min() - 1),
+        retest=float(kendalltau(*np.array(rounds).T).statistic),
     )
 
 

@@ -49,11 +49,14 @@ def fidelity_lines(rows: Sequence[FidelityRow]) -> list[str]:
         if found is None:
             lines.append("Too few placements could be run to compare.")
         else:
-            lines.append(
+            lines += [
                 f"{found.n_placements} placements: error {found.median_error:.1%} median, "
-                f"{found.p90_error:.1%} 90th percentile; rank correlation {found.spearman:.3f} (Spearman), "
-                f"{found.kendall:.3f} (Kendall); picking the simulator's best costs {found.regret:.1%}."
-            )
+                f"{found.p90_error:.1%} 90th percentile;",
+                f"after one factor for all of them {found.scaled_error:.1%} median",
+                f"rank correlation {found.spearman:.3f} (Spearman), {found.kendall:.3f} (Kendall);",
+                f"two rounds of measurements have {found.retest:.3f} (Kendall)",
+                f"picking the simulator's best costs {found.regret:.1%}",
+            ]
     return lines
 
 

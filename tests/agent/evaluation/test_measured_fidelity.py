@@ -13,12 +13,12 @@ from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 
-ROW = FidelityRow("g", "2xcpu", "op", "drawn", 1.0, 1.0, 1.0, 1.0, 20, 0.0, "")
+ROW = FidelityRow("g", "2xcpu", "op", "drawn", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 20, 0.0, "")
 
 
 def rows(predicted: list[float], measured: list[float | None]) -> list[FidelityRow]:
     return [
-        replace(ROW, predicted_s=p, measured_s=m, failure="" if m else "died")
+        replace(ROW, predicted_s=p, measured_s=m, first_s=m, last_s=m and -m, failure="" if m else "died")
         for p, m in zip(predicted, measured, strict=True)
     ]
 
@@ -29,8 +29,10 @@ def test_agreement_is_of_those_that_ran() -> None:
     assert found.n_placements == 3
     assert found.median_error == pytest.approx(0.5)  # of 0.5, 1 and 0.25
     assert found.p90_error == pytest.approx(0.9)
+    assert found.scaled_error == pytest.approx(1 / 3)  # of 0.5, 2 and 0.75 over 0.75
     assert found.kendall == pytest.approx(1 / 3)  # two of three pairs
     assert found.spearman == pytest.approx(0.5)
+    assert found.retest == pytest.approx(-1.0)
     assert found.regret == pytest.approx(1.0)  # 2 s where 1 s can be had
     assert fidelity_of(rows([1.0, 2.0], [1.0, None])) is None
 

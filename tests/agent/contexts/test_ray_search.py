@@ -1,0 +1,62 @@
+"""A search by Ray Tune; it takes minutes, so it runs when asked for.
+
+Run it by `PLACEWALK_RAY_TESTS=1 pytest tests/agent/contexts/test_ray_search.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.faults.processes import TRAINING
+from tests.training_cases import place
+
+__all__ = ["place"]
+ROOT = Path(__file__).parents[3]
+SEARCH = "--context search --engine ray --name tuned --vary hidden=4:16 order=topo,bfs --trials 3 --jobs 2"
+PATIENCE_S = 240.0
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("PLACEWALK_RAY_TESTS") or find_spec("ray") is None,
+    reason="takes minutes; set PLACEWALK_RAY_TESTS=1 and install the extra `ray`",
+)
+
+
+def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "train_agent.py"), *TRAINING.split(), *SEARCH.split(), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "runs" / "tuned" / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_search_goes_on_after_its_driver_was_killed(place: Path) -> None:
+    first = begin(place, "--timesteps", "3840")
+    deadline = time.monotonic() + PATIENCE_S
+    while not list((place / "runs" / "tuned" / "trials").glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    second = begin(place, "--timesteps", "3840")
+    error = second.communicate(timeout=PATIENCE_S)[1]
+    assert second.returncode == 0, error
+    done = [row for row in rows(place) if row["status"] == "complete"]
+    assert len(done) == len({row["trial"] for row in done}) == 3
+    assert {row["status"] for row in rows(place)} <= {"complete", "stale"}
+    assert "runs/tuned: 3 complete" in error
+    third = begin(place, "--timesteps", "3840")
+    assert "it was finished before, so nothing was run" in third.communicate(timeout=PATIENCE_S)[1]
+    assert third.returncode == 0

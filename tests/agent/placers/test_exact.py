@@ -14,8 +14,6 @@ from envs.simulator.simulate import simulate_many
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
-pytest.importorskip("ortools", reason="OR-Tools is not installed")
-
 
 def optimum_s(problem: Problem) -> float:
     """Step time of the best of all feasible placements, by trying them."""

@@ -1,0 +1,219 @@
+"""A relaxation of the step as a constraint program: what CP-SAT minimizes for the placer `exact`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from envs.problem import Problem
+from graphs.op_graph import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+TICKS = 10**6
+"""Whole units of time in a step on the fastest single device; seconds are rounded down to them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the solver found: whether anything, whether the best of all, its bound in ticks, a placement."""
+
+    is_empty: bool
+    is_solved: bool
+    bound: float
+    device_of: IntArray
+
+
+class Relaxation:
+    """The model that CP-SAT minimizes; times are in ticks."""
+
+    def __init__(self, problem: Problem, tick_s: float) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, graph = problem, problem.graph
+        self.model = cp_model.CpModel()
+        self.ops = np.flatnonzero(graph.is_compute).tolist()
+        n_units, n_devices = len(graph.units), problem.n_devices
+        self.on = [
+            [self.model.new_bool_var(f"on_{unit}_{device}") for device in range(n_devices)]
+            for unit in range(n_units)
+        ]
+        for row in self.on:
+            self.model.add_exactly_one(row)
+        self.ticks = np.floor(problem.op_seconds / tick_s).astype(np.int64)
+        self.gap = int(problem.cluster.op_gap_s / tick_s)
+        horizon = 4 * TICKS
+        self.start = {op: self.model.new_int_var(0, horizon, f"start_{op}") for op in self.ops}
+        self.length = {op: self._length(op) for op in self.ops}
+        self.makespan = self.model.new_int_var(0, horizon, "makespan")
+        self._same: dict[tuple[int, int], Any] = {}
+        self._wait_for_inputs(tick_s)
+        self._share_devices()
+        self._fit_memory()
+        self._break_symmetry()
+        for op in self.ops:
+            self.model.add(self.makespan >= self.start[op] + self.length[op])
+        self.model.minimize(self.makespan)
+
+    def below(self, ticks: int | None) -> None:
+        """Asks for steps that are shorter than so many ticks."""
+        if ticks is not None:
+            self.model.add(self.makespan <= max(ticks - 1, 0))
+
+    def hint(self, device_of: IntArray | None) -> None:
+        """Tells the solver which placement to try first."""
+        self.model.clear_hints()  # type: ignore[no-untyped-call]
+        if device_of is not None:
+            for unit, row in enumerate(self.on):
+                chosen = int(device_of[self.problem.graph.units.row(unit)[0]])
+                for device, variable in enumerate(row):
+                    self.model.add_hint(variable, int(device == chosen))
+
+    def forbid(self, device_of: IntArray) -> None:
+        """Cuts a placement off, and those that equal it but for the names of like devices."""
+        units = self.problem.graph.units
+        chosen = [int(device_of[units.row(unit)[0]]) for unit in range(len(self.on))]
+        devices = range(self.problem.n_devices)
+        names = (
+            itertools.permutations(devices) if self._devices_are_alike and len(devices) <= 4 else [devices]
+        )
+        for name in names:
+            of = [name[device] for device in chosen]
+            self.model.add_bool_or([row[device].negated() for row, device in zip(self.on, of, strict=True)])
+
+    def solve(self, seconds: float, found: Any) -> Outcome:
+        """Minimizes the relaxed step.
+
+        Args:
+            found: called with the placement of each solution.
+        """
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        status = solver.status_name(solver.solve(self.model, _Solutions(self, found)))
+        nothing = np.zeros(0, dtype=np.int64)
+        if status == "INFEASIBLE":
+            return Outcome(True, False, np.inf, nothing)
+        is_solved = status == "OPTIMAL"
+        placement = self.placement(solver.value) if is_solved else nothing
+        return Outcome(False, is_solved, solver.best_objective_bound, placement)
+
+    def placement(self, value: Any) -> IntArray:
+        """Device of each op in a solution, int (n_ops,)."""
+        of_unit = np.array([[int(value(variable)) for variable in row] for row in self.on]).argmax(axis=1)
+        device_of: IntArray = of_unit[self.problem.graph.unit_of]
+        return device_of
+
+    def _length(self, op: int) -> Any:
+        ticks, row = self.ticks[op], self.on[self.problem.graph.unit_of[op]]
+        if (ticks == ticks[0]).all():
+            return int(ticks[0])
+        return sum(int(each) * variable for each, variable in zip(ticks, row, strict=True))
+
+    def _wait_for_inputs(self, tick_s: float) -> None:
+        graph = self.problem.graph
+        for producer, consumer, n_bytes in _edges(self.problem):
+            ready = self.start[producer] + self.length[producer] if producer in self.start else 0
+            if producer in self.start:
+                self.model.add(self.start[consumer] >= ready)
+            first, second = int(graph.unit_of[producer]), int(graph.unit_of[consumer])
+            if first == second:
+                continue
+            ticks = np.floor(_transfer_s(self.problem, n_bytes) / tick_s).astype(np.int64)
+            between = ticks[~np.eye(len(ticks), dtype=bool)]
+            apart = self._is_same(first, second).negated()
+            if least := int(between.min()):
+                self.model.add(self.start[consumer] >= ready + least).only_enforce_if(apart)
+            if (between == between[0]).all():
+                continue
+            for a, b in itertools.permutations(range(len(ticks)), 2):
+                both = [self.on[first][a], self.on[second][b]]
+                self.model.add(self.start[consumer] >= ready + int(ticks[a, b])).only_enforce_if(both)
+
+    def _share_devices(self) -> None:
+        graph, is_ordered = self.problem.graph, self.problem.cluster.schedule == "program"
+        timed = [op for op in self.ops if self.ticks[op].any()]
+        for first, second in itertools.combinations(timed, 2) if is_ordered else ():
+            units = int(graph.unit_of[first]), int(graph.unit_of[second])
+            after = self.model.add(self.start[second] >= self.start[first] + self.length[first] + self.gap)
+            if units[0] != units[1]:
+                after.only_enforce_if(self._is_same(*units))
+        for device in range(self.problem.n_devices):
+            intervals = [
+                self.model.new_optional_fixed_size_interval_var(
+                    self.start[op], int(self.ticks[op, device]), self.on[graph.unit_of[op]][device], ""
+                )
+                for op in timed
+            ]
+            self.model.add_no_overlap(intervals)
+            # What a device computes takes no longer than the step.
+            load = [int(self.ticks[op, device]) * self.on[graph.unit_of[op]][device] for op in timed]
+            self.model.add(self.makespan >= sum(load))
+
+    def _fit_memory(self) -> None:
+        graph = self.problem.graph
+        resident = np.bincount(graph.unit_of, graph.resident_bytes, minlength=len(self.on))
+        for device, limit in enumerate(self.problem.cluster.memory_bytes):
+            if resident.sum() > limit:
+                shares = np.floor(resident / limit * 10**6).astype(np.int64).tolist()
+                held = [share * row[device] for share, row in zip(shares, self.on, strict=True)]
+                self.model.add(sum(held) <= 10**6)
+
+    def _break_symmetry(self) -> None:
+        """Numbers like devices in the order in which units first use them, as far as two of them."""
+        if self._devices_are_alike:
+            self.model.add(self.on[0][0] == 1)
+
+    @property
+    def _devices_are_alike(self) -> bool:
+        cluster, between = self.problem.cluster, _transfer_s(self.problem, 1e6)
+        apart = between[~np.eye(len(between), dtype=bool)]
+        seconds, memory = self.problem.op_seconds, cluster.memory_bytes
+        return bool(
+            (seconds == seconds[:, :1]).all() and (memory == memory[0]).all() and (apart == apart[0]).all()
+        )
+
+    def _is_same(self, first: int, second: int) -> Any:
+        """A variable that says whether two units are on one device."""
+        key = min(first, second), max(first, second)
+        if key not in self._same:
+            same = self.model.new_bool_var(f"same_{key[0]}_{key[1]}")
+            for a, b in zip(self.on[key[0]], self.on[key[1]], strict=True):
+                self.model.add_bool_or(same.negated(), a.negated(), b)
+                self.model.add_bool_or(same.negated(), a, b.negated())
+                self.model.add_bool_or(same, a.negated(), b.negated())
+            self._same[key] = same
+        return self._same[key]
+
+
+def _Solutions(relaxed: Relaxation, found: Any) -> cp_model.CpSolverSolutionCallback:  # noqa: N802
+    from ortools.sat.python import cp_model
+
+    class Solutions(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            found(relaxed.placement(self.value))
+
+    return Solutions()
+
+
+def _edges(problem: Problem) -> Iterator[tuple[int, int, float]]:
+    """Producer, computing consumer and bytes of each tensor."""
+    graph = problem.graph
+    for tensor in range(graph.n_tensors):
+        for consumer in graph.consumers.row(tensor):
+            if graph.is_compute[consumer]:
+                yield int(graph.tensor_producer[tensor]), int(consumer), float(graph.tensor_bytes[tensor])
+
+
+def _transfer_s(problem: Problem, n_bytes: float) -> FloatArray:
+    """Seconds of a transfer over free links between each two devices, (n_devices, n_devices)."""
+    arrays = problem.arrays
+    return (n_bytes + arrays.n_half) / arrays.bandwidth + arrays.latency

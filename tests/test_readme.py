@@ -82,7 +82,7 @@ def test_snippets_run_as_pasted(clone: Path) -> None:
     assert "ms" in run(clone, "quickstart.py")
     assert (clone / "placement.json").exists()
     assert (clone / "runs" / "mine" / "report.html").exists()
-    assert (clone / "runs" / "first" / "nmt" / "results.csv").exists()
+    assert (clone / "runs" / "first" / "bert" / "results.csv").exists()
 
 
 def test_extensions_work_as_pasted(clone: Path) -> None:

@@ -51,20 +51,19 @@ def in_float64(module: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
 def test_an_example_is_placed_and_handed_over(name: str, tmp_path: Path) -> None:
     make, optimizer, cluster = EXAMPLES[name]
     module, inputs = make()
-    for training in (True, False):
-        for granularity in ("op", "module"):
-            plan = place(
-                module,
-                inputs,
-                cluster=cluster,
-                placer="annealing",
-                budget=200,
-                optimizer=optimizer,
-                training=training,
-                granularity=granularity,
-            )
-            assert plan.step_time.fits
-            assert plan.step_time.total_s >= plan.lower_bound_s > 0
+    for training, granularity in ((True, "op"), (False, "op"), (True, "module")):
+        plan = place(
+            module,
+            inputs,
+            cluster=cluster,
+            placer="annealing",
+            budget=200,
+            optimizer=optimizer,
+            training=training,
+            granularity=granularity,
+        )
+        assert plan.step_time.fits
+        assert plan.step_time.total_s >= plan.lower_bound_s > 0
     plan.save_all(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"annealing.json", "annealing.device_map.json"}
 

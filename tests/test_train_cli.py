@@ -83,6 +83,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "search"], "needs a space"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "ablation", "--without", "x"], "'x'"),
         (["--name", "a", "--context", "grid", "--resume"], "leave out --resume"),
+        (["--name", "a", "--config", "grid.json"], "give --context grid as a flag"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--device", "warp"], "warp"),
         (["--name", "a", "--graphs", "large.json"], "GB"),
         (["--name", "a", "--graphs", "idle.json"], "nothing to place"),
@@ -100,6 +101,7 @@ def test_bad_input_is_one_line_and_nothing_written(
     write_graphs(place / "large.json", [build_graph("large", "toys", large, [(0, 1, [1])])])
     idle = [{"name": "w", "type": "parameter"}]
     write_graphs(place / "idle.json", [build_graph("idle", "toys", idle, [])])
+    (place / "grid.json").write_text('{"context": "grid", "graphs": ["graphs.jsonl"]}')
     before = written(place)
     assert train_agent.main(arguments) == 2
     error = capsys.readouterr().err

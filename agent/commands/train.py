@@ -40,8 +40,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     engine.check_context(config.context)
     if study is not None:
         return _study(config, study, on_ray=engine.engine == RAY)
+    _check_context_is_a_flag(config)
     context, inputs = _open(config, folder, resume=options["resume"])
     return _train(config, context, inputs)
+
+
+def _check_context_is_a_flag(config: TrainConfig) -> None:
+    from agent.training.config import ConfigError
+
+    if config.context in ("search", "ablation", "grid"):
+        raise ConfigError(f"context is {config.context} in a file; give --context {config.context} as a flag")
 
 
 def make_parser() -> argparse.ArgumentParser:

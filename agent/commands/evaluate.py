@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.contexts.ray_cluster import check_ray_is_installed
+from agent.contexts.workers.ray_cluster import check_ray_is_installed
 from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
 from agent.settings import add_flags
 from graphs.command_line import OneLineParser, interruptible, run_command

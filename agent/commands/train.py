@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from graphs.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
-    from agent.contexts.distributed_config import EngineConfig
     from agent.contexts.local import LocalContext
     from agent.contexts.study_config import StudyConfig
+    from agent.contexts.workers.distributed_config import EngineConfig
     from agent.training.config import TrainConfig
     from agent.training.inputs import Inputs
     from agent.training.trainer import Result
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    from agent.contexts.distributed_config import RAY, started_by_torchrun
+    from agent.contexts.workers.distributed_config import RAY, started_by_torchrun
 
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -54,8 +54,8 @@ def _check_context_is_a_flag(config: TrainConfig) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
-    from agent.contexts.distributed_config import EngineConfig
     from agent.contexts.study_config import StudyConfig
+    from agent.contexts.workers.distributed_config import EngineConfig
     from agent.settings import add_flags
     from agent.training.config import MAIN, TrainConfig
 
@@ -79,7 +79,7 @@ def engine_settings(options: dict[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: a wrong value.
     """
-    from agent.contexts.distributed_config import EngineConfig
+    from agent.contexts.workers.distributed_config import EngineConfig
     from agent.settings import field_types
 
     given = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
@@ -149,8 +149,8 @@ def _study(config: TrainConfig, study: StudyConfig, *, on_ray: bool) -> int:
     from rich.console import Console
 
     from agent.contexts.components import describe_components
-    from agent.contexts.ray_cluster import check_ray_is_installed
     from agent.contexts.studies import run_study
+    from agent.contexts.workers.ray_cluster import check_ray_is_installed
 
     if study.without == ("list",):
         print(describe_components())

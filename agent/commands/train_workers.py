@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.contexts.distributed import check_workers_fit
-from agent.contexts.distributed_config import EngineConfig, started_by_torchrun
-from agent.contexts.group_worker import Resolve, Train, run_worker
-from agent.contexts.process_group import joined
-from agent.contexts.ray_cluster import check_ray_is_installed, ray_cluster
+from agent.contexts.workers.distributed import check_workers_fit
+from agent.contexts.workers.distributed_config import EngineConfig, started_by_torchrun
+from agent.contexts.workers.group_worker import Resolve, Train, run_worker
+from agent.contexts.workers.process_group import joined
+from agent.contexts.workers.ray_cluster import check_ray_is_installed, ray_cluster
 
 
 def train_in_workers(engine: EngineConfig, resolve: Resolve, train: Train) -> int:
@@ -27,7 +27,7 @@ def train_in_workers(engine: EngineConfig, resolve: Resolve, train: Train) -> in
     check_ray_is_installed()
     config, folder, resume = resolve()
     check_workers_fit(config, engine.workers)
-    from agent.contexts.ray_training import train_on_ray
+    from agent.contexts.workers.ray_training import train_on_ray
 
     with ray_cluster(engine.workers):
         return train_on_ray(config, folder, resume=resume, n_workers=engine.workers, train=train)

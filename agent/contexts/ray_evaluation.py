@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from agent.contexts.ray_cluster import ray_cluster
+from agent.contexts.workers.ray_cluster import ray_cluster
 from agent.evaluation.failures import Failure
 from agent.evaluation.processes import ATTEMPTS
 from agent.evaluation.spec import EvaluationSpec, Task

@@ -10,11 +10,11 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
+from envs.execution.cuda.stream_host import StreamHost
+from envs.execution.cuda.streams import Cuda
 from envs.execution.device_process import Answer, Command, DeviceHost
 from envs.execution.machine import CPU, check_devices
 from envs.execution.program import ExecutionError
-from envs.execution.stream_host import StreamHost
-from envs.execution.streams import Cuda
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import Death, WorkerProcess
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from envs.execution.attention import attention, attention_backward
+from envs.execution.cuda.attention import attention, attention_backward
 from graphs.errors import InputError
 
 

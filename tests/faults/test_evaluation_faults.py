@@ -203,7 +203,8 @@ def test_interruptions_at_any_moment_lose_no_row_and_leave_no_process(
             assert found(out) == undisturbed
         else:  # by SIGINT itself, when an interrupt of either kind came into `exec` (a dataclass)
             assert code in (130, -signal.SIGINT)
-            assert len(found(out)) == len(journal_of(out)) or journal_of(out) == before
+            # one that came before any row may find no table: those before it were killed
+            assert journal_of(out) == before or len(found(out)) == len(journal_of(out))
     assert stopped
     assert not evaluate(make_spec(), out, report=quiet).failures
     assert found(out) == undisturbed

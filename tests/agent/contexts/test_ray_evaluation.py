@@ -65,7 +65,7 @@ def test_a_trial_whose_process_is_killed_is_tried_once_more(place: Path) -> None
 def test_without_ray_nothing_begins(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("agent.contexts.ray_cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("agent.contexts.workers.ray_cluster.find_spec", lambda _: None)
     assert command.main([*WORDS, "--out", "out", "--engine", "ray"]) == 2
     assert "pip install 'placewalk[ray]'" in capsys.readouterr().err
     assert not Path("out").exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.contexts.process_group import ProcessGroup
+from agent.contexts.workers.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
 from agent.training.reinforcement.actor_critic import sample
 from agent.training.trainer import Result, train

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.contexts.process_group import ProcessGroup, joined
+from agent.contexts.workers.process_group import ProcessGroup, joined
 
 PATIENCE_S = 60.0
-PRELOADED = ["agent.training.trainer", "agent.contexts.process_group", "tests.agent.training.trainer_cases"]
+PRELOADED = [
+    "agent.training.trainer",
+    "agent.contexts.workers.process_group",
+    "tests.agent.training.trainer_cases",
+]
 Job = Callable[[ProcessGroup, Path], Any]
 
 

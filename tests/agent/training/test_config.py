@@ -8,8 +8,8 @@ import re
 import pytest
 
 from agent.commands.train import make_parser
-from agent.contexts.distributed_config import EngineConfig
 from agent.contexts.study_config import StudyConfig
+from agent.contexts.workers.distributed_config import EngineConfig
 from agent.settings import field_types
 from agent.training.config import RENAMED, ConfigError, TrainConfig
 from agent.training.split import split_graphs

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from envs.execution.streams import Cuda
+from envs.execution.cuda.streams import Cuda
 
 Clock = Counter[str]
 """Number of ended ops by stream."""

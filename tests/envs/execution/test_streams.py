@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from agent import place
+from envs.execution.cuda.gpu_binding import bound_to
+from envs.execution.cuda.program_order import program_order
 from envs.execution.cut import cut
 from envs.execution.device_process import DeviceHost
-from envs.execution.gpu_binding import bound_to
 from envs.execution.processes import DeviceProcesses, members_of
 from envs.execution.program import Call, DeviceProgram, ExecutionError, Receive, Send, Transfer, find_function
-from envs.execution.program_order import program_order
 from envs.execution.runner import StepRunner
 from envs.execution.transports import SharedMemoryTransport
 from graphs.capture.capture import capture_step

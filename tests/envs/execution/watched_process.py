@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from envs.execution.cuda.stream_host import StreamHost
 from envs.execution.device_process import DeviceHost
 from envs.execution.processes import members_of
-from envs.execution.stream_host import StreamHost
 from envs.execution.transports import SharedMemory
 from tests.envs.execution.recorded_streams import Order, RecordedCuda
 

@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console
 
 from agent.contexts.local import LocalContext
-from agent.contexts.process_group import ProcessGroup
+from agent.contexts.workers.process_group import ProcessGroup
 from agent.training.checkpoints import Checkpoint, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.trainer import Result

@@ -20,9 +20,9 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from agent.contexts.distributed import ONE_SIGNAL_S
-from agent.contexts.group_worker import Train, train_with_others
-from agent.contexts.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
+from agent.contexts.workers.distributed import ONE_SIGNAL_S
+from agent.contexts.workers.group_worker import Train, train_with_others
+from agent.contexts.workers.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
 from graphs.errors import InputError, printable
 

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from envs.execution.cuda.gpu_binding import bound_to
+from envs.execution.cuda.program_order import program_order
+from envs.execution.cuda.streams import Cuda, Lane, StreamTransport, room
 from envs.execution.device_process import Answer, Command, DeviceHost, DeviceTask, StepRecord, Waits, reason
-from envs.execution.gpu_binding import bound_to
 from envs.execution.interpreter import Interpreter
 from envs.execution.packing import pack_all, unpack_all
-from envs.execution.program_order import program_order
-from envs.execution.streams import Cuda, Lane, StreamTransport, room
 from envs.execution.transports import SharedMemory, SharedMemoryTransport
 
 Span: TypeAlias = tuple[Any, Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent.contexts.distributed import FirstWorker, worker_context
-from agent.contexts.process_group import ProcessGroup, WorkerLostError
+from agent.contexts.workers.distributed import FirstWorker, worker_context
+from agent.contexts.workers.process_group import ProcessGroup, WorkerLostError
 from agent.training.config import TrainConfig
 from agent.training.inputs import Inputs, read_inputs
 from agent.training.workers import FIRST

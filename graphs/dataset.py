@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import platform
 import sys
 import tomllib
@@ -22,7 +21,8 @@ import numpy as np
 from graphs.command_line import OneLineParser, interruptible, run_command
 from graphs.errors import InputError
 from graphs.families import FAMILIES, draw
-from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
+from graphs.identity import content_hash
+from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.io.json_fields import fields
 from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import OpGraph
@@ -84,12 +84,6 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     return {name: fields(entry, f"{path}: {name}", keys) for name, entry in known.items()}
 
 
-def graph_hash(graph: OpGraph) -> str:
-    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces, no `source` and `shape`), in hex."""
-    plain = replace(graph, sources=(), shapes=())
-    return _sha256(json.dumps(graph_to_json(plain), sort_keys=True, separators=(",", ":")).encode())
-
-
 def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
@@ -139,7 +133,7 @@ def build_family(family: str, folder: Path = FOLDER, draws: int | None = None) -
                 "seed": seed,
                 "ops": graph.n_ops,
                 "tensors": graph.n_tensors,
-                "sha256": graph_hash(graph),
+                "sha256": content_hash(graph),
             }
             for seed, graph in enumerate(graphs)
         ],

@@ -25,8 +25,8 @@ from agent.training.problems import validation_problems
 from agent.training.split import Split
 from agent.training.trainer import DivergedError, train
 from agent.training.validation import ratios_over_orders
-from graphs.dataset import graph_hash
 from graphs.errors import InputError
+from graphs.identity import content_hash
 from graphs.io.json_files import read_json, write_json_atomic
 
 JUDGEMENT = "held_out.json"
@@ -184,7 +184,7 @@ def read_judgement(folder: Path) -> dict[str, float]:
 
 def hash_of(graphs: Split) -> str:
     """Hash of the graphs of a trial, by use."""
-    hashes = {use: [graph_hash(graph) for graph in some] for use, some in vars(graphs).items()}
+    hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(graphs).items()}
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
 
 

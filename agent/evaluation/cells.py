@@ -7,8 +7,12 @@ from itertools import groupby
 
 from agent.evaluation.summary import Line
 
-Case = tuple[str, str, bool, str]
-"""Family, cluster, whether seen, and granularity."""
+Case = tuple[str, str, str, str]
+"""Family, cluster, what was seen in training, and granularity."""
+SEEN_NOTES = {
+    "yes": " (seen by the policy in training)",
+    "topology": " (the policy saw graphs of this structure in training)",
+}
 
 
 def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
@@ -28,9 +32,7 @@ def title(case: Case) -> str:
     """Heading of the table of a case; it says what one decision places, if not an op."""
     family, cluster, seen, granularity = case
     unit = "" if granularity == "op" else f", placed by {granularity}"
-    return f"{family or 'no family'} on {cluster}{unit}" + (
-        " (seen by the policy in training)" if seen else ""
-    )
+    return f"{family or 'no family'} on {cluster}{unit}{SEEN_NOTES.get(seen, '')}"
 
 
 def figures(line: Line) -> tuple[str, ...]:

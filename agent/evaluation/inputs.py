@@ -11,6 +11,7 @@ from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, row_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
+from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.placement.files import read_named_placement
@@ -46,8 +47,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     policy = None
     if any(name in LEARNED for name in placers):
         policy = open_policy(config.policy, graphs)
-    seen = policy.seen(gathered) if policy else frozenset[str]()
-    dropped = frozenset[str]() if config.include_seen else seen
+    seen = policy.how_seen(gathered) if policy else {}
+    dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(
         graphs=tuple(graph for graph in graphs if graph.name not in dropped),
         clusters=clusters,

@@ -32,9 +32,9 @@ class EvaluatedPolicy:
         """The policy itself."""
         return self.stored.policy()
 
-    def seen(self, graphs: Iterable[OpGraph]) -> frozenset[str]:
-        """Names of those graphs that the policy was trained on."""
-        return frozenset(graph.name for graph in graphs if self.stored.card.has_seen(graph))
+    def how_seen(self, graphs: Iterable[OpGraph]) -> dict[str, str]:
+        """What the policy was shown of each graph, by name, as `PolicyCard.how_seen` says it."""
+        return {graph.name: self.stored.card.how_seen(graph) for graph in graphs}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"stored": self.stored}

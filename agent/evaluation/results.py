@@ -56,7 +56,7 @@ class Trial:
         evaluations, wall_s: what the placer used.
         lower_bound_s: no placement has a shorter step; the same number in all rows of a graph and cluster.
         single_s: step time of the fastest single device, its memory unlimited.
-        seen: whether the evaluation's policy was trained on the graph.
+        seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
         granularity: what one decision placed.
     """
 
@@ -72,7 +72,7 @@ class Trial:
     wall_s: float
     lower_bound_s: float
     single_s: float
-    seen: bool
+    seen: str
     granularity: str = "op"
 
     @property

@@ -15,11 +15,11 @@ from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.problem import InfeasibleError, Problem
-from graphs.dataset import graph_hash
+from graphs.identity import content_hash
 from graphs.op_graph import IntArray, OpGraph
 from graphs.orders import ORDERS
 
-FORMAT = "placewalk.evaluation/1"
+FORMAT = "placewalk.evaluation/2"
 
 
 def placer_names() -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class EvaluationSpec:
         orders: names of traversal orders; only learned placers take one.
         seeds: seeds 0 to seeds - 1 for placers that draw at random, 0 for the others.
         policy: of the learned placers; None where there are none.
-        seen: names of those graphs that the policy was trained on.
+        seen: what the policy was shown of each graph in training, by name; nothing of one that is missing.
         given: placements to score as well: (graph, cluster, name) -> device of each op.
         coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
             are those of the graphs themselves in any case.
@@ -69,7 +69,7 @@ class EvaluationSpec:
     seeds: int = 1
     budget: Budget = field(default_factory=Budget)
     policy: EvaluatedPolicy | None = None
-    seen: frozenset[str] = frozenset()
+    seen: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
     coarsen: int | None = None
     granularity: str = "op"
@@ -105,7 +105,7 @@ class EvaluationSpec:
         """The settings: equal settings make an evaluation resumable."""
         return {
             "format": FORMAT,
-            "graphs": {graph.name: graph_hash(graph) for graph in self.graphs},
+            "graphs": {graph.name: content_hash(graph) for graph in self.graphs},
             "clusters": [cluster_to_json(cluster) for cluster in self.clusters],
             "placers": list(self.placers),
             "orders": list(self.orders),

@@ -24,7 +24,7 @@ class Line:
     """One placer (in one order) on one family and cluster.
 
     Attributes:
-        seen: whether these are graphs that the evaluation's policy was trained on.
+        seen: what the evaluation's policy was shown of these graphs in training: "yes", "topology" or "no".
         graphs, seeds: how many.
         step_time_s: geometric mean in seconds over the trials whose placement is feasible; None if none is.
         ratio_to_single, ratio_to_best: geometric means over the same trials.
@@ -41,7 +41,7 @@ class Line:
     cluster: str
     placer: str
     order: str
-    seen: bool
+    seen: str
     graphs: int
     seeds: int
     step_time_s: float | None
@@ -61,7 +61,7 @@ COLUMNS = tuple(item.name for item in fields(Line))
 def summarise(trials: Sequence[Trial]) -> list[Line]:
     """One line per family, cluster, placer, order, whether seen and granularity, ordered as the trials."""
     best = best_times(trials)
-    groups: dict[tuple[str, str, str, str, bool, str], list[Trial]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
         key = (trial.family, trial.cluster, trial.placer, trial.order, trial.seen, trial.granularity)
         groups[key].append(trial)

@@ -11,6 +11,7 @@ from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PlacementResult
+from agent.policy.seen import NOT_SEEN
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
@@ -91,6 +92,6 @@ class Worker:
             wall_s=wall_s,
             lower_bound_s=self._bound_s,
             single_s=problem.scale_s,
-            seen=problem.graph.name in self.spec.seen,
+            seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),
             granularity=self.spec.granularity,
         )

@@ -31,6 +31,7 @@ from agent.experiments.fidelity_models import GraphCache
 from agent.experiments.fidelity_placements import held_out_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import Budget
+from agent.policy.seen import NOT_SEEN
 from envs.cluster.kinds import device_of_name
 from envs.cluster.presets import get_cluster
 from graphs.command_line import OneLineParser
@@ -98,7 +99,8 @@ def compare_placements(pairs: Sequence[tuple[str, str]], options: Namespace) -> 
     clusters = [(get_cluster(old), get_cluster(new)) for old, new in pairs]
     shipped = load_graphs(FAMILIES)
     policy = open_policy("pretrained", shipped)
-    graphs = held_out_graphs(policy.seen(shipped), options.per_family, GraphCache(options.out))
+    seen = {name for name, how in policy.how_seen(shipped).items() if how != NOT_SEEN}
+    graphs = held_out_graphs(seen, options.per_family, GraphCache(options.out))
     spec = EvaluationSpec(
         graphs=tuple(graphs),
         clusters=tuple({cluster.name: cluster for pair in clusters for cluster in pair}.values()),

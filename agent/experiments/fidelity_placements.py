@@ -6,7 +6,7 @@ and once with the new times of ops and links.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ COLUMNS = tuple(field.name for field in fields(PlacementRow))
 """Columns of `placements.csv`."""
 
 
-def held_out_graphs(seen: frozenset[str], per_family: int, cache: GraphCache) -> Iterator[OpGraph]:
+def held_out_graphs(seen: Container[str], per_family: int, cache: GraphCache) -> Iterator[OpGraph]:
     """Captures graphs of the benchmark set with the dtypes and products that calibrated costs need.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.parts import PartError, kept_without
 from agent.policy.policy import Policy
+from agent.policy.seen import KEYS, how_seen
 from agent.policy.starts import start_names
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
-from graphs.dataset import graph_hash
 from graphs.errors import InputError
 from graphs.io import json_fields
 from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
 from graphs.op_graph import OpGraph
 
-FORMAT = "placewalk.policy/2"
+FORMAT = "placewalk.policy/3"
 FAMILY = FORMAT.partition("/")[0]
 PRETRAINED = Path(__file__).parent / "pretrained"
 MAX_WIDTH, MAX_ROUNDS = 4096, 64
@@ -43,7 +43,7 @@ class PolicyCard:
 
     Attributes:
         shape: of the network.
-        seen: name, family and hash of every graph that the policy was trained on or chosen by.
+        seen: name, family and hashes of every graph that the policy was trained on or chosen by.
         config: of the training.
     """
 
@@ -51,10 +51,9 @@ class PolicyCard:
     seen: tuple[Mapping[str, str], ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def has_seen(self, graph: OpGraph) -> bool:
-        """Says whether the policy was trained on a graph, or on an equal one of another name."""
-        digest = graph_hash(graph)
-        return any(entry["sha256"] == digest for entry in self.seen)
+    def how_seen(self, graph: OpGraph) -> str:
+        """Says what the policy was shown of a graph: `SEEN`, `SEEN_TOPOLOGY` or `NOT_SEEN`."""
+        return how_seen(graph, self.seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +85,6 @@ class StoredPolicy:
         _check_weights(weights, network, self._file)
         network.load_state_dict(weights, assign=True)
         return Policy(network, MdpConfig.from_settings(self.card.config))
-
-
-def describe_seen(graphs: Iterable[OpGraph]) -> tuple[Mapping[str, str], ...]:
-    """Makes the entries of `PolicyCard.seen` for some graphs."""
-    return tuple(
-        {"name": graph.name, "family": graph.family, "sha256": graph_hash(graph)} for graph in graphs
-    )
 
 
 def current_shape(
@@ -278,7 +270,7 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
 
 
 def _parse_seen(value: object, where: str) -> Mapping[str, str]:
-    record = json_fields.fields(value, where, {"name", "family", "sha256"})
+    record = json_fields.fields(value, where, KEYS)
     return {key: json_fields.text(record[key], f"{where}.{key}") for key in record}
 
 

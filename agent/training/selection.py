@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from agent.policy.policy import Policy
-from agent.policy.serialization import PolicyCard, describe_seen, save_policy
+from agent.policy.seen import describe_seen
+from agent.policy.serialization import PolicyCard, save_policy
 from agent.training.metrics import SCORE
 from agent.training.problems import validation_problems
 from agent.training.references import annealing_s

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from envs.execution.measure import MeasuredStep, StepMeter
-from graphs.dataset import graph_hash
 from graphs.errors import InputError
+from graphs.identity import content_hash
 from graphs.io import json_fields
 from graphs.io.json_files import FileFormatError, parse_json
 from graphs.op_graph import IntArray
@@ -38,7 +38,7 @@ class Measurements:
 
     def __init__(self, path: Path, meter: StepMeter, devices: list[str]) -> None:
         self._meter = meter
-        self._step = hashlib.sha256(f"{graph_hash(meter.captured.graph)} {devices}".encode()).hexdigest()
+        self._step = hashlib.sha256(f"{content_hash(meter.captured.graph)} {devices}".encode()).hexdigest()
         self._known: dict[str, MeasuredStep] = {}
         whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
         for number, line in enumerate(whole.split(b"\n"), start=1):

@@ -15,7 +15,7 @@ from envs.execution.measure import StepMeter
 from envs.execution.processes import DeviceProcesses
 from envs.execution.program import ExecutionError
 from envs.execution.runnable_model import RunnableModel
-from graphs.dataset import graph_hash
+from graphs.identity import content_hash
 from graphs.io import json_fields
 from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import FloatArray, OpGraph
@@ -48,7 +48,7 @@ def with_profile(
     seconds: dict[str, FloatArray] = {}
     for done, (kind, (cluster, device)) in enumerate(kinds.items()):
         report(done, len(kinds))
-        path = own_folder() / "profiles" / kind / f"{graph_hash(model.captured.graph)}.json"
+        path = own_folder() / "profiles" / kind / f"{content_hash(model.captured.graph)}.json"
         if not path.exists():
             _write(path, _op_seconds(model, cluster, device, timeout_s))
         seconds[kind] = _read(path, graph.n_ops)

@@ -37,7 +37,7 @@ def make_trial(**changes):
         "wall_s": 0.1,
         "lower_bound_s": 1.0,
         "single_s": 4.0,
-        "seen": False,
+        "seen": "no",
     }
     return Trial(**(base | changes))
 

@@ -31,7 +31,7 @@ def trial(
         wall_s=0.5,
         lower_bound_s=0.1,
         single_s=1.0,
-        seen=False,
+        seen="no",
     )
 
 

@@ -11,7 +11,7 @@ from graphs import dataset
 from graphs.dataset import (
     FOLDER,
     DatasetError,
-    graph_hash,
+    content_hash,
     kept_bytes,
     load_family,
     load_graphs,
@@ -75,7 +75,7 @@ def test_capturing_a_draw_again_gives_the_shipped_graph(name: str) -> None:
     if metadata.version("torch").split("+")[0] != entry["versions"]["torch"]:
         pytest.skip(f"the set was captured with torch {entry['versions']['torch']}")
     smallest = min(entry["graphs"], key=lambda graph: graph["ops"])
-    assert graph_hash(dataset.capture_draw(name, smallest["seed"])) == smallest["sha256"]
+    assert content_hash(dataset.capture_draw(name, smallest["seed"])) == smallest["sha256"]
 
 
 def test_what_is_built_is_what_is_loaded(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_is_built_is_what_is_loaded(folder: Path) -> None:
     graphs = load_graphs(["vit", "ptb"], folder)
     assert [graph.name for graph in graphs] == ["vit-00", "vit-01", "ptb-00", "ptb-01"]
     listed = read_manifest(folder)["vit"]["graphs"][1]["sha256"]
-    assert graph_hash(graphs[1]) == graph_hash(tiny("vit", 1)) == listed
+    assert content_hash(graphs[1]) == content_hash(tiny("vit", 1)) == listed
 
 
 def test_building_again_gives_the_same_bytes(folder: Path) -> None:
@@ -94,13 +94,13 @@ def test_building_again_gives_the_same_bytes(folder: Path) -> None:
     assert set(before) == {"manifest.json", "ptb.jsonl.gz", "vit.jsonl.gz"}
 
 
-def test_a_graph_hash_depends_on_every_number() -> None:
-    assert graph_hash(tiny("ptb", 1)) != graph_hash(tiny("ptb", 2))
+def test_a_content_hash_depends_on_every_number() -> None:
+    assert content_hash(tiny("ptb", 1)) != content_hash(tiny("ptb", 2))
 
 
-def test_a_graph_hash_counts_the_arithmetic_where_it_is_said() -> None:
+def test_a_content_hash_counts_the_arithmetic_where_it_is_said() -> None:
     hashes = {
-        graph_hash(build_graph("g", "", [{"name": "a", **said}], []))
+        content_hash(build_graph("g", "", [{"name": "a", **said}], []))
         for said in (
             *({}, {"dtype": ""}, {"gemm": [0] * 4}, {"image": [0, 0]}),
             *({"dtype": "fp32"}, {"gemm": [1, 2, 3, 4]}, {"gemm": [1, 2, 3, 4], "image": [1, 2]}),

@@ -2,6 +2,7 @@
 
 import csv
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import LEARNED, SAMPLES, learned_placer
 from agent.policy.policy import Policy
-from agent.policy.serialization import PolicyCard, current_shape, describe_seen, load_policy, save_policy
+from agent.policy.seen import describe_seen
+from agent.policy.serialization import PolicyCard, current_shape, load_policy, save_policy
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import check_placement
 from envs.problem import Problem
@@ -170,8 +172,8 @@ def rows_after(folder, *words):
 def test_graphs_seen_in_training_are_left_out(folder, capsys):
     rows = rows_after(folder)
     assert {(row["placer"], row["graphs"], row["seen"]) for row in rows} == {
-        ("single", "1", "false"),
-        ("policy", "1", "false"),
+        ("single", "1", "no"),
+        ("policy", "1", "no"),
     }
     assert "1 graph is left out" in capsys.readouterr().out
 
@@ -179,9 +181,20 @@ def test_graphs_seen_in_training_are_left_out(folder, capsys):
 def test_graphs_seen_in_training_are_marked(folder):
     rows = rows_after(folder, "--include-seen")
     assert {(row["placer"], row["seen"]) for row in rows} == {
-        (placer, seen) for placer in ("single", "policy") for seen in ("true", "false")
+        (placer, seen) for placer in ("single", "policy") for seen in ("yes", "no")
     }
     assert "seen by the policy in training" in (folder / "out" / "report.html").read_text()
+
+
+def test_a_seen_structure_with_other_costs_is_kept_and_marked(folder):
+    seen, other = training_graph(2, 1, name="a"), training_graph(2, 1, name="c")
+    write_graphs(folder / "graphs.jsonl", [seen, replace(other, flops=2 * other.flops)])
+    rows = rows_after(folder)
+    assert {(row["placer"], row["graphs"], row["seen"]) for row in rows} == {
+        ("single", "1", "topology"),
+        ("policy", "1", "topology"),
+    }
+    assert "graphs of this structure in training" in (folder / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("seed", range(4))

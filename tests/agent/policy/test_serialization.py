@@ -17,11 +17,11 @@ from safetensors.torch import load, save
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
+from agent.policy.seen import describe_seen
 from agent.policy.serialization import (
     PolicyCard,
     PolicyFileError,
     current_shape,
-    describe_seen,
     load_policy,
     read_card,
     read_policy,
@@ -76,7 +76,7 @@ def test_a_policy_for_other_features_is_refused(
 def test_a_policy_of_another_version_is_refused_as_such(saved: Path) -> None:
     file = saved / "policy.json"
     file.write_text(json.dumps({"format": "placewalk.policy/1", "feature_version": 1}))
-    message = "'placewalk.policy/1', this version reads 'placewalk.policy/2'; train the policy anew"
+    message = "'placewalk.policy/1', this version reads 'placewalk.policy/3'; train the policy anew"
     with pytest.raises(PolicyFileError, match=f"^{file}: format is {message}$"):
         load_policy(saved)
 
@@ -103,8 +103,11 @@ def test_loaded_weights_can_be_trained(saved: Path) -> None:
 def test_card_knows_what_was_seen(saved: Path) -> None:
     card = read_card(saved)
     assert card.config == {"seed": 3}
-    assert card.has_seen(training_graph())
-    assert not card.has_seen(training_graph(n_layers=2))
+    graph = training_graph()
+    renamed = replace(graph, name="other", family="", op_names=tuple(f"x{op}" for op in range(graph.n_ops)))
+    assert card.how_seen(graph) == card.how_seen(renamed) == "yes"
+    assert card.how_seen(replace(graph, flops=graph.flops * 2)) == "topology"
+    assert card.how_seen(training_graph(n_layers=2)) == "no"
 
 
 def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:

@@ -89,10 +89,9 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
     assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows)
     card = read_card(tmp_path)
-    assert [card.has_seen(graph) for graph in (*context.graphs.train, *context.graphs.validation)] == [
-        True
-    ] * 3
-    assert not card.has_seen(context.graphs.held_out[0])
+    shown = (*context.graphs.train, *context.graphs.validation)
+    assert [card.how_seen(graph) for graph in shown] == ["yes"] * 3
+    assert card.how_seen(context.graphs.held_out[0]) != "yes"
     load_policy(tmp_path)
 
 
@@ -184,9 +183,9 @@ def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
     second.graphs = Split((other,), (), ())
     train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
     card = read_card(second.folder)
-    assert card.has_seen(other)
-    assert card.has_seen(first.graphs.train[0])
-    assert not card.has_seen(first.graphs.held_out[0])
+    assert card.how_seen(other) == "yes"
+    assert card.how_seen(first.graphs.train[0]) == "yes"
+    assert card.how_seen(first.graphs.held_out[0]) != "yes"
 
 
 def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:

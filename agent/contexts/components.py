@@ -43,6 +43,8 @@ COMPONENTS: Mapping[str, Component] = {
     "imitation": Component("imitation of both kinds", {"demonstrations": 0, "dagger_rounds": 0}),
     "reinforcement": Component("reinforcement", {"timesteps": 0}),
     "entropy": Component("the entropy bonus of the reward", {"entropy": 0.0, "final_entropy": 0.0}),
+    "mask": Component("the mask of devices without free memory", {"mask": "none"}),
+    "memory-penalty": Component("what running out of memory takes off the reward", {"memory_penalty": 0.0}),
     "baseline": Component("comparison with other episodes on the same op", {"advantage": "batch"}),
     "averaging": Component("the average of the weights", {"ema_decay": 0.0}),
     "randomization": Component("randomized clusters", {"randomizations": 0}),

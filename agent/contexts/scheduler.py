@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ class Scheduler:
     """Runs the trials of a plan.
 
     A trial whose process dies is gone on with from its checkpoint, up to `attempts` times. A trial that is
-    slow holds up no other.
+    slow holds up no other. Where the disk is full, all trials are stopped, and none has failed.
 
     Args:
         report: called with each attempt.
@@ -67,7 +68,11 @@ class Scheduler:
         self._interrupts = 0
 
     def run(self) -> bool:
-        """Runs all trials; returns whether they all ended, rather than being stopped by a signal."""
+        """Runs all trials; returns whether they all ended, rather than being stopped by a signal.
+
+        Raises:
+            OSError: the disk is full; the trials go on when the study is run again.
+        """
         slots = [_make_slot() for _ in range(self.study.config.jobs)]
         try:
             with self._signals(slots):
@@ -138,6 +143,8 @@ class Scheduler:
         slot.trial = None
         if isinstance(answer, Death):
             ended = self._after_death(trial, attempt, answer.reason)
+        elif answer.no_space:
+            raise OSError(answer.no_space, os.strerror(answer.no_space), str(self.study.trial_folder(trial)))
         else:
             ended = answer.onto(attempt, _status(answer, slot.pruned))
         self.study.record.add(ended)

@@ -25,6 +25,7 @@ from agent.training.problems import validation_problems
 from agent.training.split import Split
 from agent.training.trainer import DivergedError, train
 from agent.training.validation import ratios_over_orders
+from graphs.command_line import FULL
 from graphs.errors import InputError
 from graphs.identity import content_hash
 from graphs.io.json_files import read_json, write_json_atomic
@@ -41,12 +42,22 @@ class TrialRequest:
     folder: str
 
 
+OF_THE_PROCESS = ("finished", "failed", "no_space")
+"""Fields of an outcome that no attempt has."""
+
+
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What came of an attempt; the fields are those of `record.Attempt`."""
+    """What came of an attempt; most fields are those of `record.Attempt`.
+
+    Attributes:
+        failed: why the trial failed, in one line.
+        no_space: number of the error (`errno`) where the disk is full, which is no failure of the trial.
+    """
 
     finished: bool
     failed: str = ""
+    no_space: int = 0
     resumed_from_step: int = 0
     graphs_hash: str = ""
     steps: int = 0
@@ -60,7 +71,7 @@ class TrialOutcome:
 
     def onto(self, attempt: Attempt, status: str) -> Attempt:
         """Returns an attempt as it ended."""
-        values = {key: value for key, value in asdict(self).items() if key not in ("finished", "failed")}
+        values = {key: value for key, value in asdict(self).items() if key not in OF_THE_PROCESS}
         return replace(attempt, **values, status=status, error=self.failed)
 
 
@@ -106,6 +117,9 @@ class TrialTrainer:
         try:
             return self._train(request)
         except (InputError, OSError) as error:
+            full = error.errno if isinstance(error, OSError) and error.errno in FULL else None
+            if full is not None:
+                return TrialOutcome(finished=False, no_space=full)
             return TrialOutcome(finished=False, failed=" ".join(str(error).split()))
         except Exception as error:
             return TrialOutcome(

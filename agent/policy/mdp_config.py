@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from agent.settings import Settings, option
-from envs.mdp.names import CONSTRUCT, IMPROVE, MDPS
+from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 
 if TYPE_CHECKING:
     from envs.problem import Problem
@@ -23,7 +23,7 @@ SINGLE, BEST = "single", "best"
 class MdpConfig(Settings):
     """Settings of a decision process, as `EpisodeBatch` and the environments take them.
 
-    All but `mdp` are for `improve`.
+    `passes` and `start` are for `improve`.
 
     Raises:
         InputError: a value of the wrong type or out of range.
@@ -35,6 +35,15 @@ class MdpConfig(Settings):
         SINGLE,
         "placer without randomness whose placement `improve` starts from; `best` = the best of them",
         group=GROUP,
+    )
+    mask: str = option(
+        FREE_MEMORY,
+        "offer the devices with free memory for an op, or with `none` every device",
+        group=GROUP,
+        choices=MASKS,
+    )
+    memory_penalty: float = option(
+        1.0, "factor of what a placement that is out of memory takes off the reward", group=GROUP, least=0.0
     )
 
     @classmethod
@@ -64,7 +73,13 @@ class MdpConfig(Settings):
         """
         from agent.policy.starts import start_of
 
-        return {"mdp": self.mdp, "passes": self.passes, "start": start_of(self.start)}
+        return {
+            "mdp": self.mdp,
+            "passes": self.passes,
+            "start": start_of(self.start),
+            "mask": self.mask,
+            "memory_penalty": self.memory_penalty,
+        }
 
     def evaluations(self, problem: Problem) -> int:
         """Counts the placements that an episode simulates: every other device of a unit, at each visit."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from agent.policy.mdp_config import BEST, GROUP, MdpConfig
 from agent.settings import OPTION, Settings, option, option_of
 from envs.mdp.features import FEATURE_SETS
-from envs.mdp.names import CONSTRUCT
+from envs.mdp.names import CONSTRUCT, FREE_MEMORY
 from graphs.errors import InputError
 from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
@@ -77,6 +77,8 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     mdp: str = option_of(MdpConfig, "mdp", CONSTRUCT)
     start: str = option_of(MdpConfig, "start", BEST)
     passes: int = option_of(MdpConfig, "passes", 2)
+    mask: str = option_of(MdpConfig, "mask", FREE_MEMORY)
+    memory_penalty: float = option_of(MdpConfig, "memory_penalty", 1.0)
     feature_set: str = option(
         "rollout",
         "features of a device; each set holds those after it",

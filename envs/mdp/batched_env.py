@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from envs.mdp.env_share import EnvShare
 from envs.mdp.episodes import EpisodeBatch, EpisodeResult, MdpError, Start, on_fastest_device
-from envs.mdp.names import CONSTRUCT
+from envs.mdp.names import CONSTRUCT, FREE_MEMORY
 from envs.mdp.placement_env import observation_space
 from envs.mdp.transition import INFEASIBLE_PENALTY
 from envs.problem import Problem
@@ -59,6 +59,8 @@ class BatchedPlacementEnv(VecEnv):
         mdp: str = "construct",
         passes: int = 2,
         start: Start = on_fastest_device,
+        mask: str = FREE_MEMORY,
+        memory_penalty: float = 1.0,
         repeats: int = 1,
         seed: int = 0,
         threads: int = 1,
@@ -67,10 +69,18 @@ class BatchedPlacementEnv(VecEnv):
     ) -> None:
         if step_timer is not None and mdp != CONSTRUCT:
             raise MdpError(f"measured step times need the mdp {CONSTRUCT}, not {mdp}")
-        self._step_timer = step_timer
+        self._step_timer, self._penalty = step_timer, memory_penalty * INFEASIBLE_PENALTY
         self._share = share or EnvShare.whole(n_envs)
         self._batch = EpisodeBatch(
-            problems, n_envs, orders=orders, mdp=mdp, passes=passes, start=start, threads=threads
+            problems,
+            n_envs,
+            orders=orders,
+            mdp=mdp,
+            passes=passes,
+            start=start,
+            mask=mask,
+            memory_penalty=memory_penalty,
+            threads=threads,
         )
         self._rng = np.random.default_rng(seed)
         self._repeats = repeats
@@ -145,9 +155,9 @@ class BatchedPlacementEnv(VecEnv):
                 ratio_to_single=math.nan,
                 fits=False,
                 infeasible=True,
-                episode_return=result.episode_return - INFEASIBLE_PENALTY,
+                episode_return=result.episode_return - self._penalty,
             )
-            return failed, -INFEASIBLE_PENALTY
+            return failed, -self._penalty
         ratio = measured_s / problem.scale_s
         correction = result.ratio_to_single - ratio
         timed = replace(

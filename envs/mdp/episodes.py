@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.mdp.candidates import CandidateScratch, new_candidate_scratch
-from envs.mdp.names import CONSTRUCT, IMPROVE, MDPS
+from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 from envs.mdp.observation import new_observation
 from envs.mdp.packing import pack_problems
-from envs.mdp.state import begin_empty, new_episodes, place_all
+from envs.mdp.state import MdpRules, begin_empty, new_episodes, place_all
 from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
 from envs.mdp.visits import RANDOM, VisitPlans
 from envs.problem import Problem
@@ -75,6 +75,8 @@ class EpisodeBatch:
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
+        mask: which devices are offered: those with free memory, or with `none` every one.
+        memory_penalty: factor of what a placement that is out of memory takes off the reward, at least 0.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
         threads: number of threads that share the episodes of a step; results do not depend on it.
 
@@ -82,7 +84,7 @@ class EpisodeBatch:
         observation: `Observation` of the ops at hand, updated in place by `begin` and `step`.
 
     Raises:
-        MdpError: no problems, a graph without compute ops, an unknown `mdp`.
+        MdpError: no problems, a graph without compute ops, an unknown `mdp` or `mask`.
         InfeasibleError: a graph for which no placement is within the memory.
         OrderError: an unknown order.
     """
@@ -96,13 +98,16 @@ class EpisodeBatch:
         mdp: str = CONSTRUCT,
         passes: int = 2,
         start: Start = on_fastest_device,
+        mask: str = FREE_MEMORY,
+        memory_penalty: float = 1.0,
         incremental: bool = True,
         threads: int = 1,
     ) -> None:
-        _check(problems, orders, mdp)
+        _check(problems, orders, mdp, mask)
         self.problems = list(problems)
         self.orders = list(orders)
         self.improving = mdp == IMPROVE
+        self._rules = MdpRules(self.improving, mask == FREE_MEMORY, float(memory_penalty))
         self.n = n
         self.max_devices = max(problem.n_devices for problem in problems)
         self.max_ops = max(problem.graph.n_ops for problem in problems)
@@ -209,7 +214,7 @@ class EpisodeBatch:
             self._packed,
             self._episodes,
             scratch,
-            self.improving,
+            self._rules,
             first,
             actions,
             self.observation,
@@ -227,11 +232,13 @@ class EpisodeBatch:
         self._best[episode] = (time_s, self.device_of(episode))
 
 
-def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str) -> None:
+def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str, mask: str) -> None:
     if not problems:
         raise MdpError("no problems to place; give at least one graph and one cluster")
     if mdp not in MDPS:
         raise MdpError(f"unknown mdp '{mdp}'; use one of {', '.join(MDPS)}")
+    if mask not in MASKS:
+        raise MdpError(f"unknown mask '{mask}'; use one of {', '.join(MASKS)}")
     if not orders:
         raise MdpError("no traversal order; give at least one, e.g. topo")
     for name in orders:

@@ -70,35 +70,35 @@ def new_observation(n: int, max_devices: int) -> Observation:
 
 
 @kernel(inline=True)
-def observe(m, p, episode, scratch, improving, features, mask):
+def observe(m, p, episode, scratch, rules, features, mask):
     """Fills in the observation of the op at hand.
 
     Args:
         m (MdpArrays), p (ProblemArrays): the problem.
         episode (Episode): the state; altered while candidates are evaluated, and restored.
         scratch (CandidateScratch): overwritten.
-        improving: whether a complete placement is being improved, bool; then there is no rollout.
+        rules (MdpRules): where a complete placement is improved, there is no rollout.
         features: written, float32 (max_devices, N_DEVICE_FEATURES); 0 for devices that the problem lacks.
-        mask: written, int8 (max_devices,); 1 = the device has free memory for the op's unit.
+        mask: written, int8 (max_devices,); 1 = the device is offered.
 
     Returns:
-        Whether any device has free memory for it, bool.
+        Whether any device is offered, bool.
     """
     op = episode.visits[episode.state[POSITION]]
     features[:] = 0.0
     if episode.state[IS_INCREMENTAL]:
         evaluate_incrementally(p, episode, op, scratch)
     else:
-        evaluate_in_full(m, p, episode, op, scratch, improving)
+        evaluate_in_full(m, p, episode, op, scratch, rules.improving)
     fill_neighbours(p, episode, op, scratch)
     fill_consumer_features(m, p, episode, op, scratch)
     fill_times(m, p, episode, op, scratch, features)
     fill_state(m, p, episode, op, features)
     fill_bytes(p, scratch, features)
-    if not improving:
+    if not rules.improving:
         simulate_rollouts(m, p, episode, scratch.rollout)
         fill_rollout(m, p, scratch.rollout, features)
-    return fill_mask(m, p, episode, op, mask)
+    return fill_mask(m, p, episode, op, rules, mask)
 
 
 @kernel
@@ -221,12 +221,13 @@ def fill_rollout(m, p, rollout, features):
 
 
 @kernel
-def fill_mask(m, p, episode, op, mask):
-    """Marks the devices with free memory for the unit of an op; one that is there already may stay.
+def fill_mask(m, p, episode, op, rules, mask):
+    """Marks the devices with free memory for the unit of an op, or all; one that is there already may stay.
 
     Args:
         m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
         op: index of the op, int.
+        rules (MdpRules): whether the memory counts.
         mask: written, int8 (max_devices,).
 
     Returns:
@@ -238,7 +239,7 @@ def fill_mask(m, p, episode, op, mask):
         mask[device] = 0
         if device < len(p.memory):
             stays = episode.device_of[op] == device
-            if stays or episode.load[device] + footprint <= p.memory[device]:
+            if stays or not rules.masks or episode.load[device] + footprint <= p.memory[device]:
                 mask[device] = 1
                 any_free = True
     return any_free

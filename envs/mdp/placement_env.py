@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
 from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
+from envs.mdp.names import FREE_MEMORY
 from envs.problem import Problem
 from graphs.op_graph import IntArray
 
@@ -50,6 +51,7 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         problems: graphs on clusters; one is drawn per episode unless `reset` names it.
         orders: names of traversal orders; one is drawn per episode.
         mdp: `construct` or `improve`; `passes` and `start` are for the latter.
+        mask, memory_penalty: as of `EpisodeBatch`.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
@@ -65,9 +67,19 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         mdp: str = "construct",
         passes: int = 2,
         start: Start = on_fastest_device,
+        mask: str = FREE_MEMORY,
+        memory_penalty: float = 1.0,
     ) -> None:
         self._batch = EpisodeBatch(
-            problems, 1, orders=orders, mdp=mdp, passes=passes, start=start, incremental=False
+            problems,
+            1,
+            orders=orders,
+            mdp=mdp,
+            passes=passes,
+            start=start,
+            mask=mask,
+            memory_penalty=memory_penalty,
+            incremental=False,
         )
         space = observation_space(len(problems), self._batch.max_ops, self._batch.max_devices)
         self.observation_space = cast("gym.Space[Observations]", space)

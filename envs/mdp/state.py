@@ -29,6 +29,14 @@ MEAN_OP_S, REWARD_S = range(2)
 reward."""
 
 
+class MdpRules(NamedTuple):
+    """What decisions are asked for and what they earn, the same in all episodes of a batch."""
+
+    improving: bool  # complete placements are improved
+    masks: bool  # only devices with free memory are offered
+    memory_penalty: float  # factor of what running out of memory takes off the reward
+
+
 class MdpArrays(NamedTuple):
     """What an episode needs to know of a problem beyond its simulation."""
 

@@ -56,7 +56,7 @@ def new_step_result(n: int, max_devices: int) -> StepResult:
 
 
 @kernel(entry=True)
-def step_episodes(packed, episodes, scratch, improving, first, actions, observation, result):
+def step_episodes(packed, episodes, scratch, rules, first, actions, observation, result):
     """Takes one decision in each of some episodes in a row; those that are done keep their last observation.
 
     One entry for a batch's first observation too, as each entry is compiled with all that it calls.
@@ -65,7 +65,7 @@ def step_episodes(packed, episodes, scratch, improving, first, actions, observat
         packed (PackedProblems): problems that the episodes are over.
         episodes (Episodes): states, updated.
         scratch (CandidateScratch): overwritten; threads that run at a time need one each.
-        improving: whether complete placements are improved, bool.
+        rules (MdpRules): what is asked for, and the factor of penalties.
         first: index of the first of the episodes, int.
         actions: device for each of the episodes, int64 (n_actions,); -1 decides nothing and only observes.
         observation (Observation): rows of the episodes are written.
@@ -79,7 +79,7 @@ def step_episodes(packed, episodes, scratch, improving, first, actions, observat
         result.outcome[e] = FITS
         if action < 0:
             done = False
-        elif improving:
+        elif rules.improving:
             done = improve(m, p, episode, action)
         else:
             done = construct(m, p, episode, action)
@@ -88,32 +88,32 @@ def step_episodes(packed, episodes, scratch, improving, first, actions, observat
             overflow = share_of_overflow(p, episode, result.peak_bytes[e, : len(p.memory)])
             if overflow > 0.0:
                 result.outcome[e] = OVERFLOWS
-                result.reward[e] -= OVERFLOW_PENALTY + overflow
-        elif not observe_episode(m, p, episode, scratch, improving, observation, i, e):
+                result.reward[e] -= rules.memory_penalty * (OVERFLOW_PENALTY + overflow)
+        elif not observe_episode(m, p, episode, scratch, rules, observation, i, e):
             done = True
             result.outcome[e] = INFEASIBLE
-            result.reward[e] -= INFEASIBLE_PENALTY
+            result.reward[e] -= rules.memory_penalty * INFEASIBLE_PENALTY
         result.done[e] = done
 
 
 @kernel(inline=True)
-def observe_episode(m, p, episode, scratch, improving, observation, i, e):
+def observe_episode(m, p, episode, scratch, rules, observation, i, e):
     """Fills in one row of the observation.
 
     Args:
         m (MdpArrays), p (ProblemArrays), episode (Episode): as of `observe`.
         scratch (CandidateScratch): overwritten.
-        improving: whether a complete placement is improved, bool.
+        rules (MdpRules): as of `observe`.
         observation (Observation): row `e` is written.
         i, e: indices of the problem and of the episode, int.
 
     Returns:
-        Whether any device has free memory for the op at hand, bool.
+        Whether any device is offered for the op at hand, bool.
     """
     observation.problem[e, 0] = i
     observation.op[e, 0] = episode.visits[episode.state[POSITION]]
     cut = scratch_for(scratch, p)
-    return observe(m, p, episode, cut, improving, observation.devices[e], observation.mask[e])
+    return observe(m, p, episode, cut, rules, observation.devices[e], observation.mask[e])
 
 
 @kernel(inline=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ COMMANDS = {
         "--graphs graphs.jsonl --placers single heft random --budget 300 --out out".split(),  # noqa: SIM905
     ),
 }
+
+STUDY = "--context grid --vary hidden=4,6 --name study"
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +121,28 @@ def test_a_command_with_limited_files_goes_on_without_the_limit(
     write_toys(tmp_path)
     assert_no_space(tmp_path, name, 1024 * file_kib)
     assert_goes_on(tmp_path, name, whole)
+
+
+@pytest.mark.parametrize("free_kib", [4, 12, 40, 150])
+def test_a_study_on_a_full_disk_goes_on_when_there_is_space(disk: Disk, free_kib: int) -> None:
+    """The disk is full for the study's own files, for those of a trial, or for both; no trial is lost."""
+    folder = disk(LARGE)
+    write_toys(folder)
+    disk(used_bytes(folder) + 1024 * free_kib)
+    words = [*TRAINING.split(), *STUDY.split()]
+    full = Command(TRAIN, words, folder)
+    assert full.wait() == 1, full.output
+    assert any(reason in full.output for reason in NO_SPACE), full.output
+    assert "Traceback" not in full.output
+    disk(LARGE)
+    again = Command(TRAIN, words, folder)
+    assert again.wait() == 0, again.output
+    with (folder / "runs" / "study" / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    complete = [row["trial"] for row in rows if row["status"] == "complete"]
+    assert len(complete) == len(set(complete)) == 2
+    assert {row["status"] for row in rows} <= {"complete", "stale"}
+    assert [row["attempt"] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]
 
 
 @pytest.mark.parametrize(("name", "output"), [("train_agent.py", "runs"), ("evaluate.py", "out")])

@@ -201,7 +201,13 @@ class Imitation(_ImitationPhase):
         if state.policy.mdp_config.improves:
             return self.improvements(state.config.demonstrations, seed)
         found = self._search.found.demonstrations
-        return replay_demonstrations(state.problems, found, orders=state.config.order, seed=seed)
+        return replay_demonstrations(
+            state.problems,
+            found,
+            orders=state.config.order,
+            mdp_config=state.policy.mdp_config,
+            seed=seed,
+        )
 
 
 class OnPolicyImitation(_ImitationPhase):
@@ -244,4 +250,6 @@ class OnPolicyImitation(_ImitationPhase):
         rng = np.random.default_rng(seed)
         order = state.config.order[int(rng.integers(len(state.config.order)))]
         placed = own_placements(state.policy, state.problems, order=order, rng=rng)
-        return replay_demonstrations(state.problems, placed, orders=(order,), seed=seed)
+        return replay_demonstrations(
+            state.problems, placed, orders=(order,), mdp_config=state.policy.mdp_config, seed=seed
+        )

@@ -48,6 +48,7 @@ def replay_demonstrations(
     demonstrations: Sequence[Demonstration],
     *,
     orders: Sequence[str],
+    mdp_config: MdpConfig,
     seed: Sequence[int],
 ) -> list[Trajectory]:
     """Replays every demonstration once, each in one of the orders.
@@ -55,7 +56,7 @@ def replay_demonstrations(
     Leaves out those that take a device whose memory the episode takes to be full.
     """
     rng = np.random.default_rng(seed)
-    batch = EpisodeBatch(problems, 1, orders=orders)
+    batch = EpisodeBatch(problems, 1, orders=orders, **mdp_config.arguments)
     trajectories = (replay(batch, each, rng) for each in demonstrations)
     return [trajectory for trajectory in trajectories if trajectory is not None]
 

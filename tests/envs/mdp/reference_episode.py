@@ -42,7 +42,12 @@ class ReferenceEpisode:
         single_device_s: step time of each device alone, (n_devices,).
         mean_op_s: mean of the times in `op_s` that are above 0, the unit of the features' times.
         scale_s: least of `single_device_s`, the unit of rewards.
+        masks: whether only devices with free memory are offered.
+        memory_penalty: factor of what running out of memory costs.
     """
+
+    masks = True
+    memory_penalty = 1.0
 
     def __init__(self, problem: Problem, visits: list[int], device_of: list[int]) -> None:
         self.problem, self.graph, self.cluster = problem, problem.graph, problem.cluster
@@ -107,7 +112,7 @@ class ReferenceEpisode:
         """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
         stays = self.device_of[self.op] == device
         memory = self.cluster.devices[device].memory_bytes
-        return stays or self.load_bytes(device) + self.bytes_of(self.op) <= memory
+        return stays or not self.masks or self.load_bytes(device) + self.bytes_of(self.op) <= memory
 
     def step(self, device: int) -> float:
         """Place the unit at hand on a device and go on to the next decision; returns the reward.
@@ -125,10 +130,10 @@ class ReferenceEpisode:
         reward = -(self.time_s - before_s) / self.scale_s
         if self.done:
             share = self.overflow(self.simulated)
-            return reward - (OVERFLOW_PENALTY + share if share > 0.0 else 0.0)
+            return reward - self.memory_penalty * (OVERFLOW_PENALTY + share if share > 0.0 else 0.0)
         if not any(map(self.is_feasible, self.devices)):
             self.done = self.infeasible = True
-            return reward - INFEASIBLE_PENALTY
+            return reward - self.memory_penalty * INFEASIBLE_PENALTY
         return reward
 
     def simulate(self) -> None:

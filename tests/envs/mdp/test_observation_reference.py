@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import SCHEDULES
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import DEVICE_FEATURES
-from envs.mdp.names import MDPS
+from envs.mdp.names import MASKS, MDPS
 from envs.mdp.visits import is_incremental
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
@@ -111,7 +111,15 @@ class Pair:
     references: list[ReferenceEpisode]
 
 
-def begin(problems: list[Problem], orders: list[str], mdp: str, incremental: bool, seed: int) -> Pair:
+def begin(
+    problems: list[Problem],
+    orders: list[str],
+    mdp: str,
+    incremental: bool,
+    seed: int,
+    mask: str = "memory",
+    memory_penalty: float = 1.0,
+) -> Pair:
     """Start one episode for each of the problems, in the batch and in the reference.
 
     Two thirds of the `improve` episodes start from a random placement, the others on the fastest device.
@@ -129,6 +137,8 @@ def begin(problems: list[Problem], orders: list[str], mdp: str, incremental: boo
         mdp=mdp,
         passes=PASSES,
         start=lambda problem: starts[id(problem)],
+        mask=mask,
+        memory_penalty=memory_penalty,
         incremental=incremental,
     )
     references: list[ReferenceEpisode] = []
@@ -139,6 +149,7 @@ def begin(problems: list[Problem], orders: list[str], mdp: str, incremental: boo
             references.append(Construct(problem, order))
         else:
             references.append(Improve(problem, order, PASSES, starts[id(problem)].tolist()))
+        references[-1].masks, references[-1].memory_penalty = mask == "memory", memory_penalty
     return Pair(batch, references)
 
 
@@ -205,14 +216,26 @@ def follow(pair: Pair, rng: np.random.Generator) -> Iterator[tuple[int, Referenc
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("mdp", MDPS)
 @settings(max_examples=40)
-@given(seed=st.integers(0, 2**32 - 1), orders=st.permutations(list(ORDERS)), incremental=st.booleans())
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    orders=st.permutations(list(ORDERS)),
+    incremental=st.booleans(),
+    mask=st.sampled_from(MASKS),
+    memory_penalty=st.sampled_from([1.0, 0.0, 2.5]),
+)
 def test_equals_the_plain_reference(
-    mdp: str, schedule: str, seed: int, orders: list[str], incremental: bool
+    mdp: str,
+    schedule: str,
+    seed: int,
+    orders: list[str],
+    incremental: bool,
+    mask: str,
+    memory_penalty: float,
 ) -> None:
     rng = np.random.default_rng(seed)
     max_ops = 28 if mdp == "construct" else 18
     problems = [random_problem(rng, schedule, max_ops) for _ in range(int(rng.integers(2, 4)))]
-    pair = begin(problems, orders[: len(problems)], mdp, incremental, seed % 1000)
+    pair = begin(problems, orders[: len(problems)], mdp, incremental, seed % 1000, mask, memory_penalty)
     assert len(list(follow(pair, rng))) == len(problems)
 
 

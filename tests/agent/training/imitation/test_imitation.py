@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agent.policy.decoding import decode
+from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
@@ -133,7 +134,9 @@ def test_no_step_is_made_by_numbers_that_are_not_finite(
         if weight != weight:
             next(policy.network.actor.parameters()).fill_(weight)
     before = [weights.clone() for weights in policy.parameters()]
-    trajectories = replay_demonstrations(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
+    trajectories = replay_demonstrations(
+        problems, [spread(problems[0])], orders=("topo",), mdp_config=MdpConfig(), seed=(0,)
+    )
     learner = ImitationLearner(trajectories, (0,))
     with pytest.raises(FloatingPointError, match=found):
         learner.epoch(0, policy, torch.optim.Adam(policy.parameters()), max_grad_norm=0.5)
@@ -225,7 +228,9 @@ def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) ->
         rng = np.random.default_rng(number)
         placed = own_placements(policy, problems, order="topo", rng=rng)
         assert [each.problem for each in placed] == [0, 1]
-        trajectories = replay_demonstrations(problems, placed, orders=("topo",), seed=(0, number))
+        trajectories = replay_demonstrations(
+            problems, placed, orders=("topo",), mdp_config=MdpConfig(), seed=(0, number)
+        )
         learner = ImitationLearner(trajectories, (0, number))
         learner.epoch(0, policy, optimizer, max_grad_norm=1.0)
     assert mean_ratio() < 0.3
@@ -233,7 +238,9 @@ def test_a_policy_gets_better_by_on_policy_imitation(problems: list[Problem]) ->
 
 def test_a_policy_learns_what_it_is_shown(problems: list[Problem]) -> None:
     policy, optimizer = undecided_policy(problems)
-    trajectories = replay_demonstrations(problems, [spread(problems[0])], orders=("topo",), seed=(0,))
+    trajectories = replay_demonstrations(
+        problems, [spread(problems[0])], orders=("topo",), mdp_config=MdpConfig(), seed=(0,)
+    )
     learner = ImitationLearner(trajectories, (0,))
     epochs = [learner.epoch(number, policy, optimizer, max_grad_norm=1.0) for number in range(80)]
     rows = [metrics for metrics, _ in epochs]

@@ -23,7 +23,7 @@ from torch import Tensor
 from graphs.errors import InputError
 from graphs.io.json_files import write_bytes_atomic
 
-FORMAT = "placewalk.checkpoint/3"
+FORMAT = "placewalk.checkpoint/4"
 GENERATIONS = 2
 """Checkpoints that are kept."""
 

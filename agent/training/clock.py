@@ -5,6 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Elapsed(NamedTuple):
+    """What a training has taken, its time before interruptions included."""
+
+    wall_s: float
+    cpu_s: float  # processor seconds of this process and its earlier ones, all threads together
 
 
 class Clock:
@@ -19,7 +27,7 @@ class Clock:
     """
 
     def __init__(self, minutes: float, agreed: Callable[[float], float] | None = None) -> None:
-        self._began = time.monotonic()
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
         self._agreed = agreed
         self._agreed_s = 0.0
         self._limit_s = 60 * minutes if minutes else math.inf
@@ -42,6 +50,11 @@ class Clock:
         """Seconds that the training has taken, those before interruptions included."""
         return self._agreed_s if self._agreed else time.monotonic() - self._began
 
+    @property
+    def elapsed(self) -> Elapsed:
+        """What the training has taken."""
+        return Elapsed(self.wall_s, time.process_time() - self._cpu_began)
+
     def agree(self) -> None:
         """Lets all workers of a group have the same time; each calls it at the same point."""
         if self._agreed is not None:
@@ -52,10 +65,11 @@ class Clock:
         """Share of the whole time that has passed, 0 to 1; 0 where there is no limit."""
         return min(self.wall_s / self._limit_s, 1.0)
 
-    def go_on_from(self, wall_s: float) -> None:
-        """Counts on from the seconds that a training had taken when it was interrupted."""
-        self._began = time.monotonic() - wall_s
-        self._agreed_s = wall_s
+    def go_on_from(self, elapsed: Elapsed) -> None:
+        """Counts on from what a training had taken when it was interrupted."""
+        self._began = time.monotonic() - elapsed.wall_s
+        self._cpu_began = time.process_time() - elapsed.cpu_s
+        self._agreed_s = elapsed.wall_s
 
     def left_s(self, phase: str) -> float:
         """Seconds until a phase has to end, negative where that has passed; infinite without a limit."""

@@ -20,7 +20,8 @@ STEP_TIME, BY_FAMILY, TRAINING, UPDATE = "step_time", "step_times_by_family", "t
 """Groups, as TensorBoard sorts them."""
 SCORE = f"{STEP_TIME}/score"
 ITERATION, PROGRESS = f"{TRAINING}/iteration", f"{TRAINING}/progress"
-WALL_S, SPEED = f"{TRAINING}/wall_s", f"{TRAINING}/decisions_per_s"
+WALL_S, CPU_S = f"{TRAINING}/wall_s", f"{TRAINING}/cpu_s"
+SPEED = f"{TRAINING}/decisions_per_s"
 
 MEANINGS = {
     SCORE: "greedy step time over the fastest single device, on training and validation graphs; the policy "
@@ -28,6 +29,7 @@ MEANINGS = {
     ITERATION: "updates made",
     PROGRESS: "share of the training that is done, of its decisions or of its time",
     WALL_S: "seconds trained",
+    CPU_S: "processor seconds trained, of all threads of this process",
     SPEED: "decisions learned from in a second of this update",
     f"{TRAINING}/episodes": "episodes that ended in this update",
     f"{TRAINING}/infeasible": "share of them that ended out of memory",

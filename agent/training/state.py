@@ -10,7 +10,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
 from agent.training.checkpoints import Checkpoint, CheckpointError, under
-from agent.training.clock import Clock, between
+from agent.training.clock import Clock, Elapsed, between
 from agent.training.config import DECISIVE, TrainConfig
 from agent.training.context import Context
 from agent.training.divergence import check_weights
@@ -116,7 +116,7 @@ class TrainingState:
         """All of it but the episodes under way, which begin anew."""
         saved = ppo.capture(self.ppo, self.env)
         average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
-        own = {"iteration": self.iteration, "imitated": self.imitated, "wall_s": self.clock.wall_s}
+        own = {"iteration": self.iteration, "imitated": self.imitated, **self.clock.elapsed._asdict()}
         state = {"run": self._identity(), "training": own, "ppo": saved.state}
         return Checkpoint({**saved.tensors, **average}, state)
 
@@ -133,7 +133,7 @@ class TrainingState:
         own: dict[str, Any] = saved.state["training"]
         self.iteration, self.imitated = own["iteration"], own["imitated"]
         self.timesteps = self.ppo.num_timesteps
-        self.clock.go_on_from(own["wall_s"])
+        self.clock.go_on_from(Elapsed(own["wall_s"], own["cpu_s"]))
 
     def _identity(self) -> dict[str, Any]:
         """What stays the same within a run, as JSON: settings and problems."""

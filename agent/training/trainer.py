@@ -14,7 +14,7 @@ from agent.training.config import TrainConfig
 from agent.training.context import Context
 from agent.training.imitation.phases import Imitation, OnPolicyImitation, SearchForDemonstrations
 from agent.training.inputs import Inputs, read_inputs
-from agent.training.metrics import ITERATION, PROGRESS, SPEED, WALL_S
+from agent.training.metrics import CPU_S, ITERATION, PROGRESS, SPEED, WALL_S
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
 from agent.training.phase import Phase
@@ -162,6 +162,7 @@ class _Training:
             ITERATION: self.state.iteration,
             PROGRESS: self.state.progress,
             WALL_S: self.state.clock.wall_s,
+            CPU_S: self.state.clock.elapsed.cpu_s,
         }
         self.context.report(self.state.decisions, metrics)
         self._agree_to_stop()

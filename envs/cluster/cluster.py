@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -106,6 +106,24 @@ class Cluster:
     def memory_bytes(self) -> FloatArray:
         """The capacity of each device in bytes, (n_devices,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.float64)
+
+    def first(self, n_devices: int) -> Cluster:
+        """Returns the cluster of its first devices and the links between them.
+
+        Raises:
+            ClusterError: fewer than 1 device, or more than it has.
+        """
+        if not 1 <= n_devices <= self.n_devices:
+            raise ClusterError(f"cluster '{self.name}': has {self.n_devices} devices; take 1 to all of them")
+        some = np.s_[:n_devices, :n_devices]
+        n_half = self.n_half_bytes
+        return replace(
+            self,
+            devices=self.devices[:n_devices],
+            bytes_per_s=self.bytes_per_s[some],
+            latency_s=self.latency_s[some],
+            n_half_bytes=n_half if np.ndim(n_half) == 0 else np.asarray(n_half)[some],
+        )
 
     @property
     def n_half_matrix(self) -> FloatArray:

@@ -256,23 +256,22 @@ def get_cluster(spec: str) -> Cluster:
 
 
 def get_preset(spec: str) -> Cluster:
-    """Builds the preset that `spec` names: `NAME`, or `NAME:N` for N devices where the preset takes a count.
+    """Builds the preset that `spec` names: `NAME`, or `NAME:N` for N devices (the first N).
 
     Raises:
-        ClusterError: an unknown name, a count that is not a number from 1 to `MAX_DEVICES`, or a count for a
-        preset
-            of fixed size.
+        ClusterError: an unknown name, or a count that is not a number from 1 to the most that the preset has.
     """
     name, colon, count = spec.partition(":")
     if name not in PRESETS:
-        known = ", ".join(f"{known}[:N]" if known in SIZED else known for known in PRESETS)
         raise ClusterError(
-            f"unknown cluster {spec!r}; use one of {known}, or the path of a cluster file (.json)"
+            f"unknown cluster {spec!r}; use one of {', '.join(PRESETS)}, NAME:N for the first N devices of "
+            "one, or the path of a cluster file (.json)"
         )
     if not colon:
         return PRESETS[name]()
-    if name not in SIZED:
-        raise ClusterError(f"cluster '{spec}': '{name}' has a fixed number of devices; write '{name}'")
-    if not (count.isascii() and count.isdigit() and len(count) < 6 and 1 <= int(count) <= MAX_DEVICES):
-        raise ClusterError(f"cluster '{spec}': write '{name}:N' with N devices, 1 to {MAX_DEVICES}")
-    return replace(PRESETS[name](int(count)), name=spec)
+    most = MAX_DEVICES if name in SIZED else PRESETS[name]().n_devices
+    if not (count.isascii() and count.isdigit() and len(count) < 6 and 1 <= int(count) <= most):
+        raise ClusterError(f"cluster '{spec}': write '{name}:N' with N devices, 1 to {most}")
+    if name in SIZED:
+        return replace(PRESETS[name](int(count)), name=spec)
+    return replace(PRESETS[name]().first(int(count)), name=spec)

@@ -18,7 +18,7 @@ from importlib import import_module
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from agent.training.metrics import SPEED, WALL_S
+from agent.training.metrics import CPU_S, SPEED, WALL_S
 
 TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"
 PRELOADED = [TRAIN, EVALUATE, "agent.training.trainer", "agent.contexts.local", "agent.evaluation.run"]
@@ -105,7 +105,7 @@ def train(folder: Path, name: str, *flags: str) -> Command:
 def rows_of(run: Path) -> list[dict[str, object]]:
     """Rows of `metrics.jsonl`, without what depends on the clock."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in (WALL_S, SPEED)} for row in rows]
+    return [{key: value for key, value in row.items() if key not in (WALL_S, CPU_S, SPEED)} for row in rows]
 
 
 def trials_of(out: Path) -> list[dict[str, str]]:

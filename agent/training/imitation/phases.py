@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent.training.checkpoints import CheckpointError
-from agent.training.clock import between
+from agent.training.clock import Elapsed, between
 from agent.training.imitation.demonstrations import own_placements
 from agent.training.imitation.learner import ImitationLearner
 from agent.training.imitation.search import SearchedPlacements, search_placements
@@ -38,8 +38,8 @@ class SearchForDemonstrations(Phase):
         self._found: SearchedPlacements | None = None
         self._damage = ""
         if self.is_on and (kept := self._read()) is not None:
-            self._found, wall_s = kept
-            self.state.clock.go_on_from(wall_s)
+            self._found, elapsed = kept
+            self.state.clock.go_on_from(elapsed)
             self.steps = 1
 
     @property
@@ -89,7 +89,7 @@ class SearchForDemonstrations(Phase):
         )
         if not state.context.should_stop():
             self._found = found
-            write_searched(state.context.folder, found, state.clock.wall_s)
+            write_searched(state.context.folder, found, state.clock.elapsed)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Goes on from a checkpoint.
@@ -105,7 +105,7 @@ class SearchForDemonstrations(Phase):
                 "anew under another name"
             )
 
-    def _read(self) -> tuple[SearchedPlacements, float] | None:
+    def _read(self) -> tuple[SearchedPlacements, Elapsed] | None:
         """Reads what the first worker's folder holds; a file that cannot be read counts as none."""
         folder = self.state.context.folder
         share_file(self.state.group, folder / FILE)

@@ -10,20 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.training.checkpoints import CheckpointError, read_tensors, write_tensors
+from agent.training.clock import Elapsed
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.search import SearchedPlacements
 from envs.problem import Problem
 
 FILE = "demonstrations.safetensors"
-FORMAT = "placewalk.demonstrations/2"
+FORMAT = "placewalk.demonstrations/3"
 COUNTS = ("n_asked", "n_complete", "n_partial")
 
 
-def write_searched(folder: Path, found: SearchedPlacements, wall_s: float) -> None:
+def write_searched(folder: Path, found: SearchedPlacements, elapsed: Elapsed) -> None:
     """Writes what was found into the folder of a run.
 
     Args:
-        wall_s: seconds that the training has taken until then.
+        elapsed: what the training has taken until then.
     """
     tensors = {}
     for index, each in enumerate(found.demonstrations):
@@ -31,12 +32,12 @@ def write_searched(folder: Path, found: SearchedPlacements, wall_s: float) -> No
         tensors[f"{index}/device_of"] = np.asarray(each.device_of)
         tensors[f"{index}/regret"] = each.regret
     counts = {name: getattr(found, name) for name in COUNTS}
-    state = {"n_found": len(found.demonstrations), "wall_s": wall_s, **counts}
+    state = {"n_found": len(found.demonstrations), **elapsed._asdict(), **counts}
     write_tensors(folder / FILE, FORMAT, tensors, state)
 
 
-def read_searched(folder: Path, problems: Sequence[Problem]) -> tuple[SearchedPlacements, float] | None:
-    """Reads what `write_searched` wrote, and its `wall_s`; None where there is no file.
+def read_searched(folder: Path, problems: Sequence[Problem]) -> tuple[SearchedPlacements, Elapsed] | None:
+    """Reads what `write_searched` wrote, and what had been taken until then; None where there is no file.
 
     Args:
         problems: that were searched.
@@ -51,7 +52,8 @@ def read_searched(folder: Path, problems: Sequence[Problem]) -> tuple[SearchedPl
     try:
         demonstrations = tuple(_demonstration(arrays, at, problems) for at in range(state["n_found"]))
         counts = {name: int(state[name]) for name in COUNTS}
-        return SearchedPlacements(demonstrations, **counts), float(state["wall_s"])
+        elapsed = Elapsed(float(state["wall_s"]), float(state["cpu_s"]))
+        return SearchedPlacements(demonstrations, **counts), elapsed
     except (LookupError, TypeError, ValueError):
         raise CheckpointError(f"{path}: holds placements of other problems than this run's") from None
 

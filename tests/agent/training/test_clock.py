@@ -7,7 +7,7 @@ import math
 import pytest
 
 from agent.training import clock as clock_module
-from agent.training.clock import Clock, between
+from agent.training.clock import Clock, Elapsed, between
 
 
 @pytest.fixture
@@ -41,9 +41,11 @@ def test_phases_that_are_left_out_give_their_time_away(now: list[float]) -> None
 def test_time_before_an_interruption_counts(now: list[float]) -> None:
     clock = Clock(minutes=1)
     clock.share_out({"a": 1.0})
-    clock.go_on_from(45.0)
+    clock.go_on_from(Elapsed(45.0, 30.0))
     now[0] += 5
     assert clock.wall_s == 50
+    assert clock.elapsed.wall_s == 50
+    assert 30 <= clock.elapsed.cpu_s < 40
     assert clock.left_s("a") == 10
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
-from agent.training.metrics import SPEED, WALL_S
+from agent.training.metrics import CPU_S, SPEED, WALL_S
 from agent.training.split import Split
 from agent.training.workers import SOLO, WorkerGroup
 from envs.execution.runnable_model import RunnableModel
@@ -71,5 +71,5 @@ class MemoryContext:
 
 def numbers(context: MemoryContext) -> list[dict[str, float]]:
     """What was reported, without what the clock decides."""
-    clock = {WALL_S, SPEED}
+    clock = {WALL_S, CPU_S, SPEED}
     return [{key: value for key, value in row.items() if key not in clock} for row in context.rows]

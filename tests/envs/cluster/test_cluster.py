@@ -274,6 +274,16 @@ def test_placeto_is_the_published_simulator() -> None:
     assert (cluster.latency_s == 0).all()
 
 
+def test_a_count_takes_the_first_devices_of_a_preset() -> None:
+    whole, part = get_cluster("2x4xa100"), get_cluster("2x4xa100:5")
+    assert (part.name, part.n_devices) == ("2x4xa100:5", 5)
+    assert part.devices == whole.devices[:5]
+    assert (part.bytes_per_s == whole.bytes_per_s[:5, :5]).all()
+    assert (part.latency_s == whole.latency_s[:5, :5]).all()
+    for name in PRESETS:
+        assert get_cluster(f"{name}:1").n_half_matrix.shape == (1, 1)
+
+
 def test_two_nodes_are_slower_between_than_within() -> None:
     cluster = get_cluster("2x4xa100")
     assert cluster.bytes_per_s[0, 3] > cluster.bytes_per_s[0, 4] == cluster.bytes_per_s[7, 3]
@@ -283,9 +293,13 @@ def test_two_nodes_are_slower_between_than_within() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("5xv100", r"unknown cluster '5xv100'; use one of 2xk80, .*, placeto-k80\[:N\], or the path"),
+        (
+            "5xv100",
+            r"unknown cluster '5xv100'; use one of 2xk80, .*, placeto-k80, NAME:N .*, or the path",
+        ),
         ("", "unknown cluster ''"),
-        ("4xv100:2", "'4xv100' has a fixed number of devices; write '4xv100'"),
+        ("4xv100:5", "write '4xv100:N' with N devices, 1 to 4"),
+        ("4xv100:0", "write '4xv100:N'"),
         ("placeto-k80:", "write 'placeto-k80:N' with N devices, 1 to 1024"),
         ("placeto-k80:0", "write 'placeto-k80:N'"),
         ("placeto-k80:-1", "write 'placeto-k80:N'"),

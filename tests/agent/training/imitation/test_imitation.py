@@ -16,6 +16,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
 from agent.training.checkpoints import CheckpointError
+from agent.training.clock import Elapsed
 from agent.training.imitation.demonstrations import Demonstration, own_placements, regrets
 from agent.training.imitation.learner import ImitationLearner
 from agent.training.imitation.search import SearchedPlacements, search_placements
@@ -96,11 +97,11 @@ def test_no_search_begins_when_the_time_is_up(problems: list[Problem]) -> None:
 def test_what_was_searched_is_kept(problems: list[Problem], tmp_path: Path) -> None:
     assert read_searched(tmp_path, problems) is None
     found = search(problems, evaluations=200)
-    write_searched(tmp_path, found, 12.5)
+    write_searched(tmp_path, found, Elapsed(12.5, 9.0))
     kept = read_searched(tmp_path, problems)
     assert kept is not None
-    read, wall_s = kept
-    assert wall_s == 12.5
+    read, elapsed = kept
+    assert elapsed == Elapsed(12.5, 9.0)
     assert (read.n_asked, read.n_complete, read.n_partial) == (4, 4, 0)
     for each, again in zip(found.demonstrations, read.demonstrations, strict=True):
         assert each.problem == again.problem
@@ -116,7 +117,7 @@ def test_a_file_that_holds_no_demonstrations_is_named(problems: list[Problem], t
 
 
 def test_demonstrations_of_other_problems_are_refused(problems: list[Problem], tmp_path: Path) -> None:
-    write_searched(tmp_path, search(problems, evaluations=200), 12.5)
+    write_searched(tmp_path, search(problems, evaluations=200), Elapsed(12.5, 9.0))
     for others in (problems[:1], problems[::-1]):
         with pytest.raises(CheckpointError, match="of other problems than this run's"):
             read_searched(tmp_path, others)

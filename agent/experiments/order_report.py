@@ -1,0 +1,106 @@
+"""Prints what a study of orders found: tables by arm and family, and what to use."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from agent.experiments.launcher import markdown_table
+from agent.experiments.order_rows import Point, Row
+from agent.experiments.order_statistics import OrderScores, scores_of, significance
+
+BASELINE = "topo"
+
+
+def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
+    """Prints the tables of each arm, as Markdown."""
+    for arm in dict.fromkeys(row.arm for row in rows):
+        by_family = families_of(row for row in rows if row.arm == arm)
+        if not by_family:
+            continue
+        print(f"\n### {arm}\n\nStep time over one device, the same decisions for every order:\n")
+        print(quality_table(by_family))
+        print(f"\nOver {BASELINE}, with 95 % intervals over graphs and trainings:\n")
+        print(baseline_table(by_family))
+        print("\nStep time over one device at equal processor time:\n")
+        print(equal_time_table([point for point in points if point.arm == arm]))
+        print("\nWhat is shown:\n")
+        print(verdict_table(by_family))
+
+
+def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:
+    """Scores of each family that has all orders on the same seeds and graphs."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.family].append(row)
+    scored = {family: scores_of(group) for family, group in groups.items()}
+    return {family: scores for family, scores in scored.items() if scores is not None}
+
+
+def quality_table(by_family: Mapping[str, OrderScores]) -> str:
+    """A row per family: trainings, geometric mean of each order, the best in bold."""
+    orders = _orders(by_family)
+    lines = [["family", "trainings x graphs", *orders]]
+    for family, scores in by_family.items():
+        cells = [
+            f"**{scores.means[order]:.3f}**" if order == scores.best else f"{scores.means[order]:.3f}"
+            for order in orders
+        ]
+        lines.append([family, f"{len(scores.seeds)} x {len(scores.graphs)}", *cells])
+    means = [
+        float(np.exp(np.mean([np.log(each.means[order]) for each in by_family.values()]))) for order in orders
+    ]
+    return markdown_table([*lines, ["all families", "", *(f"{mean:.3f}" for mean in means)]])
+
+
+def baseline_table(by_family: Mapping[str, OrderScores]) -> str:
+    """A row per family: each order over the baseline's, with its interval."""
+    orders = [order for order in _orders(by_family) if order != BASELINE]
+    lines = [["family", *orders]]
+    for family, scores in by_family.items():
+        if BASELINE in scores.orders:
+            found = [scores.against(order, BASELINE) for order in orders]
+            lines.append([family, *(f"{ratio:.3f} ({low:.3f} to {high:.3f})" for ratio, low, high in found)])
+    return markdown_table(lines)
+
+
+def equal_time_table(points: Sequence[Point]) -> str:
+    """A row per family: each order at the processor time that its quickest order took in all."""
+    curves: dict[tuple[str, str, int], list[Point]] = defaultdict(list)
+    for point in points:
+        curves[point.family, point.order, point.seed].append(point)
+    orders = list(dict.fromkeys(order for _, order, _ in curves))
+    lines = [["family", "CPU s", *orders]]
+    for family in dict.fromkeys(family for family, _, _ in curves):
+        own = {(order, seed): curve for (of, order, seed), curve in curves.items() if of == family}
+        limit_s = min(curve[-1].cpu_s for curve in own.values())
+        lines.append([family, f"{limit_s:.0f}", *(_cell(own, order, limit_s) for order in orders)])
+    return markdown_table(lines)
+
+
+def _cell(curves: Mapping[tuple[str, int], Sequence[Point]], order: str, limit_s: float) -> str:
+    """Geometric mean over trainings of the last evaluation before a time."""
+    found = [
+        [point.ratio_to_single for point in curve if point.cpu_s <= limit_s]
+        for (of, _), curve in curves.items()
+        if of == order
+    ]
+    last = [ratios[-1] for ratios in found if ratios]
+    return f"{np.exp(np.mean(np.log(last))):.3f}" if last and len(last) == len(found) else ""
+
+
+def verdict_table(by_family: Mapping[str, OrderScores]) -> str:
+    """A row per family: whether orders differ, the best, and those that are not shown to differ from it."""
+    lines = [["family", "Friedman p", "best", "interquartile mean", "no difference shown to"]]
+    for family, scores in by_family.items():
+        tests = significance(scores)
+        others = [each for each in tests.as_good_as(scores.best, scores.orders) if each != scores.best]
+        middle = f"{scores.interquartile_mean(scores.best):.3f}"
+        lines.append([family, f"{tests.p_friedman:.1e}", scores.best, middle, ", ".join(others) or "none"])
+    return markdown_table(lines)
+
+
+def _orders(by_family: Mapping[str, OrderScores]) -> list[str]:
+    return list(dict.fromkeys(order for scores in by_family.values() for order in scores.orders))

@@ -1,0 +1,61 @@
+"""The sealed test set: draws of the families from seeds that nothing was tuned on, and families never used.
+
+It is for reported comparisons alone. Constants are tuned on the graphs that a training keeps for validation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agent.experiments.fidelity_models import GraphCache
+from agent.experiments.sealed_models import SEALED_FAMILIES
+from agent.policy.seen import NOT_SEEN
+from graphs.capture.capture import capture
+from graphs.dataset import capture_draw
+from graphs.families import FAMILIES
+from graphs.op_graph import OpGraph
+
+FIRST_SEED = 1000
+"""Draws from here on are sealed."""
+
+
+def sealed_graphs(
+    folder: Path,
+    *,
+    n_known: int,
+    n_new: int,
+    how_seen: Callable[[OpGraph], str],
+    notify: Callable[[str], None] = print,
+) -> list[OpGraph]:
+    """Captures the sealed set, or reads what was captured before.
+
+    Args:
+        folder: keeps the graphs.
+        n_known: draws of each family of the benchmark set.
+        n_new: draws of each family that nothing was tuned on.
+        how_seen: what a policy was shown of a graph; a graph of which it saw the structure is drawn again.
+        notify: what to do with a line about a capture.
+    """
+    cache = GraphCache(folder, notify)
+
+    def draws(family: str, count: int, make: Callable[[str, int], OpGraph]) -> Iterator[OpGraph]:
+        named = (
+            cache.graph(f"{family}-{seed}", partial(make, family, seed))
+            for seed in itertools.count(FIRST_SEED)
+        )
+        return itertools.islice((graph for graph in named if how_seen(graph) == NOT_SEEN), count)
+
+    known = [graph for family in FAMILIES for graph in draws(family, n_known, capture_draw)]
+    return known + [graph for family in SEALED_FAMILIES for graph in draws(family, n_new, _capture_new)]
+
+
+def _capture_new(family: str, seed: int) -> OpGraph:
+    with torch.device("meta"):
+        module, inputs = SEALED_FAMILIES[family](np.random.default_rng([seed, *family.encode()]))
+    return capture(module, inputs, optimizer="adam", name=f"{family}-{seed}", family=family)

@@ -1,0 +1,75 @@
+"""The sealed set and comparisons at equal time."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent.evaluation.spec import placer_names
+from agent.experiments.equal_time import PLACERS, table
+from agent.experiments.paired import hierarchical_interval, pair
+from agent.experiments.sealed import FIRST_SEED, sealed_graphs
+from agent.experiments.sealed_models import SEALED_FAMILIES
+from agent.policy.serialization import read_card
+from graphs.capture.capture import capture
+from graphs.families import FAMILIES
+from tests.agent.evaluation_cases import make_trial
+
+
+@pytest.mark.parametrize("family", SEALED_FAMILIES)
+def test_a_sealed_family_draws_models_that_can_be_captured_and_were_never_seen(family: str) -> None:
+    card = read_card("pretrained")
+    with torch.device("meta"):
+        module, inputs = SEALED_FAMILIES[family](np.random.default_rng(1))
+    graph = capture(module, inputs, optimizer="adam", name=family, family=family)
+    assert graph.is_compute.sum() > 20
+    assert card.how_seen(graph) == "no"
+    assert {"forward", "backward", "optimizer"} <= set(graph.phases)
+
+
+def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.experiments.sealed.FAMILIES", {"vit": 14})
+    monkeypatch.setattr("agent.experiments.sealed.SEALED_FAMILIES", {"unet": SEALED_FAMILIES["unet"]})
+    assert max(FAMILIES.values()) <= FIRST_SEED
+    card = read_card("pretrained")
+
+    def graphs() -> list[str]:
+        found = sealed_graphs(tmp_path, n_known=2, n_new=1, how_seen=card.how_seen, notify=lambda line: None)
+        assert all(card.how_seen(graph) == "no" for graph in found)
+        return [graph.name for graph in found]
+
+    names = graphs()
+    assert names == ["vit-1000", "vit-1002", "unet-1000"], "vit-1001 has the structure of a seen one"
+    assert graphs() == names
+
+
+def test_placers_are_compared_in_pairs() -> None:
+    assert set(PLACERS) <= set(placer_names())
+    trials = [
+        make_trial(family=family, graph=f"{family}{graph}", placer=placer, seed=seed, step_time_s=step_s)
+        for family, graph, seed in (("f", 0, 0), ("f", 0, 1), ("g", 1, 0))
+        for placer, step_s in (("refine", 1.0), ("policy", 1.1 if family == "f" else 0.5), ("level", 1.0))
+    ]
+    trials.append(make_trial(family="h", graph="h2", placer="refine", feasible=False))
+    trials.append(make_trial(family="h", graph="h2", placer="policy"))
+    found = {each.placer: each for each in pair(trials, "refine", 1.0)}
+    policy = found["policy"]
+    assert policy.ratio == pytest.approx(math.sqrt(1.1 * 0.5))
+    assert (policy.wins, policy.losses, policy.graphs) == (1, 1, 2)
+    assert policy.low <= policy.ratio <= policy.high
+    assert (found["level"].wins, found["level"].losses, found["level"].low) == (0, 0, 1.0)
+    assert "| policy | 1 : 1 of 2 |" in table(list(found.values()), "wins")
+
+
+def test_families_count_as_wholes_in_an_interval() -> None:
+    """Many graphs of one family say little of another: the interval spans both families' means."""
+    many = {f"g{index}": [0.0] for index in range(100)}
+    low, high = hierarchical_interval({"a": many, "b": {"h": [1.0]}})
+    assert low == pytest.approx(1.0)
+    assert high > 1.5

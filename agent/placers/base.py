@@ -19,6 +19,8 @@ from graphs.registry import Registry
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
+UNLIMITED = 2**31
+"""More evaluations than any search makes."""
 LEAST_SECONDS = 1e-9
 """Seconds of a budget that is as good as spent."""
 
@@ -119,8 +121,9 @@ class SearchState:
 
     @property
     def _evaluations_left(self) -> int:
+        """Evaluations that may still be spent, however many seconds have passed."""
         most = self.budget.evaluations
-        return BATCH if most is None else max(most - self.evaluations, int(self.best is None))
+        return UNLIMITED if most is None else max(most - self.evaluations, int(self.best is None))
 
     @property
     def is_feasible(self) -> bool:
@@ -180,7 +183,19 @@ class SearchState:
             None if evaluations is None else self.left,
             None if seconds is None else max(seconds - self.elapsed_s, LEAST_SECONDS),
         )
-        search = SearchState(self.problem, budget)
+        self._take(SearchState(self.problem, budget), strategy, rng)
+
+    def run_to_end(self, heuristic: Strategy, rng: np.random.Generator) -> None:
+        """Does what `run_alone` does, but seconds do not end it, so that nothing it would find is missed.
+
+        Args:
+            heuristic: ends by itself.
+        """
+        if most := self._evaluations_left:
+            self._take(SearchState(self.problem, Budget(most)), heuristic, rng)
+
+    def _take(self, search: SearchState, strategy: Strategy, rng: np.random.Generator) -> None:
+        """Runs a strategy in a search of its own, and keeps its best placement."""
         strategy(search, rng)
         self.spend(search.evaluations)
         if search.best is not None:

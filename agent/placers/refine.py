@@ -38,7 +38,11 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
 
 
 def score_heuristics(search: SearchState, rng: np.random.Generator) -> None:
-    """Scores what each heuristic of the registry finds by itself, as long as budget is left."""
+    """Scores what each heuristic of the registry finds by itself, as long as evaluations are left.
+
+    Seconds do not end this: they limit what follows. So searches that begin here are never worse than a
+    heuristic with the same budget, unless it has fewer evaluations than the heuristics make together.
+    """
     for heuristic in PLACERS.values():
-        if heuristic.is_start and search.left:
-            search.run_alone(heuristic.strategy, rng)
+        if heuristic.is_start:
+            search.run_to_end(heuristic.strategy, rng)

@@ -87,6 +87,16 @@ def test_refined_placements_are_never_worse_than_any_heuristic(name, seed, evalu
         assert refined <= place(heuristic, problem).step_time.total_s, heuristic
 
 
+@pytest.mark.parametrize("name", ["refine", "rollout-refine"])
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.01, 0.1])
+def test_no_budget_of_seconds_is_too_short_to_be_as_good_as_any_heuristic(name, seconds):
+    problem, rng = Problem(load_family("gpt")[0], get_cluster("4xv100")), np.random.default_rng(0)
+    refined = PLACERS[name].place(problem, Budget(None, seconds), rng).step_time.total_s
+    for heuristic in STARTS:
+        found = PLACERS[heuristic].place(problem, Budget(None, seconds), rng)
+        assert refined <= found.step_time.total_s, heuristic
+
+
 def test_drawn_rollouts_include_the_greedy_one_and_gain_on_it():
     problems = [Problem(graph, get_cluster("4xv100")) for graph in load_family("cifar10")[:3]]
     ratios = [

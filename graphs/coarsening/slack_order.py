@@ -7,8 +7,8 @@ import heapq
 import numpy as np
 
 from graphs.levels import b_level, t_level
+from graphs.nominal_costs import nominal_op_s
 from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
-from graphs.orders import nominal_op_s
 
 NOMINAL_LAUNCH_S = 6e-6
 FINEST_SLACK = 0.01

@@ -9,7 +9,9 @@ import numpy as np
 
 from agent.experiments.launcher import markdown_table
 from agent.experiments.order_rows import Point, Row
+from agent.experiments.order_rule import cases_of, describe_rule, judge, rows_of
 from agent.experiments.order_statistics import OrderScores, scores_of, significance
+from graphs.dataset import load_graphs
 
 BASELINE = "topo"
 
@@ -28,6 +30,11 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
         print(equal_time_table([point for point in points if point.arm == arm]))
         print("\nWhat is shown:\n")
         print(verdict_table(by_family))
+        if len(by_family) > 1:
+            cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
+            print("\nTo pick an order by the shape of a graph, judged on families left out of the fit:\n")
+            print(markdown_table(rows_of(judge(cases))))
+            print(f"\nThe rule, fitted to all families:\n\n{describe_rule(cases)}")
 
 
 def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from agent.evaluation.spec import placer_names
-from agent.experiments.equal_time import PLACERS, table
-from agent.experiments.paired import hierarchical_interval, pair
-from agent.experiments.sealed import FIRST_SEED, sealed_graphs
-from agent.experiments.sealed_models import SEALED_FAMILIES
+from agent.experiments.equal_time.paired import hierarchical_interval, pair
+from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
+from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
+from agent.experiments.equal_time.study import PLACERS, table
 from agent.policy.serialization import read_card
 from graphs.capture.capture import capture
 from graphs.families import FAMILIES
@@ -34,8 +34,10 @@ def test_a_sealed_family_draws_models_that_can_be_captured_and_were_never_seen(f
 def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.experiments.sealed.FAMILIES", {"vit": 14})
-    monkeypatch.setattr("agent.experiments.sealed.SEALED_FAMILIES", {"unet": SEALED_FAMILIES["unet"]})
+    monkeypatch.setattr("agent.experiments.equal_time.sealed.FAMILIES", {"vit": 14})
+    monkeypatch.setattr(
+        "agent.experiments.equal_time.sealed.SEALED_FAMILIES", {"unet": SEALED_FAMILIES["unet"]}
+    )
     assert max(FAMILIES.values()) <= FIRST_SEED
     card = read_card("pretrained")
 

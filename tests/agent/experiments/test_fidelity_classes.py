@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments.fidelity_classes import (
+from agent.experiments.fidelity.classes import (
     ACCUMULATION,
     classes_table,
     compare_classes,
@@ -14,8 +14,8 @@ from agent.experiments.fidelity_classes import (
     predicted_times,
     trace_of,
 )
-from agent.experiments.fidelity_models import Workload
-from agent.experiments.fidelity_steps import MeasuredStep, MeasurementError
+from agent.experiments.fidelity.models import Workload
+from agent.experiments.fidelity.steps import MeasuredStep, MeasurementError
 from envs.cluster.cluster import Device
 from graphs.op_graph import OpGraph, build_graph
 

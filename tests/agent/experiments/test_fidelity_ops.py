@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments.fidelity_ops import (
+from agent.experiments.fidelity.ops import (
     COLUMNS,
     OpTime,
     compare_ops,
@@ -18,7 +18,7 @@ from agent.experiments.fidelity_ops import (
     op_errors,
     orders_table,
 )
-from agent.experiments.fidelity_regressor import compare_regressor
+from agent.experiments.fidelity.regressor import compare_regressor
 from envs.calibration.measured_ops import MeasurementError, read_ops, tables
 
 ROW = OpTime("t4", "gemm", "1 2 3 4", True, 1.1, 1.5, 0.5, 1.0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from agent.evaluation.spec import EvaluationSpec
-from agent.experiments.fidelity_models import GraphCache
-from agent.experiments.fidelity_placements import (
+from agent.experiments.fidelity.models import GraphCache
+from agent.experiments.fidelity.placements import (
     PlacementRow,
     compare_placements,
     held_out_graphs,

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.experiments import fidelity_steps
-from agent.experiments.fidelity_models import MODELS, GraphCache, ModelError, Workload
-from agent.experiments.fidelity_steps import (
+from agent.experiments.fidelity.models import MODELS, GraphCache, ModelError, Workload
+from agent.experiments.fidelity.steps import (
     MeasuredStep,
     MeasurementError,
     compare_steps,
@@ -17,6 +16,7 @@ from agent.experiments.fidelity_steps import (
     read_steps,
     steps_table,
 )
+from agent.experiments.fidelity.study import STEPS
 from envs.cluster.cluster import Device
 from graphs.errors import InputError
 from graphs.op_graph import OpGraph, build_graph
@@ -43,7 +43,7 @@ def step(seconds: float, device: str = "Tesla_T4", batch: int = 8) -> MeasuredSt
 
 
 def test_the_steps_that_come_with_the_project_are_read():
-    steps, left_out = read_steps(Path(fidelity_steps.__file__).parent / "measured" / "steps")
+    steps, left_out = read_steps(STEPS)
     assert len(steps) == 34
     assert {each.device for each in steps} >= {"Tesla_P4", "Tesla_V100-PCIE-32GB"}
     assert sorted(left_out.values()) == [3, 4, 6]

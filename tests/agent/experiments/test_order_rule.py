@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.experiments.order_rule import Cases, describe_rule, judge
+from agent.experiments.orders.rule import Cases, describe_rule, judge
 from graphs.op_graph import FloatArray
 
 ORDERS = ("topo", "bfs", "alpha")

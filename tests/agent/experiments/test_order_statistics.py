@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.experiments.order_report import (
+from agent.experiments.orders.report import (
     baseline_table,
     equal_time_table,
     families_of,
     quality_table,
     verdict_table,
 )
-from agent.experiments.order_rows import Point, Row
-from agent.experiments.order_statistics import holm, scores_of, significance
-from agent.experiments.orders import STUDIED, changes_of
+from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.statistics import holm, scores_of, significance
+from agent.experiments.orders.study import STUDIED, changes_of
 from graphs.orders import ORDERS
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from agent.experiments.launcher import markdown_table
-from agent.experiments.order_rows import Point, Row
-from agent.experiments.order_rule import cases_of, describe_rule, judge, rows_of
-from agent.experiments.order_statistics import OrderScores, scores_of, significance
+from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.rule import cases_of, describe_rule, judge, rows_of
+from agent.experiments.orders.statistics import OrderScores, scores_of, significance
 from graphs.dataset import load_graphs
 
 BASELINE = "topo"

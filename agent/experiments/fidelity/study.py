@@ -11,7 +11,6 @@ command goes on where it was stopped.
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +18,9 @@ from pathlib import Path
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
-from agent.experiments import (
-    fidelity_classes,
-    fidelity_links,
-    fidelity_ops,
-    fidelity_placements,
-    fidelity_profiles,
-    fidelity_steps,
-)
-from agent.experiments.fidelity_models import GraphCache
-from agent.experiments.fidelity_placements import held_out_graphs
+from agent.experiments.fidelity import classes, links, ops, placements, profiles, steps
+from agent.experiments.fidelity.models import GraphCache
+from agent.experiments.fidelity.placements import held_out_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import Budget
 from agent.policy.seen import NOT_SEEN
@@ -47,44 +39,44 @@ PLACED_BY = ("heft", "annealing", "policy", "policy-refine")
 
 def compare_steps(folder: Path, out: Path) -> None:
     """Writes `steps.csv`, and `classes.csv` if there are traces; prints their tables."""
-    steps, left_out = fidelity_steps.read_steps(folder)
+    measured, left_out = steps.read_steps(folder)
     graphs = GraphCache(out)
-    rows = fidelity_steps.compare_steps(steps, graphs.workload, device_of_name)
-    write_csv(out / "steps.csv", fidelity_steps.COLUMNS, fidelity_steps.csv_rows(rows))
+    rows = steps.compare_steps(measured, graphs.workload, device_of_name)
+    write_csv(out / "steps.csv", steps.COLUMNS, steps.csv_rows(rows))
     print("Whole steps: simulated over measured, less 1\n")
-    print(markdown_table(fidelity_steps.steps_table(rows)), "\n")
+    print(markdown_table(steps.steps_table(rows)), "\n")
     for reason, count in left_out.items():
         print(f"{count} left out: {reason}")
-    classes = fidelity_classes.compare_classes(steps, graphs.workload, device_of_name)
-    if classes:
-        write_csv(out / "classes.csv", fidelity_classes.COLUMNS, fidelity_classes.csv_rows(classes))
+    compared = classes.compare_classes(measured, graphs.workload, device_of_name)
+    if compared:
+        write_csv(out / "classes.csv", classes.COLUMNS, classes.csv_rows(compared))
         print("\nOps of these steps by class: sums of simulated and of measured seconds\n")
-        print(markdown_table(fidelity_classes.classes_table(classes)), "\n")
+        print(markdown_table(classes.classes_table(compared)), "\n")
 
 
 def compare_ops(files: Sequence[Path], out: Path) -> None:
     """Writes `ops.csv`; prints the errors by device and class, and how often devices are ranked right."""
-    rows = fidelity_ops.compare_ops(files, out)
+    rows = ops.compare_ops(files, out)
     print("\nOps: |simulated / measured - 1| on shapes that nothing was fitted to\n")
-    print(fidelity_ops.errors_table(fidelity_ops.op_errors(rows)))
+    print(ops.errors_table(ops.op_errors(rows)))
     print("\nPairs of devices that are ranked as measured\n")
-    print(fidelity_ops.orders_table(fidelity_ops.device_orders(rows)), "\n")
+    print(ops.orders_table(ops.device_orders(rows)), "\n")
 
 
 def compare_links(files: Sequence[Path], out: Path) -> None:
     """Writes `links.csv`; prints the errors by kind of link."""
-    rows = fidelity_links.compare_links(files)
-    write_csv(out / "links.csv", fidelity_links.COLUMNS, fidelity_links.csv_rows(rows))
+    rows = links.compare_links(files)
+    write_csv(out / "links.csv", links.COLUMNS, links.csv_rows(rows))
     print("\nLinks: |predicted / measured - 1| on sizes that nothing was fitted to\n")
-    print(markdown_table(fidelity_links.links_table(rows)), "\n")
+    print(markdown_table(links.links_table(rows)), "\n")
 
 
 def compare_profiles(files: Sequence[Path], out: Path) -> None:
     """Writes `profiles.csv`; prints the errors by device and dtype."""
-    rows, left_out = fidelity_profiles.compare_profiles(files)
-    write_csv(out / "profiles.csv", fidelity_profiles.COLUMNS, fidelity_profiles.csv_rows(rows))
+    rows, left_out = profiles.compare_profiles(files)
+    write_csv(out / "profiles.csv", profiles.COLUMNS, profiles.csv_rows(rows))
     print("\nLinear layers of profiles, forward pass\n")
-    print(markdown_table(fidelity_profiles.profiles_table(rows)), "\n")
+    print(markdown_table(profiles.profiles_table(rows)), "\n")
     for reason, count in left_out.items():
         print(f"{count} left out: {reason}")
 
@@ -109,12 +101,12 @@ def compare_placements(pairs: Sequence[tuple[str, str]], options: Namespace) -> 
         policy=policy,
     )
     with progress_bar() as report:
-        rows = fidelity_placements.compare_placements(
+        rows = placements.compare_placements(
             clusters, spec, options.out / "placements", jobs=options.jobs, report=report
         )
-    write_csv(options.out / "placements.csv", fidelity_placements.COLUMNS, fidelity_placements.csv_rows(rows))
+    write_csv(options.out / "placements.csv", placements.COLUMNS, placements.csv_rows(rows))
     print("\nPlacements found under old costs, timed under new ones: geometric means\n")
-    print(markdown_table(fidelity_placements.placements_table(rows)), "\n")
+    print(markdown_table(placements.placements_table(rows)), "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,7 +180,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             compare_placements(options.placements, options)
 
     return exit_code("agent.experiments.fidelity", work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,6 @@ Orders are compared on graphs that chose nothing. The trainings are the trials o
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -27,8 +26,8 @@ from typing import Any
 from agent.contexts.record import COMPLETE, Attempt, Record
 from agent.contexts.trial_process import read_judgement
 from agent.experiments.launcher import exit_code, train_all, trials_of
-from agent.experiments.order_report import print_report
-from agent.experiments.order_rows import Point, Row
+from agent.experiments.orders.report import print_report
+from agent.experiments.orders.rows import Point, Row
 from agent.training.metrics import CPU_S, step_time_name
 from agent.training.run_folder import run_folder
 from graphs.command_line import OneLineParser
@@ -136,7 +135,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(path: Path, kind: type, rows: Sequence[Any]) -> None:
     write_csv(path, [item.name for item in fields(kind)], [astuple(row) for row in rows])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.run import evaluate, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.summary import geometric_mean
-from agent.experiments.fidelity_models import GraphCache
+from agent.experiments.fidelity.models import GraphCache
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.placement.files import read_placement
 from envs.problem import Problem

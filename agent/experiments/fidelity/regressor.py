@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.experiments.fidelity_ops import roofline
+from agent.experiments.fidelity.ops import roofline
 from envs.calibration.fit import fit_class, predict, stand_in, thinned
 from envs.calibration.measured_ops import OpTable
 from envs.cluster.kinds import KINDS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.experiments.order_statistics import OrderScores
+from agent.experiments.orders.statistics import OrderScores
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 from graphs.shape import GraphShape, shape_of
 

@@ -7,7 +7,6 @@ Nothing else should run on the machine meanwhile.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -16,9 +15,9 @@ from agent.evaluation.policies import open_policy
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
+from agent.experiments.equal_time.paired import Paired, pair
+from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
-from agent.experiments.paired import Paired, pair
-from agent.experiments.sealed import sealed_graphs
 from agent.experiments.statistics import read_trials
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
@@ -107,7 +106,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_csv(options.rows, columns, [astuple(each) for each in found])
 
     return exit_code("agent.experiments.equal_time", work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

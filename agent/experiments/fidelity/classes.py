@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from agent.experiments.fidelity_models import Workload
-from agent.experiments.fidelity_steps import MeasuredStep, MeasurementError, alone, on_datasheet
+from agent.experiments.fidelity.models import Workload
+from agent.experiments.fidelity.steps import MeasuredStep, MeasurementError, alone, on_datasheet
 from envs.calibration.op_classes import op_class
 from envs.cluster.cluster import Device
 from envs.costs import op_seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.experiments.fidelity_models import LEFT_OUT, MODELS, Workload
+from agent.experiments.fidelity.models import LEFT_OUT, MODELS, Workload
 from envs.cluster.cluster import Cluster, Device
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s

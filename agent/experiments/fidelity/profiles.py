@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.experiments.fidelity_steps import MeasurementError, alone, on_datasheet
+from agent.experiments.fidelity.steps import MeasurementError, alone, on_datasheet
 from envs.calibration.op_times import ITEM_BYTES
 from envs.cluster.cluster import Device
 from envs.cluster.kinds import device_of_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from agent.experiments.order_rows import Row
+from agent.experiments.orders.rows import Row
 from graphs.op_graph import FloatArray
 
 RESAMPLES = 2_000

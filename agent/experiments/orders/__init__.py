@@ -1,0 +1,1 @@
+"""Which traversal order to learn in."""

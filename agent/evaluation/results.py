@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from agent.placers.improvements import Improvement
 from graphs.errors import InputError
 from graphs.io import json_fields
 from graphs.io.csv_files import write_csv
@@ -32,6 +34,8 @@ COLUMNS = (
 )
 
 
+OPTIONAL = frozenset({"improvements"})
+"""Fields of a trial that older journals lack."""
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
 
@@ -58,6 +62,7 @@ class Trial:
         single_s: step time of the fastest single device, its memory unlimited.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
         granularity: what one decision placed.
+        improvements: when the best feasible placement got better, thinned; empty where that is unknown.
     """
 
     graph: str
@@ -74,6 +79,7 @@ class Trial:
     single_s: float
     seen: str
     granularity: str = "op"
+    improvements: tuple[Improvement, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> Key:
@@ -135,8 +141,10 @@ class Journal:
 
 def _parse_trial(line: bytes, where: str) -> Trial:
     try:
-        record = json_fields.fields(parse_json(line.decode(), where), where, _CHECKS.keys())
-        values = {name: check(record[name], f"{where}: {name}") for name, check in _CHECKS.items()}
+        parsed = parse_json(line.decode(), where)
+        record = json_fields.fields(parsed, where, _CHECKS.keys() - OPTIONAL, OPTIONAL)
+        checked = {name: check for name, check in _CHECKS.items() if name in record}
+        values = {name: check(record[name], f"{where}: {name}") for name, check in checked.items()}
     except UnicodeDecodeError:
         raise ResultsError(f"{where}: is not UTF-8; remove the line") from None
     except FileFormatError as error:
@@ -150,12 +158,31 @@ def _truth(value: object, where: str) -> bool:
     return value
 
 
+def _improvements(value: object, where: str) -> tuple[Improvement, ...]:
+    found = tuple(_improvement(item, where) for item in json_fields.array(value, where))
+    for before, after in pairwise(found):
+        is_later = before.evaluations <= after.evaluations and before.seconds <= after.seconds
+        if not is_later or before.step_time_s <= after.step_time_s:
+            raise FileFormatError(f"{where}: are out of order; each must be later and faster than the last")
+    return found
+
+
+def _improvement(value: object, where: str) -> Improvement:
+    item = json_fields.array(value, where)
+    if len(item) != len(Improvement._fields):
+        raise FileFormatError(f"{where}: has an item of {len(item)}; expected {len(Improvement._fields)}")
+    return Improvement(
+        json_fields.integer(item[0], where), *(json_fields.number(part, where) for part in item[1:])
+    )
+
+
 _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     item.name: {
         "str": json_fields.text,
         "int": json_fields.integer,
         "float": json_fields.number,
         "bool": _truth,
+        "tuple[Improvement, ...]": _improvements,
     }[str(item.type)]
     for item in fields(Trial)
 }

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,13 +15,19 @@ from pathlib import Path
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
-from agent.evaluation.results import Journal, Trial, write_results
+from agent.evaluation.refresh import Refresher
+from agent.evaluation.results import Journal, Key, Trial, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
+from agent.evaluation.summary import summarise, write_summary
+from agent.evaluation.time_left import TimeLeft
 from agent.folders import LOCK, locked
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from graphs.io.json_files import DRAFT, read_json, write_json_atomic
 from graphs.op_graph import IntArray
+
+TABLES_EVERY_S, REPORT_EVERY_S = 10.0, 30.0
+"""Least seconds between two refreshes of the tables and of the report while an evaluation runs."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,15 @@ def evaluate(
     trial_timeout_s: float | None = None,
     make_trials: TrialMaker = run_trials,
     report: Callable[[int, int], None],
+    show_time_left: Callable[[float | None], None] = lambda seconds: None,
+    write_partial: Callable[[EvaluationResult], None] | None = None,
 ) -> EvaluationResult:
     """Make every trial of an evaluation that a folder does not hold yet.
 
     Writes `settings.json`, `journal.jsonl` (each trial at once), `placements/` (the best seed of each graph,
-    cluster, placer and order) and, at the end or when interrupted, `results.csv` and `failures.csv`. What
-    fails is not in the journal: the next evaluation in the folder tries it again.
+    cluster, placer and order) and, every few seconds and at the end or when interrupted, `results.csv`,
+    `summary.csv` and `failures.csv`. What fails is not in the journal: the next evaluation in the folder
+    tries it again.
 
     Args:
         folder: new, empty, or one that an evaluation with equal settings was begun in.
@@ -57,6 +66,8 @@ def evaluate(
         trial_timeout_s: seconds after which a trial is stopped, and tried once more; None = never.
         make_trials: makes them, on this machine or elsewhere.
         report: called with (trials made or failed, trials in all) after each.
+        show_time_left: called with an estimate of the seconds that are left, None where nothing is known.
+        write_partial: writes a report of what is there; called now and then.
 
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
@@ -69,6 +80,18 @@ def evaluate(
     tasks = {spec.key(task): task for task in spec.tasks()}
     failures: list[Failure] = []
     with _opened(folder, spec), closing(Journal(folder / "journal.jsonl", tasks)) as journal:
+        time_left = TimeLeft(map(_run_of, tasks), jobs, spec.budget.seconds)
+        for key, trial in journal.trials.items():
+            time_left.made(_run_of(key), trial.wall_s)
+
+        def found() -> EvaluationResult:
+            return _result(list(tasks), journal, failures)
+
+        refreshers = [Refresher(lambda: _write_tables(folder, found()), every_s=TABLES_EVERY_S)]
+        if write_partial is not None:
+            refreshers.append(
+                Refresher(lambda: write_partial(found()), every_s=REPORT_EVERY_S, first_s=TABLES_EVERY_S)
+            )
         missing = [task for key, task in tasks.items() if key not in journal.trials]
         kept = len(tasks) - len(missing)
         try:
@@ -81,14 +104,35 @@ def evaluate(
                     else:
                         _write_if_best(folder, spec, journal, task, *outcome)
                         journal.add(outcome[0])
+                    wall_s = None if isinstance(outcome, Failure) else outcome[0].wall_s
+                    time_left.made((task.placer, task.order), wall_s)
                     report(done, len(tasks))
+                    show_time_left(time_left.seconds())
+                    for refresher in refreshers:
+                        refresher.poll()
         finally:
-            rank = {key: index for index, key in enumerate(tasks)}
-            failures.sort(key=lambda failure: rank[failure.key])
-            trials = [journal.trials[key] for key in tasks if key in journal.trials]
-            write_results(folder / "results.csv", trials)
-            write_failures(folder, failures)
-    return EvaluationResult(trials, failures)
+            result = found()
+            _write_tables(folder, result)
+    return result
+
+
+def _run_of(key: Key) -> tuple[str, str]:
+    _, _, placer, order, _ = key
+    return placer, order
+
+
+def _result(tasks: Sequence[Key], journal: Journal, failures: Sequence[Failure]) -> EvaluationResult:
+    rank = {key: index for index, key in enumerate(tasks)}
+    return EvaluationResult(
+        [journal.trials[key] for key in tasks if key in journal.trials],
+        sorted(failures, key=lambda failure: rank[failure.key]),
+    )
+
+
+def _write_tables(folder: Path, found: EvaluationResult) -> None:
+    write_results(folder / "results.csv", found.trials)
+    write_summary(folder / "summary.csv", summarise(found.trials))
+    write_failures(folder, found.failures)
 
 
 def open_folder(folder: Path, spec: EvaluationSpec) -> None:

@@ -22,6 +22,7 @@ from agent.evaluation.cells import by_case, figures, title
 from agent.evaluation.failures import failed_line
 from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, Line
 from agent.evaluation.text_table import text_table
+from agent.evaluation.time_left import clock_text
 
 HEADINGS = ("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "feasible", "evals", "s")
 EXPENDABLE = ("graphs", "evals", "/bound", "±", "s", "/best", "feasible")
@@ -37,18 +38,23 @@ LEGEND = (
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error; gives the function of (trials made, trials in all) that moves it."""
+def progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[float | None], None]]]:
+    """Show a bar on standard error.
+
+    Gives the function of (trials made, trials in all) that moves it, and that of the seconds left.
+    """
     columns = (
         TextColumn("trials"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        TextColumn("{task.fields[left]} left"),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("trials", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task("trials", total=None, left=clock_text(None))
+        yield (
+            lambda done, total: progress.update(task, completed=done, total=total),
+            lambda seconds: progress.update(task, left=clock_text(seconds)),
+        )
 
 
 @contextmanager

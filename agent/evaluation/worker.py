@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.failures import Failure, failure_of
@@ -36,6 +37,7 @@ class Worker:
             return self._data_parallel(task), None
         found = self._place(task)
         trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations, found.wall_s)
+        trial = replace(trial, improvements=found.improvements)
         return trial, found.placement.device_of
 
     def attempt(self, task: Task) -> Outcome:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from agent.placers.improvements import Improvement, Improvements
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
@@ -62,12 +63,14 @@ class PlacementResult:
         placement: the best placement it scored; a feasible one beats any that is out of memory.
         evaluations: placements it simulated.
         wall_s: seconds it took, scoring included.
+        improvements: when its best feasible placement got better, thinned; may be empty.
     """
 
     problem: Problem
     placement: Placement
     evaluations: int
     wall_s: float
+    improvements: tuple[Improvement, ...] = ()
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -93,6 +96,7 @@ class SearchState:
         self.evaluations = 0
         self.best: IntArray | None = None
         self.best_score = (np.inf, np.inf)
+        self._improvements = Improvements()
         self._began = time.perf_counter()
 
     @property
@@ -171,6 +175,8 @@ class SearchState:
         """Keeps a placement that was scored elsewhere, if it beats the best."""
         if self.best is None or (over_bytes, total_s) < self.best_score:
             self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
+            if over_bytes == 0.0:
+                self._improvements.add(self.evaluations, self.elapsed_s, total_s)
 
     def run_alone(self, strategy: Strategy, rng: np.random.Generator) -> None:
         """Runs another strategy with what is left of the budget, and keeps its best placement.
@@ -196,7 +202,9 @@ class SearchState:
 
     def _take(self, search: SearchState, strategy: Strategy, rng: np.random.Generator) -> None:
         """Runs a strategy in a search of its own, and keeps its best placement."""
+        before = self.evaluations, self.elapsed_s
         strategy(search, rng)
+        self._improvements.add_later(search._improvements.all(), *before)
         self.spend(search.evaluations)
         if search.best is not None:
             over_bytes, total_s = search.best_score
@@ -206,7 +214,8 @@ class SearchState:
         """Makes the outcome of the run."""
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
-        return PlacementResult(self.problem, Placement(self.best), self.evaluations, self.elapsed_s)
+        placement, improvements = Placement(self.best), self._improvements.all()
+        return PlacementResult(self.problem, placement, self.evaluations, self.elapsed_s, improvements)
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]

@@ -100,7 +100,7 @@ def compare_placements(pairs: Sequence[tuple[str, str]], options: Namespace) -> 
         budget=Budget(options.evaluations),
         policy=policy,
     )
-    with progress_bar() as report:
+    with progress_bar() as (report, _):
         rows = placements.compare_placements(
             clusters, spec, options.out / "placements", jobs=options.jobs, report=report
         )

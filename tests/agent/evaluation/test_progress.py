@@ -1,0 +1,153 @@
+"""What an evaluation says while it runs: partial tables, the time left, and the improvements of searches."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from agent.evaluation import run
+from agent.evaluation.refresh import Refresher
+from agent.evaluation.results import Journal, ResultsError
+from agent.evaluation.run import evaluate
+from agent.evaluation.time_left import TimeLeft, clock_text
+from agent.placers.base import PLACERS, Budget
+from agent.placers.improvements import MOST, Improvement, Improvements
+from envs.problem import Problem
+from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
+from tests.agent.placement_cases import make_cluster, training_graph
+
+FAST, SLOW = ("single", ""), ("annealing", "")
+
+
+def test_time_left_is_the_mean_of_each_placer():
+    left = TimeLeft([FAST] * 4 + [SLOW] * 2, jobs=1)
+    assert left.seconds() is None
+    left.made(FAST, 1.0)
+    assert left.seconds() == 5.0  # three known, two as slow as the slowest known
+    left.made(SLOW, 10.0)
+    left.made(FAST, 3.0)
+    assert left.seconds() == 2 * 2.0 + 10.0
+
+
+def test_time_left_is_shared_among_jobs_but_no_trial_is():
+    left = TimeLeft([FAST] * 9 + [SLOW] * 2, jobs=4)
+    left.made(FAST, 2.0)
+    left.made(SLOW, 2.0)
+    assert left.seconds() == 9 * 2.0 / 4
+    left = TimeLeft([FAST, SLOW, SLOW], jobs=4)
+    left.made(SLOW, 10.0)
+    left.made(FAST, 0.1)
+    assert left.seconds() == 10.0
+
+
+def test_time_left_takes_an_unknown_placer_to_use_its_budget_up():
+    left = TimeLeft([FAST, SLOW], jobs=1, budget_s=30.0)
+    assert left.seconds() == 60.0
+    left.made(FAST, 0.5)
+    assert left.seconds() == 30.0
+    left.made(SLOW, None)
+    assert left.seconds() == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-:--:--"), (0.4, "0:00:00"), (3725.0, "1:02:05")])
+def test_clock_text(seconds, text):
+    assert clock_text(seconds) == text
+
+
+def test_a_refresh_takes_a_small_share_of_the_time():
+    now, calls = [0.0], []
+
+    def write():
+        calls.append(now[0])
+        now[0] += 0.5
+
+    refresher = Refresher(write, every_s=10.0, share=0.01, first_s=3.0, clock=lambda: now[0])
+    for second in range(1000):
+        now[0] = max(now[0], float(second))
+        refresher.poll()
+    assert calls[0] == 3.0
+    assert all(after - before >= 50.0 for before, after in pairwise(calls))
+    assert 15 <= len(calls) <= 20
+
+
+def test_tables_and_report_are_refreshed_during_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "TABLES_EVERY_S", 0.0)
+    monkeypatch.setattr(run, "REPORT_EVERY_S", 0.0)
+    seen, partial, left = [], [], []
+
+    def look(done, total):
+        if done > 1:
+            assert (tmp_path / "summary.csv").exists()
+            seen.append(len(rows_of(tmp_path)))
+
+    monkeypatch.setattr(run, "Refresher", lambda write, **kwargs: Refresher(write, every_s=0.0, share=1e9))
+    evaluate(
+        small_spec(),
+        tmp_path,
+        report=look,
+        show_time_left=left.append,
+        write_partial=lambda found: partial.append(len(found.trials)),
+    )
+    n = len(small_spec().tasks())
+    assert seen == list(range(1, n))  # what was there before the last trial was counted
+    assert partial == list(range(1, n + 1))
+    assert left[-1] == 0.0
+    assert all(seconds > 0 for seconds in left[:-1])
+
+
+def test_improvements_get_faster_and_are_bounded():
+    record = Improvements()
+    for step in range(1000):
+        record.add(step, step * 0.1, 1000.0 - step)
+        record.add(step, step * 0.1, 1e6)
+    kept = record.all()
+    assert len(kept) <= MOST
+    assert kept[0] == Improvement(0, 0.0, 1000.0)
+    assert kept[-1] == Improvement(999, 999 * 0.1, 1.0)
+    times = [item.step_time_s for item in kept]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["annealing", "refine", "random", "heft"])
+def test_the_last_improvement_of_a_search_is_what_it_found(name):
+    problem = Problem(training_graph(4, 2), make_cluster(2))
+    found = PLACERS[name].place(problem, Budget(400), np.random.default_rng(0))
+    last = found.improvements[-1]
+    assert last.step_time_s == pytest.approx(found.step_time.total_s)
+    assert 1 <= found.improvements[0].evaluations <= last.evaluations <= found.evaluations
+    assert last.seconds <= found.wall_s
+
+
+def test_improvements_survive_the_journal(tmp_path):
+    trial = make_trial(improvements=(Improvement(1, 0.1, 3.0), Improvement(9, 0.2, 2.0)))
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.add(trial)
+    journal.close()
+    (read,) = Journal(path).trials.values()
+    assert read.improvements == trial.improvements
+    record = json.loads(path.read_text())
+    del record["improvements"]
+    path.write_text(json.dumps(record) + "\n")
+    (old,) = Journal(path).trials.values()
+    assert old.improvements == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", [7, [[1, 2.0]], [[1, 0.0, 2.0], [2, 0.1, 2.0]], [[1.5, 0.0, 1.0]], [["1", 0, 1]]]
+)
+def test_damaged_improvements_are_refused(tmp_path, wrong):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.add(make_trial())
+    journal.close()
+    record = json.loads(path.read_text()) | {"improvements": wrong}
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ResultsError, match="improvements"):
+        Journal(path)
+
+
+def test_an_evaluation_records_improvements(tmp_path):
+    trials = evaluate(small_spec(placers=("annealing",)), tmp_path, report=quiet).trials
+    assert all(trial.improvements[-1].step_time_s == pytest.approx(trial.step_time_s) for trial in trials)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent.evaluation.measuring import Measuring
     from agent.evaluation.processes import TrialMaker
     from agent.evaluation.results import Trial
+    from agent.evaluation.run import EvaluationResult
     from agent.evaluation.spec import EvaluationSpec
     from envs.cluster.cluster import Cluster
 
@@ -138,12 +139,11 @@ def _compare(
     spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, engine: str, command: str
 ) -> tuple[list[Trial], int]:
     """Makes the trials, the tables and the report; returns the trials, and how many failed."""
-    from agent.evaluation.html_report import write_report
     from agent.evaluation.run import evaluate
-    from agent.evaluation.summary import summarise, write_summary
+    from agent.evaluation.summary import summarise
     from agent.evaluation.terminal_report import print_tables, progress_bar
 
-    with progress_bar() as report:
+    with progress_bar() as (report, show_time_left):
         found = evaluate(
             spec,
             out,
@@ -151,13 +151,28 @@ def _compare(
             trial_timeout_s=trial_timeout,
             make_trials=_trial_maker(engine),
             report=report,
+            show_time_left=show_time_left,
+            write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)
-    write_summary(out / "summary.csv", lines)
-    write_report(out / "report.html", found.trials, lines, command, n_failed)
+    _write_report(spec, out, found, command)
     print_tables(lines, n_failed)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed
+
+
+def _write_report(spec: EvaluationSpec, out: Path, found: EvaluationResult, command: str) -> None:
+    """Writes `report.html`, of all trials or of those that are made so far."""
+    from agent.evaluation.report.page import write_report
+
+    write_report(
+        out / "report.html",
+        found.trials,
+        command,
+        spec=spec,
+        n_failed=len(found.failures),
+        n_trials=len(spec.tasks()),
+    )
 
 
 def _trial_maker(engine: str) -> TrialMaker:

@@ -119,18 +119,24 @@ def test_the_last_improvement_of_a_search_is_what_it_found(name):
     assert last.seconds <= found.wall_s
 
 
+def trials_in(path):
+    journal = Journal(path)
+    journal.close()
+    return journal.trials.values()
+
+
 def test_improvements_survive_the_journal(tmp_path):
     trial = make_trial(improvements=(Improvement(1, 0.1, 3.0), Improvement(9, 0.2, 2.0)))
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.add(trial)
     journal.close()
-    (read,) = Journal(path).trials.values()
+    (read,) = trials_in(path)
     assert read.improvements == trial.improvements
     record = json.loads(path.read_text())
     del record["improvements"]
     path.write_text(json.dumps(record) + "\n")
-    (old,) = Journal(path).trials.values()
+    (old,) = trials_in(path)
     assert old.improvements == ()
 
 

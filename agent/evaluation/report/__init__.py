@@ -1,0 +1,1 @@
+"""The report of an evaluation: `report.html`, one self-contained file."""

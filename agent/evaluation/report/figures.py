@@ -1,0 +1,130 @@
+"""Figures by matplotlib: as SVG whose colours follow the page, or as pixels for TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.path import Path as Outline
+
+from agent.evaluation.report.style import LIGHT, N_SERIES
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of a figure.
+
+    Attributes:
+        series: of lines and devices.
+    """
+
+    ink: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+
+    def of(self, index: int) -> str:
+        """Colour of the line or device with an index; they recur."""
+        return self.series[index % len(self.series)]
+
+
+PRINTED = Palette("#222222", "#666666", "#dddddd", LIGHT)
+"""Colours on white paper."""
+PAGE = Palette("#010101", "#010102", "#010103", tuple(f"#01020{index}" for index in range(N_SERIES)))
+"""Colours that `as_svg` replaces by the page's CSS variables."""
+VARIABLES = {PAGE.ink: "var(--ink)", PAGE.muted: "var(--muted)", PAGE.grid: "var(--grid)"} | {
+    colour: f"var(--s{index})" for index, colour in enumerate(PAGE.series)
+}
+
+Draw = Callable[[Figure, Palette], None]
+"""Draws into an empty figure."""
+
+
+def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> str:
+    """Draws a figure as inline SVG.
+
+    Args:
+        width_in, height_in: size in inches of 72 units.
+        label: says what is shown, to those who cannot see it; already escaped.
+    """
+    settings = _settings(PAGE) | {"svg.fonttype": "none", "svg.hashsalt": label}
+    file = io.StringIO()
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        draw(figure, PAGE)
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _slim(file.getvalue(), label)
+
+
+def as_pixels(draw: Draw, width_in: float, height_in: float) -> np.ndarray:
+    """Draws a figure as an RGB image, uint8 (height, width, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with mpl.rc_context(_settings(PRINTED)):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        draw(figure, PRINTED)
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def rectangles(spans: np.ndarray) -> Outline:
+    """Makes one outline of many rectangles.
+
+    Args:
+        spans: left, right, bottom and top of each, (n, 4).
+    """
+    left, right, bottom, top = spans.T
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
+    return Outline(corners.reshape(-1, 2), codes * len(spans))
+
+
+def segments(ends: np.ndarray) -> Outline:
+    """Makes one outline of many lines.
+
+    Args:
+        ends: x and y of the start, then of the end, (n, 4).
+    """
+    return Outline(ends.reshape(-1, 2), [Outline.MOVETO, Outline.LINETO] * len(ends))
+
+
+def _settings(palette: Palette) -> dict[str, Any]:
+    return {
+        "font.family": "sans-serif",
+        "font.size": 9.0,
+        "text.color": palette.ink,
+        "axes.labelcolor": palette.ink,
+        "axes.edgecolor": palette.muted,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": palette.muted,
+        "xtick.labelcolor": palette.ink,
+        "ytick.color": palette.muted,
+        "ytick.labelcolor": palette.ink,
+        "grid.color": palette.grid,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "path.simplify": False,
+        "text.parse_math": False,
+    }
+
+
+def _slim(svg: str, label: str) -> str:
+    """Cuts what a page does not need, rounds coordinates and puts the page's colours in."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    svg = re.sub(r"#0[0-9a-f]{5}", lambda found: VARIABLES.get(found[0], found[0]), svg)
+    sizes = r'<svg[^>]*?viewBox="([^"]*)"[^>]*>'
+    return re.sub(sizes, rf'<svg viewBox="\1" role="img" aria-label="{label}">', svg, count=1)

@@ -1,0 +1,103 @@
+"""The timeline of a simulated step: what runs on each device, and what goes over each link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+
+from agent.evaluation.report.figures import Draw, Palette, rectangles
+from envs.problem import Problem
+from envs.simulator.copies import link_name, simulated_copies
+from envs.simulator.simulate import StepTime
+from graphs.graph_rules import PHASES
+from graphs.op_graph import IntArray
+
+N_BINS = 250
+"""Parts of a step; what is separated by less than one of them is drawn as one bar."""
+MOST_LINKS = 12
+"""Links that are drawn, the busiest ones."""
+WIDTH_IN, ROW_IN = 6.6, 0.3
+
+Spans = np.ndarray
+"""Starts and ends in seconds, (n, 2)."""
+
+
+def merged(spans: Spans, least_s: float) -> Spans:
+    """Joins spans that overlap or are separated by less than some seconds; returns them by start."""
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    if not len(spans):
+        return spans
+    ends = np.maximum.accumulate(spans[:, 1])
+    is_first = np.concatenate([[True], spans[1:, 0] > ends[:-1] + least_s])
+    firsts = np.flatnonzero(is_first)
+    lasts = np.concatenate([firsts[1:], [len(spans)]]) - 1
+    return np.stack([spans[firsts, 0], ends[lasts]], axis=1)
+
+
+def device_spans(problem: Problem, device_of: IntArray, step: StepTime) -> dict[tuple[int, int], Spans]:
+    """Spans of the ops by device and phase (an index of `PHASES`)."""
+    phase = np.array([PHASES.index(each) for each in problem.graph.phases])
+    runs = step.finish_s > step.start_s
+    found = {}
+    for device in range(problem.n_devices):
+        for index in range(len(PHASES)):
+            ops = np.flatnonzero(runs & (device_of == device) & (phase == index))
+            if len(ops):
+                found[device, index] = np.stack([step.start_s[ops], step.finish_s[ops]], axis=1)
+    return found
+
+
+def link_spans(problem: Problem, device_of: IntArray) -> dict[str, Spans]:
+    """Spans of the copies by link, of the busiest links."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for copy in simulated_copies(problem, device_of):
+        spans.setdefault(link_name(problem, copy), []).append((copy.start_s, copy.end_s))
+    busiest = sorted(spans, key=lambda link: -sum(end - start for start, end in spans[link]))[:MOST_LINKS]
+    return {link: np.array(spans[link]) for link in sorted(busiest)}
+
+
+def timeline_height_in(problem: Problem, links: Mapping[str, Spans]) -> float:
+    """Height of the figure in inches."""
+    return 0.9 + ROW_IN * (problem.n_devices + len(links))
+
+
+def timeline_figure(
+    problem: Problem, device_of: IntArray, step: StepTime, until_s: float, links: Mapping[str, Spans]
+) -> Draw:
+    """Draws a row of bars per device, coloured by phase, and a thinner one per link.
+
+    Args:
+        until_s: end of the axis, the same for figures that are compared.
+    """
+
+    def draw(figure: Figure, palette: Palette) -> None:
+        axes = figure.add_subplot()
+        names = [device.name for device in problem.cluster.devices]
+        least_s = until_s / N_BINS
+        shown = set()
+        for (device, phase), spans in device_spans(problem, device_of, step).items():
+            label = None if phase in shown else PHASES[phase]
+            shown.add(phase)
+            _add_bars(axes, merged(spans, least_s), device, 0.4, palette.of(phase), label)
+        for at, spans in enumerate(links.values(), len(names)):
+            _add_bars(axes, merged(spans, least_s), at, 0.2, palette.muted, "copies" if links else None)
+        rows = [*names, *links]
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0.0, 1e3 * until_s)
+        axes.set_xlabel("ms")
+        axes.axvline(1e3 * step.total_s, color=palette.ink, linewidth=0.8, linestyle=":")
+        handles, labels = axes.get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        figure.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=4, fontsize=8)
+
+    return draw
+
+
+def _add_bars(axes: object, spans: Spans, row: int, half: float, colour: str, label: str | None) -> None:
+    outline = np.column_stack([1e3 * spans, np.full(len(spans), row - half), np.full(len(spans), row + half)])
+    patch = PathPatch(rectangles(outline), facecolor=colour, edgecolor="none", label=label or "_")
+    axes.add_patch(patch)  # type: ignore[attr-defined]

@@ -34,7 +34,16 @@ one floor do not import each other, but for the modules of `ONE_SUBJECT`, which 
 ONE_SUBJECT = ROOMS[4]
 OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
 MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
-HEAVY = ["torch", "torch_geometric", "stable_baselines3", "sb3_contrib", "tensorboard", "ray", "optuna"]
+HEAVY = [
+    "torch",
+    "torch_geometric",
+    "stable_baselines3",
+    "sb3_contrib",
+    "tensorboard",
+    "ray",
+    "optuna",
+    "matplotlib",
+]
 
 
 def name_of(path: Path) -> str:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.evaluation.html_report import write_report
+from agent.evaluation.report.page import write_report
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import summarise, write_summary
+from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.placers.base import PLACERS, Budget, Placer
 from tests.agent.placement_cases import make_cluster, training_graph
@@ -82,8 +82,7 @@ def main() -> int:
             report=lambda done, total: None,
         )
         lines, n_failed = summarise(result.trials), len(result.failures)
-        write_summary(options.out / "summary.csv", lines)
-        write_report(options.out / "report.html", result.trials, lines, "script", n_failed)
+        write_report(options.out / "report.html", result.trials, "script", n_failed=n_failed)
         print_tables(lines, n_failed)
     except KeyboardInterrupt:
         return 130

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.report.figures import Draw, Palette
-from agent.evaluation.report.intervals import Run, Where, by_run
+from agent.evaluation.report.intervals import Run, by_run
 from agent.evaluation.report.markup import name_of
 from agent.evaluation.results import Trial
 from agent.placers.improvements import Improvement
@@ -85,14 +86,11 @@ def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
                 label=name_of(*run),
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.7g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("evaluations" if of == "evaluations" else "seconds a trial took")
         axes.set_ylabel("step time / one device")
         axes.grid(True)
         figure.legend(loc="outside right upper", fontsize=8)
 
     return draw
-
-
-def all_wheres(trials: Iterable[Trial]) -> list[Where]:
-    """Graphs and clusters, in the order of the trials."""
-    return list(dict.fromkeys((trial.graph, trial.cluster) for trial in trials))

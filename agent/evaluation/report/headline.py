@@ -34,8 +34,8 @@ def headline(trials: Sequence[Trial]) -> str:
     solved = [trial for where in own.values() for trial in where if trial.feasible]
     step_s = geometric_mean(trial.step_time_s for trial in solved)
     n_graphs = len({trial.graph for trial in solved})
-    over = f"over {n_graphs} graphs, a geometric mean" if n_graphs > 1 else f"on {text(solved[0].graph)}"
-    parts = [f"<b>{text(name_of(*best))}</b> finds the fastest steps: {milliseconds(step_s)} ms {over}."]
+    over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {text(solved[0].graph)}"
+    parts = [f"<b>{text(name_of(*best))}</b> finds the fastest steps: {milliseconds(step_s)} ms{over}."]
     parts += _against_others(runs, best, ranked[1:], solved)
     return f'<p class="headline">{" ".join(parts)}</p>'
 
@@ -66,14 +66,15 @@ def _against_others(
     solved: Sequence[Trial],
 ) -> list[str]:
     own = runs[best]
-    parts = []
+    differences = []
     if others and (next_best := compared(own, runs[others[0]])):
-        parts.append(f"That is {_difference(next_best, f'{text(name_of(*others[0]))}, the next best')}.")
+        differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best"))
     if single := ratio_to_single(solved):
-        parts.append(f"One device: {_difference(single, 'the fastest single device')}.")
+        differences.append(_difference(single, "the fastest single device"))
     parallel = runs.get((DATA_PARALLEL, ""))
     if parallel and (against := compared(own, parallel)):
-        parts.append(f"Data parallelism: {_difference(against, 'data parallelism on the same devices')}.")
+        differences.append(_difference(against, "data parallelism on the same devices"))
+    parts = [f"That is {'; '.join(differences)}."] if differences else []
     bound = geometric_mean(
         trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
     )
@@ -84,9 +85,9 @@ def _against_others(
 
 def _difference(ratio: Interval, other: str) -> str:
     """Says how a step time compares with another's, with the interval of the ratio."""
-    interval = f"ratio {ratio.mean:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+    interval = f"95 % interval of the ratio: {ratio.low:.3f} to {ratio.high:.3f}"
     if abs(ratio.mean - 1) < LEAST:
-        return f"as fast as {other} ({interval})"
+        return f"the same as {other}"
     share, word = abs(ratio.mean - 1), "less" if ratio.mean < 1 else "more"
-    shown = "; no difference is shown" if ratio.low <= 1.0 <= ratio.high else ""
-    return f"{share:.1%} {word} time than {other} ({interval}{shown})"
+    shown = ", so no difference is shown" if ratio.low <= 1.0 <= ratio.high else ""
+    return f"{share:.1%} {word} than {other} ({interval}{shown})"

@@ -1,4 +1,4 @@
-"""The placed graph, drawn by layers: level from left to right, position within the level from top to bottom."""
+"""The placed graph, drawn by layers: levels from left to right, the ops of a level from top to bottom."""
 
 from __future__ import annotations
 
@@ -97,9 +97,8 @@ def layer_figure(problem: Problem, device_of: IntArray) -> Draw:
         axes.set_ylim(max(y.max(), 3.0) + 0.6, -0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel(
-            "level" if found.ops_per_cell == 1 else f"level; a square is up to {found.ops_per_cell} ops"
-        )
+        shared = f"; a square is up to {found.ops_per_cell} ops" if found.ops_per_cell > 1 else ""
+        axes.set_xlabel(f"level{shared}")
         figure.legend(loc="outside upper left", ncols=8, fontsize=8)
 
     return draw

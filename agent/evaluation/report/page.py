@@ -25,8 +25,8 @@ CAVEATS = (
     "Step times and ratios are geometric means over graphs and seeds, of feasible placements; "
     "“feasible” is their share. Lower is better.",
     "“To single” is relative to the fastest single device, its memory taken as unlimited. Its 95 % interval "
-    "is by bootstrap: graphs are drawn, and for each of them its seeds. Where there is one graph, it says how "
-    "seeds differ, and nothing of other graphs.",
+    "is by bootstrap: graphs are drawn, and for each of them its seeds. With one graph, it says how seeds "
+    "differ, and nothing of other graphs.",
     "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound; none is below 1.",
@@ -78,14 +78,14 @@ def _progress(n_made: int, n_failed: int, n_trials: int | None) -> str:
 def _content(folder: Path, trials: Sequence[Trial], spec: EvaluationSpec | None) -> str:
     sections = [("Placers", main_tables(trials, summarise(trials)))]
     if orders := order_maps(trials):
-        note = "Step time over that of one device; darker is slower, next to the best order of the family."
+        note = "Step time over one device's. The stronger the colour, the slower next to the best order."
         sections.append(("Orders by family", f'<p class="note">{note}</p>{orders}'))
     sections.append(("Quality against effort", _curves(trials)))
     if any(map(is_learned, trials)):
         sections.append(("Where learned placers lost", loss_table(losses(trials))))
     note = (
-        "Step time of the best seed over the best placement that was found; darker is slower. Numbers link to "
-        "placement files beside this page."
+        "Step time of the best seed over the best placement found; the stronger the colour, the slower. "
+        "Numbers link to placement files beside this page."
     )
     sections.append(("Graphs", f'<p class="note">{note}</p>{graph_table(trials)}'))
     parts = [f"<h2>{heading}</h2>{part}" for heading, part in sections if part]

@@ -20,17 +20,18 @@ STYLE = f"""
 @media (prefers-color-scheme: dark) {{ :root {{ --paper: #16181c; --ink: #e6e6e6; --muted: #a0a4aa;
   --grid: #3a3f46; --soft: #23272e; --bad: #e08214; --link: #8ab4f8; {_series(DARK)} }} }}
 * {{ box-sizing: border-box }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 0 auto; padding: 1rem;
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem;
   color: var(--ink); background: var(--paper); overflow-wrap: anywhere }}
 h1, h2, h3 {{ line-height: 1.25 }} h2 {{ margin-top: 2.2rem }} a {{ color: var(--link) }}
 .headline {{ font-size: 1.2rem; max-width: 60rem }} .note {{ color: var(--muted) }}
 .wide {{ overflow: auto; margin: 1rem 0; max-width: 100% }} .tall {{ max-height: 36rem }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }}
+th, td {{ padding: .2rem .6rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--grid) }}
 th {{ background: var(--paper); position: sticky; top: 0; z-index: 1; font-weight: 600 }}
 .sortable th {{ cursor: pointer }} th[aria-sort=ascending]::after {{ content: " \\25B4" }}
 th[aria-sort=descending]::after {{ content: " \\25BE" }}
-.words td, tr > :first-child, .placers tr > :nth-child(2) {{ text-align: left }}
+.words td, .words th, tr > :first-child, .placers tr > :nth-child(2) {{ text-align: left }}
 code {{ background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere }}
 td a {{ color: inherit; text-decoration-color: var(--muted) }}
 svg {{ vertical-align: middle }} svg text {{ font-family: system-ui, sans-serif !important }}
@@ -41,7 +42,8 @@ svg {{ vertical-align: middle }} svg text {{ font-family: system-ui, sans-serif 
 .one {{ stroke: var(--ink); stroke-dasharray: 2 2 }} .none {{ color: var(--muted) }}
 select {{ font: inherit; max-width: 100% }}
 {_SHADES}
-@media print {{ :root {{ --paper: #fff; --ink: #000; --muted: #555; --grid: #bbb; --soft: #eee; {_series(LIGHT)} }}
+@media print {{
+  :root {{ --paper: #fff; --ink: #000; --muted: #555; --grid: #bbb; --soft: #eee; {_series(LIGHT)} }}
   .wide {{ overflow: visible; max-height: none }} table {{ font-size: 8pt }} th {{ position: static }}
   th, td {{ padding: .1rem .25rem }} .chart svg {{ min-width: 0 }}
   select {{ display: none }} [data-graph] {{ display: block !important; break-inside: avoid }} }}

@@ -11,7 +11,7 @@ from agent.evaluation.report.markup import heat_cell, name_of, placement_link, r
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 from agent.evaluation.summary import Line, geometric_mean
 
-BAR_WIDTH, BAR_HEIGHT = 160, 14
+BAR_WIDTH, BAR_HEIGHT = 110, 14
 MOST_LOSSES = 25
 """Losses that are listed."""
 HEADINGS = (

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from agent.evaluation.config import EvaluationError
-from agent.evaluation.html_report import write_report
+from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, Journal
 from agent.evaluation.run import _write_if_best, evaluate, placement_path
-from agent.evaluation.summary import summarise, write_summary
+from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, Budget
@@ -53,8 +53,7 @@ def test_an_evaluation_of_failures_only_is_reported(tmp_path, monkeypatch, capsy
     assert [failure.reason for failure in result.failures] == 2 * ["EvaluationError: no"]
     assert not (tmp_path / "failures.log").exists()
     lines = summarise(result.trials)
-    write_summary(tmp_path / "summary.csv", lines)
-    write_report(tmp_path / "report.html", result.trials, lines, "command", 2)
+    write_report(tmp_path / "report.html", result.trials, "command", n_failed=2)
     print_tables(lines, 2)
     assert "2 trials failed; see failures.csv" in capsys.readouterr().out.splitlines()
     assert "<p>2 trials failed; see failures.csv</p>" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,222 @@
+"""The report: what it says, its structure, that colours follow the theme, and its size."""
+
+import math
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from agent.evaluation.report.chosen import losses, pairs
+from agent.evaluation.report.curves import lines_of
+from agent.evaluation.report.details import detail_section
+from agent.evaluation.report.headline import headline
+from agent.evaluation.report.intervals import bootstrap
+from agent.evaluation.report.layers import aggregated, levels, positions
+from agent.evaluation.report.page import write_report
+from agent.evaluation.report.tables import order_maps
+from agent.evaluation.report.timelines import merged
+from agent.evaluation.results import DATA_PARALLEL
+from agent.evaluation.run import evaluate
+from agent.placers.improvements import Improvement
+from tests.agent.evaluation.report_cases import synthetic_trials
+from tests.agent.evaluation_cases import make_trial, quiet, small_spec
+from tests.agent.placement_cases import make_cluster, training_graph
+
+VOID = {"meta", "link", "br", "path", "rect", "line"}
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order; collects elements and links."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.links, self.fetched = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.seen.append(tag)
+        self.links += [attributes["href"]] if tag == "a" else []
+        self.fetched += [value for name, value in attributes.items() if name in ("src", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """Folder of a small evaluation with its report."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    spec = small_spec(placers=("single", "heft", "annealing", DATA_PARALLEL))
+    trials = evaluate(spec, folder, report=quiet).trials
+    write_report(folder / "report.html", trials, "evaluate.py", spec=spec)
+    return folder
+
+
+def test_structure(reported):
+    text = (reported / "report.html").read_text()
+    page = Page(text)
+    assert page.seen.count("select") == 1
+    assert page.seen.count("option") == 2
+    assert text.count(" data-graph=") == 2
+    # two curves; for each graph, two placers with a timeline and a drawing
+    assert text.count("<svg viewBox") == 2 + 2 * 2 * 2
+    for heading in ("Placers", "Quality against effort", "Single graphs", "Graphs", "How to read this"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "Where learned placers lost" not in text
+
+
+def test_links_lead_to_placements(reported):
+    links = Page((reported / "report.html").read_text()).links
+    assert len(set(links)) == 2 * 3  # graphs x placers; data parallelism is no placement
+    assert all((reported / link).is_file() for link in links)
+
+
+def test_nothing_is_fetched_and_colours_follow_the_theme(reported):
+    text = (reported / "report.html").read_text()
+    page = Page(text)
+    assert page.fetched == []
+    assert not {"link", "img", "image", "iframe"} & set(page.seen)
+    assert "url(http" not in text
+    assert "@import" not in text
+    charts = text[text.index("Quality against effort") : text.index("How to read this")]
+    assert "var(--ink)" in charts
+    assert "var(--s0)" in charts
+    assert "#0" not in charts  # no placeholder is left
+    assert "#ffffff" not in charts
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_partial_report_says_so(tmp_path):
+    path = tmp_path / "report.html"
+    trials = synthetic_trials(2)
+    write_report(path, trials, "command", n_failed=1, n_trials=40)
+    assert f"{len(trials) + 1} of 40 trials so far." in path.read_text()
+    write_report(path, trials, "command", n_trials=len(trials))
+    assert "so far." not in path.read_text()
+
+
+def test_a_report_of_nothing(tmp_path):
+    write_report(tmp_path / "report.html", [], "command", n_trials=5)
+    assert "No placement is feasible so far." in (tmp_path / "report.html").read_text()
+    trials = [make_trial(feasible=False), make_trial(graph="h", feasible=False)]
+    write_report(tmp_path / "report.html", trials, "command")
+    assert "memory" in (tmp_path / "report.html").read_text()
+
+
+def test_1000_graphs_take_at_most_5_mb(tmp_path):
+    placers = [(name, "") for name in (*(f"placer{index}" for index in range(9)), DATA_PARALLEL)]
+    trials = synthetic_trials(1000, placers=[("policy", "topo"), *placers], n_improvements=4)
+    write_report(tmp_path / "report.html", trials, "command")
+    assert (tmp_path / "report.html").stat().st_size < 3.5e6  # without single graphs
+
+
+def test_single_graphs_take_at_most_1_5_mb(tmp_path):
+    graphs = tuple(training_graph(60, 6, name=f"large{index}") for index in range(7))
+    spec = small_spec(graphs=graphs, clusters=(make_cluster(4),), placers=("heft", "random"), seeds=1)
+    trials = evaluate(spec, tmp_path, report=quiet).trials
+    section = detail_section(spec, tmp_path, pairs(trials))
+    assert section.count("<option") == 6
+    assert len(section) < 1.5e6
+
+
+def times(**by_placer):
+    return [
+        make_trial(graph=f"g{index}", placer=placer, step_time_s=step_s, improvements=())
+        for placer, all_s in by_placer.items()
+        for index, step_s in enumerate(all_s)
+    ]
+
+
+def test_headline_compares_the_best():
+    trials = times(heft=[1.0, 1.0], annealing=[2.0, 2.0], single=[4.0, 4.0])
+    trials += [make_trial(graph=f"g{i}", placer=DATA_PARALLEL, step_time_s=0.5) for i in range(2)]
+    said = headline(trials)
+    assert "<b>heft</b> finds the fastest steps: 1,000 ms" in said
+    assert "50.0% less than annealing, the next best" in said
+    assert "75.0% less than the fastest single device" in said
+    assert "100.0% more than data parallelism" in said
+
+
+def test_headline_prefers_placers_that_solve_all():
+    trials = times(heft=[1.0, 1.0], single=[4.0, 4.0])
+    trials[0] = make_trial(graph="g0", placer="heft", feasible=False)
+    assert "<b>single</b>" in headline(trials)
+
+
+def test_bootstrap_of_equal_ratios_is_a_point():
+    assert bootstrap([[math.log(0.5)] * 3] * 4) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_bootstrap_covers_the_mean_of_most_samples():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(40):
+        found = bootstrap(rng.normal(0.0, 0.2, (30, 2)).tolist())
+        assert found.low < found.mean < found.high
+        covered += found.low <= 1.0 <= found.high
+    assert 33 <= covered <= 40
+
+
+def test_losses_are_those_of_the_best_learned_placer():
+    trials = times(policy=[2.0, 1.0, 3.0], heft=[1.0, 2.0, 2.0])
+    found = losses(trials)
+    assert [(loss.where[0], loss.ratio) for loss in found] == [
+        ("g0", pytest.approx(2.0)),
+        ("g2", pytest.approx(1.5)),
+    ]
+
+
+def test_pairs_begin_with_the_largest_difference():
+    found = pairs(times(policy=[2.0, 1.0, 3.0], heft=[1.0, 4.0, 2.0], single=[9.0, 9.0, 9.0]))
+    assert [(pair.left.graph, pair.left.placer, pair.right.placer) for pair in found] == [
+        (graph, "policy", "heft") for graph in ("g1", "g0", "g2")
+    ]
+    (alone,) = pairs(times(heft=[1.0], annealing=[2.0], single=[9.0]))
+    assert (alone.left.placer, alone.right.placer) == ("heft", "single")
+
+
+def test_a_curve_is_the_mean_of_the_best_so_far():
+    steps = (Improvement(1, 0.1, 4.0), Improvement(100, 0.2, 1.0)), (Improvement(2, 0.1, 4.0),)
+    trials = [
+        make_trial(graph=f"g{index}", step_time_s=each[-1].step_time_s, evaluations=1000, improvements=each)
+        for index, each in enumerate(steps)
+    ]
+    spent, ratio = lines_of(trials, "evaluations")["p", ""]
+    assert (spent[0], spent[-1]) == (pytest.approx(2), pytest.approx(1000))
+    assert ratio[spent < 99] == pytest.approx(1.0)
+    assert ratio[spent > 101] == pytest.approx(0.5)  # the mean of 1/4 and 1
+
+
+def test_order_maps_need_two_orders():
+    assert order_maps(synthetic_trials(2, placers=(("policy", "topo"),))) == ""
+    assert order_maps(synthetic_trials(30)).count("<tr>") == 3
+
+
+def test_merged_spans_keep_gaps_that_can_be_seen():
+    spans = np.array([[5.0, 6.0], [0.0, 1.0], [1.05, 2.0], [0.2, 0.4]])
+    assert merged(spans, 0.1).tolist() == [[0.0, 2.0], [5.0, 6.0]]
+    assert merged(np.empty((0, 2)), 0.1).shape == (0, 2)
+
+
+def test_levels_grow_along_edges_and_positions_are_distinct():
+    graph = training_graph(20, 3)
+    level = levels(graph)
+    assert (level[graph.edges[:, 0]] < level[graph.edges[:, 1]]).all()
+    assert len(set(zip(level.tolist(), positions(level).tolist(), strict=True))) == graph.n_ops
+
+
+def test_large_graphs_are_aggregated():
+    graph = training_graph(150, 3)
+    device_of = np.arange(graph.n_ops) % 2
+    found = aggregated(graph, device_of, 2)
+    assert len(found.x) < graph.n_ops
+    assert found.ops_per_cell > 1
+    assert set(found.device.tolist()) <= {0, 1}

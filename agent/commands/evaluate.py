@@ -52,7 +52,7 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
-    trace = options.pop("trace")
+    trace, tensorboard = options.pop("trace"), options.pop("tensorboard")
     measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
@@ -72,6 +72,8 @@ def _main(words: Sequence[str]) -> int:
             found, n_failed = _compare(spec, **run, command=command)
             if trace or config.model is not None:
                 _hand_over(spec, out, found, trace)
+            if tensorboard:
+                _write_events(spec, out, found)
             if measuring:
                 _measure(measuring, measure, spec, found)
     except KeyboardInterrupt:
@@ -193,6 +195,13 @@ def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: 
     print_lines(write_handovers(spec, out, trials, trace=trace))
 
 
+def _write_events(spec: EvaluationSpec, out: Path, trials: Sequence[Trial]) -> None:
+    """Writes what TensorBoard shows, and prints where it is."""
+    from agent.evaluation.tensorboard.events import write_events
+
+    print(f"tensorboard: {write_events(spec, out, trials)}")
+
+
 class _PrintCluster(argparse.Action):
     """Prints a cluster as a cluster file and ends the command."""
 
@@ -286,6 +295,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         default=False,
         help="write a trace (Perfetto) of every placement kept, not only of a --model's",
+    )
+    run.add_argument(
+        "--tensorboard",
+        action="store_true",
+        default=False,
+        help="write placed graphs, timelines and final ratios for TensorBoard",
     )
     run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
     run.add_argument(

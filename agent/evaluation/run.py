@@ -187,16 +187,12 @@ def placement_path(folder: Path, trial: Trial) -> Path:
     """Path of the placement of a trial; the file's stem is its placer and order."""
     stem = f"{trial.placer}.{trial.order}" if trial.order else trial.placer
     return (
-        folder
-        / "placements"
-        / _file_name(trial.cluster)
-        / _file_name(trial.graph)
-        / f"{_file_name(stem)}.json"
+        folder / "placements" / file_name(trial.cluster) / file_name(trial.graph) / f"{file_name(stem)}.json"
     )
 
 
-def _file_name(name: str) -> str:
-    """A name that every file system takes; a digest keeps changed names apart."""
+def file_name(name: str) -> str:
+    """Makes a name that every file system takes; a digest keeps changed names apart."""
     safe = re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".")[:100]
     return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agent.event_file import EventFile
 from agent.training.metrics import (
     ITERATION,
     PROGRESS,
@@ -28,10 +26,9 @@ from agent.training.metrics import (
 from graphs.errors import InputError
 from graphs.io.json_files import write_bytes_atomic
 
-if TYPE_CHECKING:
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
 Metrics = Mapping[str, float]
+FINAL_RATIO = "best_score"
+"""The closing number that hyperparameters are compared by: the step-time ratio of the policy kept."""
 MEND = "mend it, or train anew under another name"
 
 
@@ -90,9 +87,6 @@ class MetricsFile:
 class TensorBoard:
     """Writes scalars by decision, what they mean as text, and the hyperparameters with the closing numbers.
 
-    It writes each event at once and by itself: `SummaryWriter` does so in a thread, and where that fails, as
-    on a full disk, prints a traceback.
-
     Args:
         folder: where an event file is made at the first report; scalars that a killed run left, of the same
             or later decisions, are dropped from the curves.
@@ -105,7 +99,7 @@ class TensorBoard:
             key: ", ".join(map(str, value)) if isinstance(value, list) else value if value is not None else ""
             for key, value in settings.items()
         }
-        self._records: RecordWriter | None = None
+        self._records: EventFile | None = None
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Writes each metric as a scalar."""
@@ -113,7 +107,7 @@ class TensorBoard:
 
         records = self._records or self._open(timesteps)
         for name, value in metrics.items():
-            _write_event(records, timesteps, summary=scalar(name, value))  # type: ignore[no-untyped-call]
+            records.write(timesteps, summary=scalar(name, value))  # type: ignore[no-untyped-call]
         records.flush()
 
     def close(self, final: Metrics) -> None:
@@ -123,23 +117,20 @@ class TensorBoard:
         if self._records is None:
             return
         with closing(self._records) as records:
-            named = {f"{TRAINING}/final_{name}": value for name, value in final.items()}
+            ratio_first = sorted(final, key=lambda name: name != FINAL_RATIO)
+            named = {f"{TRAINING}/final_{name}": final[name] for name in ratio_first}
             for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
-                _write_event(records, 0, summary=summary)
+                records.write(0, summary=summary)
             for name, value in named.items():
-                _write_event(records, 0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
+                records.write(0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
 
-    def _open(self, first_timestep: int) -> RecordWriter:
+    def _open(self, first_timestep: int) -> EventFile:
         from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import text
 
-        # TensorBoard reads the event files of a folder in the order of their names.
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        records = self._records = RecordWriter((self._folder / name).open("xb"))
-        _write_event(records, 0, file_version="brain.Event:2")
-        _write_event(records, first_timestep, session_log=SessionLog(status=SessionLog.START))
-        _write_event(records, 0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]
+        records = self._records = EventFile(self._folder)
+        records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
+        records.write(0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]
         return records
 
 
@@ -212,9 +203,3 @@ def _read_rows(path: Path) -> list[tuple[int, str]]:
             raise MetricsError(f"{path}:{number}: has no whole number as '{ITERATION}'; {MEND}")
         rows.append((iteration, row))
     return rows
-
-
-def _write_event(records: RecordWriter, timesteps: int, **content: Any) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    records.write(Event(wall_time=time.time(), step=timesteps, **content).SerializeToString())

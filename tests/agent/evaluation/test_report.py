@@ -120,7 +120,7 @@ def test_1000_graphs_take_at_most_5_mb(tmp_path):
 
 def test_single_graphs_take_at_most_1_5_mb(tmp_path):
     graphs = tuple(training_graph(60, 6, name=f"large{index}") for index in range(7))
-    spec = small_spec(graphs=graphs, clusters=(make_cluster(4),), placers=("heft", "random"), seeds=1)
+    spec = small_spec(graphs=graphs, clusters=(make_cluster(4, 1e13),), placers=("heft", "random"), seeds=1)
     trials = evaluate(spec, tmp_path, report=quiet).trials
     section = detail_section(spec, tmp_path, pairs(trials))
     assert section.count("<option") == 6

@@ -1,4 +1,4 @@
-"""The report in headless Chromium: it fits narrow screens, is dark where that is preferred, and sorts by click."""
+"""The report in headless Chromium: it fits narrow screens, follows the theme, and sorts by click."""
 
 import re
 import shutil

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from agent.training.metrics import ITERATION
 from agent.training.reporters import MetricsError, MetricsFile, TensorBoard
@@ -92,6 +93,17 @@ def test_curves_of_a_run_that_goes_on_have_no_doubles(tmp_path: Path) -> None:
     assert losses == [(10, 1), (20, 2), (30, 3.5), (40, 4.5), (50, 5.5), (60, 6.5)]
     assert [event.value for event in events.Scalars("training/final_best_score")] == [0.25]
     assert "metrics/text_summary" in events.Tags()["tensors"]
+
+
+def test_hyperparameters_are_listed_against_the_final_ratio_first(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, {"seed": 0})
+    board.report(10, {"update/loss": 1.0})
+    board.close({"timesteps": 10.0, "wall_s": 1.0, "best_score": 0.25})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    assert metrics[0].name.tag == "training/final_best_score"
+    assert len(metrics) == 3
 
 
 def test_nothing_is_written_before_the_first_report(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What TensorBoard shows of an evaluation."""

@@ -1,0 +1,89 @@
+"""What TensorBoard reads of an evaluation."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from agent.evaluation.report.details import read_placed
+from agent.evaluation.run import evaluate
+from agent.evaluation.tensorboard.events import STEP_TAG, write_events
+from agent.evaluation.tensorboard.graph_events import SECONDS, node_names
+from tests.agent.evaluation_cases import quiet, small_spec
+from tests.agent.placement_cases import training_graph
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of an evaluation, what it is of, its trials and its events."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    spec = small_spec(placers=("single", "heft"))
+    trials = evaluate(spec, folder, report=quiet).trials
+    write_events(spec, folder, trials)
+    return folder, spec, trials, write_events(spec, folder, trials)  # the second replaces the first
+
+
+def read(folder):
+    assert len(list(folder.iterdir())) == 1
+    return EventAccumulator(str(folder)).Reload()
+
+
+def test_the_placed_graph_has_devices_and_times(written):
+    folder, spec, trials, events = written
+    trial = next(each for each in trials if (each.graph, each.placer) == ("b", "heft"))
+    placed = read_placed(spec, folder, trial)
+    seen = read(events / "graphs" / "b.two" / "heft")
+    nodes = seen.Graph().node
+    names = node_names(placed.problem.graph)
+    assert [node.name for node in nodes] == names
+    assert len(set(names)) == len(names)
+    devices = [placed.problem.cluster.devices[device].name for device in placed.device_of]
+    assert [node.device for node in nodes] == devices
+    seconds = placed.problem.op_seconds[np.arange(len(names)), placed.device_of]
+    assert [node.attr[SECONDS].f for node in nodes] == pytest.approx(seconds.tolist())
+    edges = {(producer, node.name) for node in nodes for producer in node.input}
+    assert edges == {(names[one], names[other]) for one, other in placed.problem.graph.edges.tolist()}
+
+
+def test_the_statistics_say_when_each_op_ran(written):
+    folder, spec, trials, events = written
+    trial = next(each for each in trials if (each.graph, each.placer) == ("a", "heft"))
+    step = read_placed(spec, folder, trial).step
+    stats = read(events / "graphs" / "a.two" / "heft").RunMetadata(STEP_TAG).step_stats
+    by_name = {each.node_name: each for device in stats.dev_stats for each in device.node_stats}
+    for op, name in enumerate(node_names(spec.graphs[0])):
+        took_us = 1e6 * (step.finish_s[op] - step.start_s[op])
+        assert by_name[name].all_end_rel_micros == pytest.approx(took_us, abs=1)
+        assert by_name[name].all_start_micros == pytest.approx(1e6 * step.start_s[op], abs=1)
+
+
+def test_pictures_are_drawn(written):
+    *_, events = written
+    seen = read(events / "graphs" / "a.two" / "single")
+    assert sorted(seen.Tags()["images"]) == ["layers", "timeline"]
+    for folder, tag in ((events / "graphs" / "a.two" / "single", "timeline"), (events / "all", None)):
+        reader = read(folder)
+        (picture,) = reader.Images(tag or reader.Tags()["images"][0])
+        with Image.open(io.BytesIO(picture.encoded_image_string)) as image:
+            assert np.ptp(np.asarray(image), axis=(0, 1)).min() > 100
+
+
+def test_the_final_ratio_is_the_first_metric(written):
+    *_, trials, events = written
+    seen = read(events / "placers" / "heft")
+    own = [each.ratio_to_single for each in trials if each.placer == "heft"]
+    assert seen.Scalars("final/ratio_to_single")[0].value == pytest.approx(np.exp(np.log(own).mean()))
+    content = seen.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    assert experiment.metric_infos[0].name.tag == "final/ratio_to_single"
+    assert {info.name for info in experiment.hparam_infos} >= {"placer", "order", "budget_evaluations"}
+
+
+def test_node_names_are_valid_and_distinct():
+    graph = training_graph(3, 2)
+    names = node_names(graph)
+    assert len(set(names)) == graph.n_ops
+    assert all(name[0].isalnum() for name in names)

@@ -90,8 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     budget=Budget(None, seconds),
                     policy=policy,
                 )
-                with progress_bar() as report:
-                    evaluate(spec, folder_of(options.cluster, seconds), report=report)
+                with progress_bar() as (report, show_time_left):
+                    folder = folder_of(options.cluster, seconds)
+                    evaluate(spec, folder, report=report, show_time_left=show_time_left)
         found = compare(options.cluster, options.seconds)
         print(f"\nStep time over {BASELINE} in equal time, 95 % intervals over families, graphs and seeds:\n")
         print(table(found, "ratio"))

@@ -14,6 +14,10 @@ MOST = 6
 """Graphs that are shown one by one; each takes some hundred kilobytes."""
 
 
+LEAST_LOSS = 0.001
+"""Share by which a placer must be slower to have lost."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """The best trials of two placers on one graph and cluster.
@@ -80,7 +84,7 @@ def _losses(trials: Sequence[Trial]) -> Iterator[Loss]:
                     times.setdefault(where, {})[run] = log
     for where, by_placer in times.items():
         learned, other = _best(by_placer, True), _best(by_placer, False)
-        if learned and other and by_placer[learned] > by_placer[other] + 1e-9:
+        if learned and other and by_placer[learned] > by_placer[other] + LEAST_LOSS:
             yield Loss(where, learned, other, math.exp(by_placer[learned] - by_placer[other]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent.evaluation.cells import Case, by_case, figures, milliseconds, number, title
-from agent.evaluation.report.chosen import Loss
+from agent.evaluation.report.chosen import LEAST_LOSS, Loss
 from agent.evaluation.report.intervals import Interval, Run, ratio_to_single
 from agent.evaluation.report.markup import heat_cell, name_of, placement_link, row, table, text
 from agent.evaluation.results import Trial, best_times, ratio_to_best
@@ -110,7 +110,7 @@ def _graph_row(
 def loss_table(losses: Sequence[Loss]) -> str:
     """A table of the graphs on which learned placers lost, the greatest loss first."""
     if not losses:
-        return "<p>Nowhere: on no graph was another placer faster than the best learned one.</p>"
+        return f"<p>On no graph was the best learned placer slower than another by more than {LEAST_LOSS:.1%}.</p>"
     headings = ("graph", "cluster", "best learned", "faster", "slower by")
     rows = [
         row(
@@ -127,7 +127,8 @@ def loss_table(losses: Sequence[Loss]) -> str:
         )
     ]
     more = f" The {MOST_LOSSES} greatest are listed." if len(losses) > MOST_LOSSES else ""
-    said = f"<p>On {len(losses)} graphs (means over seeds).{more}</p>"
+    count = "1 graph" if len(losses) == 1 else f"{len(losses)} graphs"
+    said = f"<p>On {count} (means over seeds) by more than {LEAST_LOSS:.1%}.{more}</p>"
     return f"{said}{table(headings, rows, 'sortable words')}"
 
 

@@ -92,9 +92,11 @@ def test_a_small_comparison_end_to_end(here):
     placement = json.loads((here / "out" / "placements" / "4xv100" / "toy" / "heft.json").read_text())
     assert placement["device_of"].keys() == {f"op{i}" for i in range(6)}
     assert "annealing" in done.stdout
-    again = run(here, *words, "single", "heft", "annealing", "--budget", "50", "--seeds", "2", "--out", "out")
-    assert again.returncode == 0
+    flags = ("--budget", "50", "--seeds", "2", "--out", "out", "--tensorboard")
+    again = run(here, *words, "single", "heft", "annealing", *flags)
+    assert again.returncode == 0, again.stderr
     assert rows_of(here / "out") == rows
+    assert list((here / "out" / "tensorboard" / "placers" / "heft").glob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def _graph_row(
 def loss_table(losses: Sequence[Loss]) -> str:
     """A table of the graphs on which learned placers lost, the greatest loss first."""
     if not losses:
-        return f"<p>On no graph was the best learned placer slower than another by more than {LEAST_LOSS:.1%}.</p>"
+        return f"<p>Nowhere: no best learned placer was slower by more than {LEAST_LOSS:.1%}.</p>"
     headings = ("graph", "cluster", "best learned", "faster", "slower by")
     rows = [
         row(

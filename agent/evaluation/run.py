@@ -90,7 +90,7 @@ def evaluate(
         refreshers = [Refresher(lambda: _write_tables(folder, found()), every_s=TABLES_EVERY_S)]
         if write_partial is not None:
             refreshers.append(
-                Refresher(lambda: write_partial(found()), every_s=REPORT_EVERY_S, first_s=TABLES_EVERY_S)
+                Refresher(lambda: write_partial(found()), every_s=REPORT_EVERY_S, first_s=REPORT_EVERY_S)
             )
         missing = [task for key, task in tasks.items() if key not in journal.trials]
         kept = len(tasks) - len(missing)

@@ -31,10 +31,11 @@ COLUMNS = (
     "ratio_to_single",
     "ratio_to_best",
     "granularity",
+    "cpu_s",
 )
 
 
-OPTIONAL = frozenset({"improvements"})
+OPTIONAL = frozenset({"improvements", "cpu_s"})
 """Fields of a trial that older journals lack."""
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
@@ -57,7 +58,8 @@ class Trial:
     Attributes:
         order: in which the policy visited ops; empty for other placers.
         step_time_s: of the placement found, feasible or not.
-        evaluations, wall_s: what the placer used.
+        evaluations, wall_s, cpu_s: what the placer used: placements simulated, seconds, processor seconds of
+            all threads.
         lower_bound_s: no placement has a shorter step; the same number in all rows of a graph and cluster.
         single_s: step time of the fastest single device, its memory unlimited.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
@@ -79,6 +81,7 @@ class Trial:
     single_s: float
     seen: str
     granularity: str = "op"
+    cpu_s: float = 0.0
     improvements: tuple[Improvement, ...] = field(default=(), compare=False)
 
     @property

@@ -33,7 +33,7 @@ class Line:
         ratio_to_bound: geometric mean of step time over lower bound, at least 1; None for data parallelism,
             which the bound does not hold for.
         feasible_share: share of the trials whose placement is feasible.
-        evaluations, wall_s: mean per trial.
+        evaluations, wall_s, cpu_s: mean per trial.
         granularity: what one decision placed.
     """
 
@@ -53,6 +53,7 @@ class Line:
     evaluations: float
     wall_s: float
     granularity: str
+    cpu_s: float
 
 
 COLUMNS = tuple(item.name for item in fields(Line))
@@ -83,6 +84,7 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             evaluations=fmean(trial.evaluations for trial in group),
             wall_s=fmean(trial.wall_s for trial in group),
             granularity=granularity,
+            cpu_s=fmean(trial.cpu_s for trial in group),
         )
         for (family, cluster, placer, order, seen, granularity), group in groups.items()
     ]

@@ -36,8 +36,8 @@ class Worker:
         if task.placer == DATA_PARALLEL:
             return self._data_parallel(task), None
         found = self._place(task)
-        trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations, found.wall_s)
-        trial = replace(trial, improvements=found.improvements)
+        trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations)
+        trial = replace(trial, wall_s=found.wall_s, cpu_s=found.cpu_s, improvements=found.improvements)
         return trial, found.placement.device_of
 
     def attempt(self, task: Task) -> Outcome:
@@ -72,14 +72,14 @@ class Worker:
 
     def _data_parallel(self, task: Task) -> Trial:
         self._runner.warm_up_simulator(self._problem.cluster)
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         found = simulate_data_parallel(self._problem)
-        wall_s = time.perf_counter() - began
-        return self._trial(task, found.seconds_per_batch, found.fits, found.evaluations, wall_s)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        trial = self._trial(task, found.seconds_per_batch, found.fits, found.evaluations)
+        return replace(trial, wall_s=wall_s, cpu_s=cpu_s)
 
-    def _trial(
-        self, task: Task, step_time_s: float, feasible: bool, evaluations: int, wall_s: float
-    ) -> Trial:
+    def _trial(self, task: Task, step_time_s: float, feasible: bool, evaluations: int) -> Trial:
+        """A trial that took no time."""
         problem = self._problem
         return Trial(
             graph=problem.graph.name,
@@ -91,7 +91,7 @@ class Worker:
             step_time_s=float(step_time_s),
             feasible=feasible,
             evaluations=evaluations,
-            wall_s=wall_s,
+            wall_s=0.0,
             lower_bound_s=self._bound_s,
             single_s=problem.scale_s,
             seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),

@@ -63,6 +63,7 @@ class PlacementResult:
         placement: the best placement it scored; a feasible one beats any that is out of memory.
         evaluations: placements it simulated.
         wall_s: seconds it took, scoring included.
+        cpu_s: processor seconds of it, of all threads of this process.
         improvements: when its best feasible placement got better, thinned; may be empty.
     """
 
@@ -70,6 +71,7 @@ class PlacementResult:
     placement: Placement
     evaluations: int
     wall_s: float
+    cpu_s: float
     improvements: tuple[Improvement, ...] = ()
 
     @cached_property
@@ -97,7 +99,7 @@ class SearchState:
         self.best: IntArray | None = None
         self.best_score = (np.inf, np.inf)
         self._improvements = Improvements()
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     @property
     def elapsed_s(self) -> float:
@@ -215,7 +217,8 @@ class SearchState:
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
         placement, improvements = Placement(self.best), self._improvements.all()
-        return PlacementResult(self.problem, placement, self.evaluations, self.elapsed_s, improvements)
+        cpu_s = time.process_time() - self._cpu_began
+        return PlacementResult(self.problem, placement, self.evaluations, self.elapsed_s, cpu_s, improvements)
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]

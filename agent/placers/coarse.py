@@ -19,7 +19,8 @@ def place_coarsely(
     Step time and memory are those of the graph itself; evaluations are of the coarse one.
     """
     found = placer.place(coarse, budget, rng)
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     device_of = coarse.coarsening.expand(found.placement.device_of)
     wall_s = found.wall_s + time.perf_counter() - began
-    return PlacementResult(coarse.fine, Placement(device_of), found.evaluations, wall_s)
+    cpu_s = found.cpu_s + time.process_time() - cpu_began
+    return PlacementResult(coarse.fine, Placement(device_of), found.evaluations, wall_s, cpu_s)

@@ -111,4 +111,7 @@ def rows_of(run: Path) -> list[dict[str, object]]:
 def trials_of(out: Path) -> list[dict[str, str]]:
     """Rows of `results.csv`, without what depends on the clock."""
     with (out / "results.csv").open() as file:
-        return [{key: value for key, value in row.items() if key != "wall_s"} for row in csv.DictReader(file)]
+        return [
+            {key: value for key, value in row.items() if key not in ("wall_s", "cpu_s")}
+            for row in csv.DictReader(file)
+        ]

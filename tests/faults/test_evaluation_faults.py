@@ -43,7 +43,7 @@ def table(file: Path) -> Rows:
 def found(folder: Path) -> Rows:
     """The rows of an evaluation without the wall time."""
     return [
-        {name: cell for name, cell in row.items() if name != "wall_s"}
+        {name: cell for name, cell in row.items() if name not in ("wall_s", "cpu_s")}
         for row in table(folder / "results.csv")
     ]
 

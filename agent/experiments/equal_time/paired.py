@@ -29,7 +29,7 @@ class Paired:
         low, high: its 95 % interval, from resampling families, graphs of a family and seeds of a graph.
         to_single: geometric mean of the step time over that of the fastest single device.
         wins, losses: graphs on which it is faster or slower by more than `LEVEL`, seeds taken together.
-        taken_s: mean seconds of a trial.
+        cpu_s: mean processor seconds of a trial.
     """
 
     placer: str
@@ -42,7 +42,7 @@ class Paired:
     losses: int
     graphs: int
     evaluations: float
-    taken_s: float
+    cpu_s: float
 
     def cell(self, value: str) -> str:
         """A value as the cell of a table: `ratio`, `wins`, `to_single` or `taken`."""
@@ -50,7 +50,7 @@ class Paired:
             "ratio": f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})",
             "wins": f"{self.wins} : {self.losses} of {self.graphs}",
             "to_single": f"{self.to_single:.3f}",
-            "taken": f"{self.taken_s:.3g}",
+            "taken": f"{self.cpu_s:.3g}",
         }[value]
 
 
@@ -80,7 +80,7 @@ def pair(trials: Sequence[Trial], baseline: str, seconds: float) -> Iterator[Pai
                 losses=sum(mean > LEVEL for mean in means),
                 graphs=len(shared),
                 evaluations=fmean(each.evaluations for where in shared for each in cases[where]),
-                taken_s=fmean(each.wall_s for where in shared for each in cases[where]),
+                cpu_s=fmean(each.cpu_s for where in shared for each in cases[where]),
             )
 
 

@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table(found, "wins"))
         print("\nStep time over one device:\n")
         print(table(found, "to_single"))
-        print("\nSeconds that were taken, mean:\n")
+        print("\nProcessor seconds that were taken, mean:\n")
         print(table(found, "taken"))
         if options.rows:
             columns = [item.name for item in fields(Paired)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.evaluation.bound_kernels import earliest_starts
 from envs.problem import Problem
-from graphs.levels import b_level, t_level
 from graphs.limits import MIN_SECONDS
-from graphs.op_graph import FloatArray
+from graphs.op_graph import Csr, FloatArray, IntArray
 
 WINDOWS = 64
 """Earliest starts at which the windowed work bound is taken."""
@@ -16,10 +16,12 @@ ROUNDS = 100
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """Lower bound on the step time of every placement, in seconds; ignores transfers and memory.
+    """Lower bound on the step time of every placement, in seconds; ignores contention and memory.
 
     The greatest of
-    - the critical path, each op on its fastest device;
+    - the critical path: each op on its fastest device, not before what it reads can be there and not later
+      than what reads it needs (`bound_kernels`: near-critical relatives of an op are on its device, one after
+      the other, or pay a transfer);
     - the serial time of a placement unit on its best device, and the least time before and after it;
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
@@ -28,11 +30,9 @@ def lower_bound_s(problem: Problem) -> float:
 
     A device is idle for `op_gap_s` after each op but its last.
     """
-    graph, seconds = problem.graph, problem.op_seconds
+    seconds = problem.op_seconds
     fastest = seconds.min(axis=1)
-    instant = np.zeros(graph.n_tensors)
-    tail = b_level(graph, fastest, instant) - fastest
-    head = t_level(graph, fastest, instant)
+    head, tail = heads_and_tails(problem)
     occupied = np.where(seconds > 0, seconds + problem.cluster.op_gap_s, 0.0)
     critical_path = float((head + fastest + tail).max())
     unit = _unit_bound(problem, occupied, head, tail)
@@ -42,6 +42,46 @@ def lower_bound_s(problem: Problem) -> float:
     issued_s = n_issued * problem.cluster.issue_s
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
     return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, issue, 0.0)
+
+
+def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:
+    """Least seconds before the start of each op, and from its end to the end of the step, (n_ops,) each."""
+    graph = problem.graph
+    consumer = graph.consumers.items
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+    apart_s = _least_transfer_s(problem)[tensor]
+    producer, last = graph.tensor_producer[tensor], graph.n_ops - 1
+    gap_s = float(problem.cluster.op_gap_s)
+    forward = _edges(consumer, producer, apart_s, graph.n_ops)
+    backward = _edges(last - producer, last - consumer, apart_s, graph.n_ops)
+    seconds = np.ascontiguousarray(problem.op_seconds)
+    head: FloatArray = earliest_starts(*forward, graph.unit_of, seconds, gap_s)
+    units, reversed_s = np.ascontiguousarray(graph.unit_of[::-1]), np.ascontiguousarray(seconds[::-1])
+    tail: FloatArray = earliest_starts(*backward, units, reversed_s, gap_s)
+    return head, tail[::-1]
+
+
+def _edges(
+    reader: IntArray, producer: IntArray, apart_s: FloatArray, n_ops: int
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Rows of what each op reads: bounds of the rows, producers, and the least seconds of a transfer."""
+    rows = Csr.from_pairs(reader, np.arange(len(reader)), n_ops)
+    return rows.ptr, producer[rows.items], apart_s[rows.items]
+
+
+def _least_transfer_s(problem: Problem) -> FloatArray:
+    """Seconds of a transfer of each tensor over the fastest link, (n_tensors,); 0 with one device."""
+    arrays, apart = problem.arrays, ~np.eye(problem.n_devices, dtype=bool)
+    n_bytes = problem.graph.tensor_bytes
+    least = np.full(len(n_bytes), np.inf if apart.any() else 0.0)
+    for rate, latency, n_half in {
+        (float(rate), float(latency), float(n_half))
+        for rate, latency, n_half in zip(
+            arrays.bandwidth[apart], arrays.latency[apart], arrays.n_half[apart], strict=True
+        )
+    }:
+        least = np.minimum(least, (n_bytes + n_half) / rate + latency)
+    return least
 
 
 def device_weights(occupied: FloatArray) -> FloatArray:

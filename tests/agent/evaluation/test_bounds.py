@@ -1,5 +1,6 @@
 """Lower bounds: known answers, and never above what any placement reaches."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.evaluation.bounds import device_weights, lower_bound_s
+from agent.evaluation.bounds import device_weights, heads_and_tails, lower_bound_s
+from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import COPIES
+from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
+from graphs.dataset import load_family
+from graphs.levels import b_level, t_level
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import make_cluster, random_problem
 
@@ -57,6 +62,61 @@ def test_dual_ascent_finds_that_each_device_has_its_own_ops():
     occupied = np.array([[1.0, 100.0]] * 10 + [[100.0, 1.0]] * 10)
     weights = device_weights(occupied)
     assert (occupied * weights).min(axis=1).sum() == pytest.approx(10.0, rel=0.01)
+
+
+def join(tensor_bytes):
+    """Two ops of 1 ms whose results a third one of 1 ms reads."""
+    return problem_of([1e9, 1e9, 1e9], [(0, tensor_bytes, [2]), (1, tensor_bytes, [2])])
+
+
+def test_a_join_pays_a_transfer_or_runs_serially():
+    """Side by side it costs the transfer, on one device the other op: the cheaper of the two is the bound."""
+    op_s = 1e-3 + 1e-6
+    sent_s = join(1e6).cluster.latency_s[0, 1] + 1e6 / join(1e6).cluster.bytes_per_s[0, 1]
+    assert sent_s < op_s
+    assert lower_bound_s(join(1e6)) == pytest.approx(2 * op_s + sent_s)
+    assert lower_bound_s(join(1e9)) == pytest.approx(3 * op_s)
+
+
+def test_a_fork_is_a_join_backwards():
+    problem = problem_of([1e9, 1e9, 1e9], [(0, 1e9, [1, 2])])
+    assert lower_bound_s(problem) == pytest.approx(3 * (1e-3 + 1e-6))
+
+
+def test_ancestors_that_cannot_be_sent_in_time_are_serial_with_the_op():
+    """Two chains of three ops meet; every tensor is too large to send, so all seven ops share a device."""
+    chains = [(0, 1e10, [1]), (1, 1e10, [2]), (3, 1e10, [4]), (4, 1e10, [5]), (2, 1e10, [6]), (5, 1e10, [6])]
+    assert lower_bound_s(problem_of([1e9] * 7, chains)) == pytest.approx(7 * (1e-3 + 1e-6))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_placement_of_all_beats_the_bound_and_transfers_only_raise_it(seed):
+    rng = np.random.default_rng(seed)
+    n_devices = int(rng.integers(1, 4))
+    problem = random_problem(seed, n_ops=int(rng.integers(4, 9)), n_devices=n_devices)
+    if problem.cluster.schedule == "program":
+        rules = {"issue_s": rng.choice([0.0, 1e-4]), "op_gap_s": rng.choice([0.0, 1e-4])}
+        problem = Problem(
+            problem.graph, replace(problem.cluster, n_half_bytes=rng.choice([0.0, 1e6]), **rules)
+        )
+    units = np.array(list(itertools.product(range(n_devices), repeat=len(problem.graph.units))))
+    placements = np.ascontiguousarray(units[:, problem.graph.unit_of])
+    total_s, _ = simulate_many(problem, placements, memory=False)
+    assert lower_bound_s(problem) <= total_s.min() * (1 + 1e-9)
+    head, tail = heads_and_tails(problem)
+    fastest, instant = problem.op_seconds.min(axis=1), np.zeros(problem.graph.n_tensors)
+    assert (head >= t_level(problem.graph, fastest, instant) * (1 - 1e-12)).all()
+    assert (tail >= (b_level(problem.graph, fastest, instant) - fastest) * (1 - 1e-12) - 1e-15).all()
+
+
+@pytest.mark.parametrize("family", ["cifar10", "ptb", "resnet"])
+def test_transfers_raise_the_bound_of_captured_graphs(family):
+    problem = Problem(load_family(family)[1], get_cluster("4xv100"))
+    quick = replace(problem.cluster, bytes_per_s=np.full((4, 4), 1e15), latency_s=np.zeros((4, 4)))
+    bound_s = lower_bound_s(problem)
+    assert bound_s > 1.02 * lower_bound_s(Problem(problem.graph, quick))
+    found = PLACERS["refine"].place(problem, Budget(2000), np.random.default_rng(0))
+    assert bound_s <= found.step_time.total_s
 
 
 def test_free_graph_has_bound_zero():

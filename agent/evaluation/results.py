@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,18 @@ _CHECKS: Mapping[str, Callable[[object, str], Any]] = {
     for item in fields(Trial)
 }
 """Check of each field of a trial in the journal."""
+
+
+def with_greatest_bounds(trials: Sequence[Trial]) -> list[Trial]:
+    """Gives all trials of a graph and cluster the greatest lower bound that any of them knows.
+
+    A placer that proves a bound, as `exact` does, raises it for all.
+    """
+    greatest: dict[tuple[str, str], float] = {}
+    for trial in trials:
+        case = (trial.graph, trial.cluster)
+        greatest[case] = max(greatest.get(case, 0.0), trial.lower_bound_s)
+    return [replace(trial, lower_bound_s=greatest[trial.graph, trial.cluster]) for trial in trials]
 
 
 def best_times(trials: Iterable[Trial]) -> dict[tuple[str, str], float]:

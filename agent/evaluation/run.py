@@ -16,7 +16,7 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.refresh import Refresher
-from agent.evaluation.results import Journal, Key, Trial, write_results
+from agent.evaluation.results import Journal, Key, Trial, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.evaluation.summary import summarise, write_summary
 from agent.evaluation.time_left import TimeLeft
@@ -124,7 +124,7 @@ def _run_of(key: Key) -> tuple[str, str]:
 def _result(tasks: Sequence[Key], journal: Journal, failures: Sequence[Failure]) -> EvaluationResult:
     rank = {key: index for index, key in enumerate(tasks)}
     return EvaluationResult(
-        [journal.trials[key] for key in tasks if key in journal.trials],
+        with_greatest_bounds([journal.trials[key] for key in tasks if key in journal.trials]),
         sorted(failures, key=lambda failure: rank[failure.key]),
     )
 

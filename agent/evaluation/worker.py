@@ -37,7 +37,13 @@ class Worker:
             return self._data_parallel(task), None
         found = self._place(task)
         trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations)
-        trial = replace(trial, wall_s=found.wall_s, cpu_s=found.cpu_s, improvements=found.improvements)
+        trial = replace(
+            trial,
+            wall_s=found.wall_s,
+            cpu_s=found.cpu_s,
+            improvements=found.improvements,
+            lower_bound_s=max(trial.lower_bound_s, found.lower_bound_s),
+        )
         return trial, found.placement.device_of
 
     def attempt(self, task: Task) -> Outcome:

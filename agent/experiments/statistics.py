@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from agent.evaluation.results import Journal, Trial
+from agent.evaluation.results import Journal, Trial, with_greatest_bounds
 from graphs.errors import InputError
 from graphs.io.json_files import read_json
 
@@ -62,7 +62,7 @@ def read_trials(folder: Path) -> tuple[Trial, ...]:
         raise InputError(f"{folder}: holds no evaluation; give a folder that evaluate.py --out wrote")
     journal = Journal(folder / "journal.jsonl")
     journal.close()
-    return tuple(journal.trials.values())
+    return tuple(with_greatest_bounds(list(journal.trials.values())))
 
 
 def against_baseline(folders: Iterable[Path], baseline: str) -> dict[str, Comparison]:

@@ -65,6 +65,7 @@ class PlacementResult:
         wall_s: seconds it took, scoring included.
         cpu_s: processor seconds of it, of all threads of this process.
         improvements: when its best feasible placement got better, thinned; may be empty.
+        lower_bound_s: no placement has a shorter step, by a proof of the placer; 0 without one.
     """
 
     problem: Problem
@@ -73,6 +74,7 @@ class PlacementResult:
     wall_s: float
     cpu_s: float
     improvements: tuple[Improvement, ...] = ()
+    lower_bound_s: float = 0.0
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -98,6 +100,7 @@ class SearchState:
         self.evaluations = 0
         self.best: IntArray | None = None
         self.best_score = (np.inf, np.inf)
+        self.lower_bound_s = 0.0
         self._improvements = Improvements()
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
@@ -218,7 +221,15 @@ class SearchState:
             raise RuntimeError("a placer ended without a placement")
         placement, improvements = Placement(self.best), self._improvements.all()
         cpu_s = time.process_time() - self._cpu_began
-        return PlacementResult(self.problem, placement, self.evaluations, self.elapsed_s, cpu_s, improvements)
+        return PlacementResult(
+            self.problem,
+            placement,
+            self.evaluations,
+            self.elapsed_s,
+            cpu_s,
+            improvements,
+            self.lower_bound_s,
+        )
 
 
 Strategy = Callable[[SearchState, np.random.Generator], None]

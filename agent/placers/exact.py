@@ -51,7 +51,7 @@ def exact(search: SearchState, rng: np.random.Generator) -> None:
     if search.problem.graph.is_compute.sum() > MAX_OPS:
         refine(search, rng)
     else:
-        prove(search, rng)
+        search.lower_bound_s = prove(search, rng).bound_s
 
 
 def prove(search: SearchState, rng: np.random.Generator, guess: IntArray | None = None) -> Proof:

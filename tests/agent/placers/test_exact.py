@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agent.evaluation.bounds import lower_bound_s
+from agent.evaluation.run import evaluate
+from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.exact import MAX_OPS, prove
 from envs.problem import Problem
@@ -40,6 +44,21 @@ def test_a_bound_without_a_proof_holds(seed: int) -> None:
     problem = random_problem(100 + seed, n_ops=13, n_devices=2)
     proof = prove(SearchState(problem, Budget(None, seconds=0.15)), np.random.default_rng(0))
     assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
+
+
+def test_a_proven_bound_stands_in_every_row_of_the_graph(tmp_path: Path) -> None:
+    """Links that are shared make the bound of the graph alone lower than what is proven."""
+    problems = [random_problem(seed, n_ops=9, n_devices=2) for seed in range(8)]
+    problem = next(each for each in problems if lower_bound_s(each) < 0.99 * optimum_s(each))
+    spec = EvaluationSpec(
+        graphs=(problem.graph,),
+        clusters=(problem.cluster,),
+        placers=("single", "exact"),
+        budget=Budget(None, 20.0),
+    )
+    rows = evaluate(spec, tmp_path / "out", report=lambda done, total: None).trials
+    assert len({row.lower_bound_s for row in rows}) == 1
+    assert rows[0].lower_bound_s == pytest.approx(optimum_s(problem), rel=1e-9)
 
 
 def test_scarce_memory_is_respected() -> None:

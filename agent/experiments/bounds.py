@@ -1,0 +1,120 @@
+"""How tight the lower bound is, and what the transfers in it are worth, on the benchmark set.
+
+`python -m agent.experiments.bounds` prints the table.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from agent.evaluation.bounds import lower_bound_s
+from agent.experiments.launcher import exit_code, markdown_table
+from agent.placers.base import PLACERS, Budget
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from graphs.command_line import OneLineParser
+from graphs.dataset import load_graphs
+from graphs.families import FAMILIES
+from graphs.io.csv_files import write_csv
+
+ENDLESS_BYTES_PER_S = 1e18
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """The bound of a graph.
+
+    Attributes:
+        gain: bound over the one of the same cluster with free transfers.
+        refined: step time that `refine` finds, over the bound.
+        refined_free: the same over the bound with free transfers.
+        seconds: that the bound took.
+    """
+
+    graph: str
+    family: str
+    ops: int
+    gain: float
+    refined: float
+    refined_free: float
+    seconds: float
+
+
+def bound_row(problem: Problem, evaluations: int) -> BoundRow:
+    """Compares the bounds of a problem, and what `refine` finds, with one another."""
+    n = problem.n_devices
+    links = {"bytes_per_s": np.full((n, n), ENDLESS_BYTES_PER_S), "latency_s": np.zeros((n, n))}
+    free = Problem(problem.graph, replace(problem.cluster, **links, n_half_bytes=0.0))
+    began = time.perf_counter()
+    bound_s = lower_bound_s(problem)
+    seconds = time.perf_counter() - began
+    free_s = lower_bound_s(free)
+    found = PLACERS["refine"].place(problem, Budget(evaluations), np.random.default_rng(0))
+    step_s = found.step_time.total_s
+    return BoundRow(
+        problem.graph.name,
+        problem.graph.family,
+        problem.graph.n_ops,
+        bound_s / free_s,
+        step_s / bound_s,
+        step_s / free_s,
+        seconds,
+    )
+
+
+def table(rows: Sequence[BoundRow]) -> str:
+    """A row per family: geometric means, the greatest gain, the longest time."""
+
+    def cells(name: str, own: Sequence[BoundRow]) -> list[str]:
+        means = [
+            np.exp(np.mean(np.log([getattr(row, key) for row in own])))
+            for key in ("gain", "refined_free", "refined")
+        ]
+        greatest = max(row.gain for row in own)
+        slowest = max(row.seconds for row in own)
+        return [name, str(len(own)), *(f"{mean:.3f}" for mean in means), f"{greatest:.3f}", f"{slowest:.2f}"]
+
+    head = ["family", "graphs", "gain", "refine over free bound", "refine over bound", "most gain", "most s"]
+    families = dict.fromkeys(row.family for row in rows)
+    body = [cells(family, [row for row in rows if row.family == family]) for family in families]
+    return markdown_table([head, *body, cells("all", rows)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print the table; returns 0: done, 1: stopped, 2: wrong input."""
+    parser = OneLineParser(prog="agent.experiments.bounds", description=__doc__)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--cluster", default="4xv100")
+    parser.add_argument("--evaluations", type=int, default=10_000, help="of refine")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows (.csv)")
+    options = parser.parse_args(arguments)
+
+    def rows() -> Iterator[BoundRow]:
+        cluster, console = get_cluster(options.cluster), Console(stderr=True)
+        graphs = load_graphs(options.families)
+        lower_bound_s(Problem(graphs[0], cluster))  # compiles
+        for graph in track(graphs, "bounds", console=console):
+            problem = Problem(graph, cluster)
+            if problem.is_feasible:
+                yield bound_row(problem, options.evaluations)
+
+    def work() -> None:
+        found = list(rows())
+        print(table(found))
+        if options.rows:
+            columns = [item.name for item in fields(BoundRow)]
+            write_csv(options.rows, columns, [astuple(row) for row in found])
+
+    return exit_code("agent.experiments.bounds", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

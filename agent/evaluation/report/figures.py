@@ -62,6 +62,16 @@ def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> str:
     return _slim(file.getvalue(), label)
 
 
+def as_file(draw: Draw, width_in: float, height_in: float) -> bytes:
+    """Draws a figure as the bytes of an SVG file, on white."""
+    file = io.BytesIO()
+    with mpl.rc_context(_settings(PRINTED) | {"svg.fonttype": "none", "svg.hashsalt": "placewalk"}):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
+        draw(figure, PRINTED)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
 def as_pixels(draw: Draw, width_in: float, height_in: float) -> np.ndarray:
     """Draws a figure as an RGB image, uint8 (height, width, 3)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--known", type=int, default=2, help="draws of each family of the benchmark set")
     parser.add_argument("--new", type=int, default=3, help="draws of each family never used before")
     parser.add_argument("--only", choices=("table",), help="do only this part")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw quality over time (.svg)")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the tables (.csv)")
     options = parser.parse_args(arguments)
 
@@ -105,5 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.rows:
             columns = [item.name for item in fields(Paired)]
             write_csv(options.rows, columns, [astuple(each) for each in found])
+        if options.figure:
+            from agent.experiments.equal_time.figure import draw_quality_over_time
+
+            options.figure.write_bytes(draw_quality_over_time(found))
 
     return exit_code("agent.experiments.equal_time", work)

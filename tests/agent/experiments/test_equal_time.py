@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agent.evaluation.spec import placer_names
+from agent.experiments.equal_time.figure import draw_quality_over_time
 from agent.experiments.equal_time.paired import hierarchical_interval, pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
@@ -75,3 +76,13 @@ def test_families_count_as_wholes_in_an_interval() -> None:
     low, high = hierarchical_interval({"a": many, "b": {"h": [1.0]}})
     assert low == pytest.approx(1.0)
     assert high > 1.5
+
+
+def test_the_figure_has_every_placer() -> None:
+    trials = [make_trial(placer=placer, cpu_s=0.5) for placer in ("refine", "policy", "heft")]
+    drawn = draw_quality_over_time(
+        [each for seconds in (0.1, 1.0) for each in pair(trials, "refine", seconds)]
+    )
+    assert drawn.startswith(b"<?xml")
+    for name in (b">refine<", b">policy<", b">heft<", b"processor seconds"):
+        assert name in drawn

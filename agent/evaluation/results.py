@@ -60,7 +60,7 @@ class Trial:
         step_time_s: of the placement found, feasible or not.
         evaluations, wall_s, cpu_s: what the placer used: placements simulated, seconds, processor seconds of
             all threads.
-        lower_bound_s: no placement has a shorter step; the same number in all rows of a graph and cluster.
+        lower_bound_s: no feasible placement has a shorter step; the same in all rows of a graph and cluster.
         single_s: step time of the fastest single device, its memory unlimited.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
         granularity: what one decision placed.

@@ -65,7 +65,7 @@ class PlacementResult:
         wall_s: seconds it took, scoring included.
         cpu_s: processor seconds of it, of all threads of this process.
         improvements: when its best feasible placement got better, thinned; may be empty.
-        lower_bound_s: no placement has a shorter step, by a proof of the placer; 0 without one.
+        lower_bound_s: no feasible placement has a shorter step, by a proof of the placer; 0 without one.
     """
 
     problem: Problem

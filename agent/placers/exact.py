@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.refine import refine
-from agent.placers.relaxation import TICKS, Relaxation
+from agent.placers.relaxation import HORIZON_STEPS, TICKS, Relaxation
 from graphs.op_graph import IntArray
 
 SECONDS = 10.0
@@ -33,7 +33,7 @@ class Proof:
     """What is known of the optimum.
 
     Attributes:
-        bound_s: no placement has a shorter step.
+        bound_s: no feasible placement has a shorter step.
         is_optimal: whether the best placement that was simulated is one of the shortest.
     """
 
@@ -98,8 +98,11 @@ class _Benders:
             self.relaxed.hint(search.best if self._guess is None else self._guess)
             outcome = self.relaxed.solve(self._seconds_left, self._simulate)
             if outcome.is_empty:
-                # No relaxed step is shorter than the best one, but for what rounding takes away.
-                return Proof(self._best_s, is_optimal=search.is_feasible)
+                # No relaxed step is shorter than the best one, nor than the longest that was looked at.
+                longest_s = HORIZON_STEPS * self.problem.scale_s
+                if not search.is_feasible:
+                    return Proof(bound_s, is_optimal=False)
+                return Proof(min(self._best_s, longest_s), is_optimal=self._best_s <= longest_s)
             # The bound of a model with cuts holds for the placements that are not cut; those were simulated.
             bound_s = max(bound_s, min(outcome.bound * self.tick_s, self._best_s))
             if not outcome.is_solved:
@@ -123,4 +126,4 @@ class _Benders:
 
     def _simulate(self, device_of: IntArray) -> None:
         if self.search.left:
-            self.search.score(device_of[None])
+            self.search.score(self.relaxed.renamings(device_of))

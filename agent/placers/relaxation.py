@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 TICKS = 10**6
 """Whole units of time in a step on the fastest single device; seconds are rounded down to them."""
+HORIZON_STEPS = 4
+"""The longest relaxed step that is looked at, over that of the fastest single device."""
+MAX_RENAMED = 4
+"""Devices whose renamings are all simulated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +51,7 @@ class Relaxation:
             self.model.add_exactly_one(row)
         self.ticks = np.floor(problem.op_seconds / tick_s).astype(np.int64)
         self.gap = int(problem.cluster.op_gap_s / tick_s)
-        horizon = 4 * TICKS
+        horizon = HORIZON_STEPS * TICKS
         self.start = {op: self.model.new_int_var(0, horizon, f"start_{op}") for op in self.ops}
         self.length = {op: self._length(op) for op in self.ops}
         self.makespan = self.model.new_int_var(0, horizon, "makespan")
@@ -74,17 +78,24 @@ class Relaxation:
                 for device, variable in enumerate(row):
                     self.model.add_hint(variable, int(device == chosen))
 
+    def renamings(self, device_of: IntArray) -> IntArray:
+        """Placements that equal one but for the names of like devices, int (n, n_ops), itself among them.
+
+        The relaxed step is the same for all. The simulated one is not where the order in which a tensor is
+        sent to several devices goes by their index.
+        """
+        if not self._may_rename:
+            return device_of[None]
+        names = np.array(list(itertools.permutations(range(self.problem.n_devices))))
+        placements: IntArray = np.ascontiguousarray(names[:, device_of])
+        return placements
+
     def forbid(self, device_of: IntArray) -> None:
-        """Cuts a placement off, and those that equal it but for the names of like devices."""
+        """Cuts a placement off, and its renamings."""
         units = self.problem.graph.units
-        chosen = [int(device_of[units.row(unit)[0]]) for unit in range(len(self.on))]
-        devices = range(self.problem.n_devices)
-        names = (
-            itertools.permutations(devices) if self._devices_are_alike and len(devices) <= 4 else [devices]
-        )
-        for name in names:
-            of = [name[device] for device in chosen]
-            self.model.add_bool_or([row[device].negated() for row, device in zip(self.on, of, strict=True)])
+        for placement in self.renamings(device_of):
+            chosen = [int(placement[units.row(unit)[0]]) for unit in range(len(self.on))]
+            self.model.add_bool_or([row[at].negated() for row, at in zip(self.on, chosen, strict=True)])
 
     def solve(self, seconds: float, found: Any) -> Outcome:
         """Minimizes the relaxed step.
@@ -168,17 +179,25 @@ class Relaxation:
                 self.model.add(sum(held) <= 10**6)
 
     def _break_symmetry(self) -> None:
-        """Numbers like devices in the order in which units first use them, as far as two of them."""
-        if self._devices_are_alike:
+        """Puts the first unit on the first device, where each placement stands for its renamings."""
+        if self._may_rename:
             self.model.add(self.on[0][0] == 1)
 
     @property
-    def _devices_are_alike(self) -> bool:
-        cluster, between = self.problem.cluster, _transfer_s(self.problem, 1e6)
-        apart = between[~np.eye(len(between), dtype=bool)]
-        seconds, memory = self.problem.op_seconds, cluster.memory_bytes
+    def _may_rename(self) -> bool:
+        """Whether devices and links are alike, and their renamings few enough to simulate all.
+
+        Links are shared in ways that do not tell devices apart (`Cluster.sharing`).
+        """
+        problem, arrays = self.problem, self.problem.arrays
+        seconds, memory = problem.op_seconds, problem.cluster.memory_bytes
+        apart = ~np.eye(problem.n_devices, dtype=bool)
+        links = [matrix[apart] for matrix in (arrays.bandwidth, arrays.latency, arrays.n_half)]
         return bool(
-            (seconds == seconds[:, :1]).all() and (memory == memory[0]).all() and (apart == apart[0]).all()
+            problem.n_devices <= MAX_RENAMED
+            and (seconds == seconds[:, :1]).all()
+            and (memory == memory[0]).all()
+            and all((link == link[0]).all() for link in links)
         )
 
     def _is_same(self, first: int, second: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.exact import MAX_OPS, prove
+from agent.placers.relaxation import HORIZON_STEPS
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.op_graph import build_graph
@@ -59,6 +61,37 @@ def test_a_proven_bound_stands_in_every_row_of_the_graph(tmp_path: Path) -> None
     rows = evaluate(spec, tmp_path / "out", report=lambda done, total: None).trials
     assert len({row.lower_bound_s for row in rows}) == 1
     assert rows[0].lower_bound_s == pytest.approx(optimum_s(problem), rel=1e-9)
+
+
+def test_devices_that_are_alike_are_told_apart_where_sending_goes_by_their_index() -> None:
+    """Links out of a device are shared, and tensors go to three others in the order of their index."""
+    for seed in range(6):
+        problem = random_problem(200 + seed, n_ops=6, n_devices=4)
+        alike = replace(problem.cluster, devices=make_cluster(4).devices, sharing="egress")
+        alike = replace(alike, bytes_per_s=np.full((4, 4), 1e9), latency_s=np.zeros((4, 4)))
+        problem = Problem(problem.graph, alike)
+        search = SearchState(problem, Budget(None, seconds=20.0))
+        proof = prove(search, np.random.default_rng(0))
+        assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
+        assert not proof.is_optimal or search.best_score[1] == pytest.approx(optimum_s(problem), rel=1e-9)
+
+
+def test_steps_beyond_the_horizon_are_not_claimed_to_be_ruled_out() -> None:
+    """Two units of 1 GB need two devices, and the tensor between them takes far longer than the ops."""
+    ops = [{"name": name, "flops": 1e9, "resident_bytes": GB} for name in "ab"]
+    graph = build_graph("slow", "", ops, [(0, 1e12, [1])])
+    problem = Problem(graph, make_cluster(2, memory_bytes=1.5 * GB))
+    assert optimum_s(problem) > HORIZON_STEPS * problem.scale_s
+    proof = prove(SearchState(problem, Budget(None, seconds=5.0)), np.random.default_rng(0))
+    assert proof.bound_s <= HORIZON_STEPS * problem.scale_s
+    assert not proof.is_optimal
+
+
+def test_nothing_is_proven_where_nothing_fits() -> None:
+    problem = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=1.5 * GB))
+    found = PLACERS["exact"].place(problem, Budget(None, seconds=2.0), np.random.default_rng(0))
+    assert not found.feasible
+    assert np.isfinite(found.lower_bound_s)
 
 
 def test_scarce_memory_is_respected() -> None:

@@ -19,7 +19,7 @@ ROOMS = (
     ("envs.simulator",),
     ("envs.mdp",),
     ("envs",),
-    ("agent.settings", "agent.folders", "agent.event_file"),
+    ("agent.settings", "agent.folders", "agent.event_file", "agent.intervals"),
     ("agent.placers",),
     ("agent.handover",),
     ("agent.policy",),

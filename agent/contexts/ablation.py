@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -17,11 +15,12 @@ from agent.contexts.plans import ListPlan, on_seeds
 from agent.contexts.record import COMPLETE, Record, Trial
 from agent.contexts.study_config import StudyConfig
 from agent.contexts.trial_process import read_judgement
+from agent.evaluation.report.dots import draw_dots
+from agent.intervals import Interval, crossed_interval
 from agent.training.config import ConfigError, TrainConfig
 from graphs.io.csv_files import write_csv
 from graphs.io.json_files import write_bytes_atomic
 
-RESAMPLES = 2_000
 INCONCLUSIVE, ROUNDING = "inconclusive", 1e-6
 
 
@@ -102,19 +101,7 @@ def _effect(name: str, own: dict[int, dict[str, float]], base: dict[int, dict[st
     seeds = sorted(own.keys() & base.keys())
     graphs = sorted(set.intersection(*({*own[seed]} & {*base[seed]} for seed in seeds)))
     logs = np.log([[own[seed][graph] / base[seed][graph] for graph in graphs] for seed in seeds])
-    low, high = _interval(logs)
-    return Effect(name, float(np.exp(logs.mean())), low, high, len(seeds), len(graphs))
-
-
-def _interval(logs: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean of (n_seeds, n_graphs) logarithms, from resampling both."""
-    rng = np.random.default_rng(0)
-    n_seeds, n_graphs = logs.shape
-    seeds = rng.integers(n_seeds, size=(RESAMPLES, n_seeds))
-    graphs = rng.integers(n_graphs, size=(RESAMPLES, n_graphs))
-    drawn = [logs[np.ix_(some, others)].mean() for some, others in zip(seeds, graphs, strict=True)]
-    low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
-    return float(low), float(high)
+    return Effect(name, *crossed_interval(logs), len(seeds), len(graphs))
 
 
 def table(found: Iterable[Effect]) -> list[str]:
@@ -131,29 +118,14 @@ def write_effects(folder: Path, found: list[Effect]) -> None:
     columns = [*(item.name for item in fields(Effect)), "verdict"]
     rows = [[*asdict(effect).values(), effect.verdict] for effect in found]
     write_csv(folder / "effects.csv", columns, rows)
-    write_bytes_atomic(folder / "effects.svg", figure(found).encode())
+    write_bytes_atomic(folder / "effects.svg", figure(found))
 
 
-def figure(found: Sequence[Effect]) -> str:
-    """Draws a dot with its interval for each effect, on a logarithmic axis, with a line at the base."""
-    least = min(1.0, *(effect.low for effect in found)) / 1.02
-    most = max(1.0, *(effect.high for effect in found)) * 1.02
-    left, width, row, bottom = 230, 430, 22, 22 * len(found) + 40
-
-    def x(ratio: float) -> float:
-        return left + width * math.log(ratio / least) / math.log(most / least)
-
-    parts = [f'<path d="M{x(1.0):.1f} 30V{bottom}" stroke="#888"/>']
-    for ratio in (least * 1.02, 1.0, most / 1.02):
-        parts.append(f'<text x="{x(ratio):.1f}" y="{bottom + 16}" text-anchor="middle">{ratio:.3f}</text>')
-    for at, effect in enumerate(found):
-        y, colour = 40 + row * at, "#999999" if effect.verdict == INCONCLUSIVE else "#4477aa"
-        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(effect.component)}</text>')
-        parts.append(f'<path d="M{x(effect.low):.1f} {y}H{x(effect.high):.1f}" stroke="{colour}"/>')
-        parts.append(f'<circle cx="{x(effect.ratio):.1f}" cy="{y}" r="4" fill="{colour}"/>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{bottom + 30}" '
-        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="10" y="18">step time without a component, over that of the base; grey: inconclusive</text>'
-        f"{''.join(parts)}</svg>\n"
+def figure(found: Sequence[Effect]) -> bytes:
+    """Draws a dot with its interval for each effect; bytes of an SVG file."""
+    return draw_dots(
+        [effect.component for effect in found],
+        {"": [Interval(effect.ratio, effect.low, effect.high) for effect in found]},
+        "step time without a component, over that of the base; grey: inconclusive",
+        muted=[effect.component for effect in found if effect.verdict == INCONCLUSIVE],
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent.experiments.dot_plot import dot_plot
+from agent.evaluation.report.dots import draw_dots
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, train_all, trained, trials_of
 from agent.experiments.statistics import (
     LOWER_BOUND,
@@ -26,6 +27,7 @@ from agent.experiments.statistics import (
     Comparison,
     against_baseline,
     describe,
+    interval,
     row_cells,
 )
 from agent.training.run_folder import RUNS
@@ -192,22 +194,23 @@ def to_rows(
                     yield setting.name, setting.cluster, placer, group, *row_cells(compared[placer])
 
 
-def to_svg(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSetting) -> str:
-    """A dot per placer and group left out.
+def to_svg(groups: Sequence[str], seeds: Sequence[int], setting: BenchmarkSetting) -> bytes:
+    """Draws a dot per placer and group left out, with its interval over graphs.
 
     Raises:
         InputError: no placer was evaluated in this setting in every group.
     """
     by_group = {group: compare(group, seeds, setting) for group in groups}
-    dots = {
-        placer: {group: by_group[group][placer].centre for group in groups}
+    placers = [
+        placer
         for placer in (LOWER_BOUND, *setting.placers)
         if all(placer in compared and compared[placer].ratios for compared in by_group.values())
-    }
-    if not dots:
+    ]
+    if not placers:
         raise InputError(f"nothing to draw: no evaluation '{setting.name}' for all of {', '.join(groups)}")
-    title = f"{setting.title}: step time over that of {BASELINE} (less is better)"
-    return dot_plot(dots, title)
+    placers.sort(key=lambda placer: math.prod(by_group[group][placer].centre for group in groups))
+    dots = {group: [interval(by_group[group][placer].ratios) for placer in placers] for group in groups}
+    return draw_dots(placers, dots, f"{setting.title}: step time over that of {BASELINE} (less is better)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,7 +251,7 @@ def _work(options: argparse.Namespace) -> None:
     if options.rows:
         write_csv(options.rows, COLUMNS, to_rows(groups, seeds, settings))
     if options.figure:
-        write_bytes_atomic(options.figure, to_svg(groups, seeds, settings[0]).encode())
+        write_bytes_atomic(options.figure, to_svg(groups, seeds, settings[0]))
 
 
 if __name__ == "__main__":

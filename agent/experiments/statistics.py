@@ -11,12 +11,12 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent.evaluation.results import Journal, Trial, with_greatest_bounds
+from agent.intervals import Interval, nested_interval
 from graphs.errors import InputError
 from graphs.io.json_files import read_json
 
 LOWER_BOUND = "lower bound"
 """The bound below all step times, compared as if it were a placer."""
-RESAMPLES = 2_000
 ROW_COLUMNS = ("ratio", "low", "high", "spread_over_trainings", "graphs", "out_of_memory", "wall_s")
 """Columns of `row_cells`."""
 
@@ -105,12 +105,9 @@ def _compare(
             compared[placer].out_of_memory.add(where)
 
 
-def interval(ratios: Ratios) -> tuple[float, float, float]:
-    """Geometric mean over graphs, and its 95 % interval by resampling them: (mean, low, high)."""
-    means = _means(ratios)
-    drawn = np.random.default_rng(0).choice(means, (RESAMPLES, len(means))).mean(axis=1)
-    centre, low, high = np.exp([means.mean(), *np.quantile(drawn, [0.025, 0.975])])
-    return float(centre), float(low), float(high)
+def interval(ratios: Ratios) -> Interval:
+    """Geometric mean over graphs, and its 95 % interval by resampling them."""
+    return nested_interval([[[mean] for mean in _means(ratios)]])
 
 
 def spread(ratios: Ratios) -> float | None:

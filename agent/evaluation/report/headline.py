@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from agent.evaluation.cells import milliseconds
-from agent.evaluation.report.intervals import (
-    Interval,
+from agent.evaluation.report.markup import name_of, text
+from agent.evaluation.report.ratios import (
     Run,
     Where,
     by_run,
@@ -15,9 +15,9 @@ from agent.evaluation.report.intervals import (
     log_time,
     ratio_to_single,
 )
-from agent.evaluation.report.markup import name_of, text
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.summary import geometric_mean
+from agent.intervals import Interval
 
 LEAST = 0.0005
 """Differences below this share are none."""

@@ -25,8 +25,8 @@ CAVEATS = (
     "Step times and ratios are geometric means over graphs and seeds, of feasible placements; "
     "“feasible” is their share. Lower is better.",
     "“To single” is relative to the fastest single device, its memory taken as unlimited. Its 95 % interval "
-    "is by bootstrap: graphs are drawn, and for each of them its seeds. With one graph, it says how seeds "
-    "differ, and nothing of other graphs.",
+    "is by bootstrap: families are drawn, graphs of each, and seeds of each graph. With one graph, it says "
+    "how seeds differ, and nothing of other graphs.",
     "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound; none is below 1.",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from agent.evaluation.results import Trial
-from graphs.op_graph import FloatArray
+from agent.intervals import nested_interval
 
-RESAMPLES = 2_000
 LEVEL = 1e-3
 """Step times that differ by less, as a share, are level."""
 Logs = dict[str, dict[str, list[float]]]
@@ -68,13 +67,13 @@ def pair(trials: Sequence[Trial], baseline: str, seconds: float) -> Iterator[Pai
             logs[family][graph] = [_log([each]) - reference[family, graph] for each in own]
         if shared:
             means = [fmean(seeds) for graphs in logs.values() for seeds in graphs.values()]
-            low, high = hierarchical_interval(logs)
+            ratio = nested_interval([list(graphs.values()) for graphs in logs.values()])
             yield Paired(
                 placer=placer,
                 seconds=seconds,
-                ratio=float(np.exp(fmean(means))),
-                low=low,
-                high=high,
+                ratio=ratio.mean,
+                low=ratio.low,
+                high=ratio.high,
                 to_single=float(np.exp(fmean(_log_to_single(cases[where]) for where in shared))),
                 wins=sum(mean < -LEVEL for mean in means),
                 losses=sum(mean > LEVEL for mean in means),
@@ -82,25 +81,6 @@ def pair(trials: Sequence[Trial], baseline: str, seconds: float) -> Iterator[Pai
                 evaluations=fmean(each.evaluations for where in shared for each in cases[where]),
                 cpu_s=fmean(each.cpu_s for where in shared for each in cases[where]),
             )
-
-
-def hierarchical_interval(logs: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[float, float]:
-    """95 % interval of the geometric mean over graphs; families, their graphs and seeds are resampled."""
-    rng = np.random.default_rng(0)
-    families = [[np.asarray(seeds) for seeds in graphs.values()] for graphs in logs.values()]
-    drawn = [_draw(families, rng) for _ in range(RESAMPLES)]
-    low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
-    return float(low), float(high)
-
-
-def _draw(families: Sequence[Sequence[FloatArray]], rng: np.random.Generator) -> float:
-    means = []
-    for family in rng.integers(len(families), size=len(families)):
-        graphs = families[family]
-        for graph in rng.integers(len(graphs), size=len(graphs)):
-            seeds = graphs[graph]
-            means.append(seeds[rng.integers(len(seeds), size=len(seeds))].mean())
-    return float(np.mean(means))
 
 
 def _feasible(trials: Sequence[Trial]) -> bool:

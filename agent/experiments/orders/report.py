@@ -68,8 +68,7 @@ def baseline_table(by_family: Mapping[str, OrderScores]) -> str:
     lines = [["family", *orders]]
     for family, scores in by_family.items():
         if BASELINE in scores.orders:
-            found = [scores.against(order, BASELINE) for order in orders]
-            lines.append([family, *(f"{ratio:.3f} ({low:.3f} to {high:.3f})" for ratio, low, high in found)])
+            lines.append([family, *(str(scores.against(order, BASELINE)) for order in orders)])
     return markdown_table(lines)
 
 

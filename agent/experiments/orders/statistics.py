@@ -11,9 +11,9 @@ import numpy as np
 from scipy import stats
 
 from agent.experiments.orders.rows import Row
+from agent.intervals import Interval, crossed_interval
 from graphs.op_graph import FloatArray
 
-RESAMPLES = 2_000
 ALPHA = 0.05
 
 
@@ -41,15 +41,12 @@ class OrderScores:
         """The order with the least geometric mean."""
         return min(self.means, key=self.means.__getitem__)
 
-    def against(self, order: str, other: str) -> tuple[float, float, float]:
+    def against(self, order: str, other: str) -> Interval:
         """Step time in one order over that in another: geometric mean, and its 95 % interval.
 
         Trainings and graphs are resampled, the same of both orders.
         """
-        logs = self._of(order) - self._of(other)
-        drawn = _resampled_means(logs)
-        low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
-        return float(np.exp(logs.mean())), float(low), float(high)
+        return crossed_interval(self._of(order) - self._of(other))
 
     def _of(self, order: str) -> FloatArray:
         logs: FloatArray = self.logs[self.orders.index(order)]
@@ -133,13 +130,3 @@ def _wilcoxon(differences: FloatArray) -> float:
     if not np.any(differences):
         return 1.0
     return float(stats.wilcoxon(differences).pvalue)
-
-
-def _resampled_means(logs: FloatArray) -> FloatArray:
-    """Means of (n_seeds, n_graphs) with both axes resampled, (RESAMPLES,)."""
-    rng = np.random.default_rng(0)
-    n_seeds, n_graphs = logs.shape
-    seeds = rng.integers(n_seeds, size=(RESAMPLES, n_seeds))
-    graphs = rng.integers(n_graphs, size=(RESAMPLES, n_graphs))
-    means: FloatArray = logs[seeds[:, :, None], graphs[:, None, :]].mean(axis=(1, 2))
-    return means

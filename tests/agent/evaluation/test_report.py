@@ -1,6 +1,5 @@
 """The report: what it says, its structure, that colours follow the theme, and its size."""
 
-import math
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,7 +9,6 @@ from agent.evaluation.report.chosen import losses, pairs
 from agent.evaluation.report.curves import lines_of
 from agent.evaluation.report.details import detail_section
 from agent.evaluation.report.headline import headline
-from agent.evaluation.report.intervals import bootstrap
 from agent.evaluation.report.layers import aggregated, levels, positions
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
@@ -149,20 +147,6 @@ def test_headline_prefers_placers_that_solve_all():
     trials = times(heft=[1.0, 1.0], single=[4.0, 4.0])
     trials[0] = make_trial(graph="g0", placer="heft", feasible=False)
     assert "<b>single</b>" in headline(trials)
-
-
-def test_bootstrap_of_equal_ratios_is_a_point():
-    assert bootstrap([[math.log(0.5)] * 3] * 4) == pytest.approx((0.5, 0.5, 0.5))
-
-
-def test_bootstrap_covers_the_mean_of_most_samples():
-    rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(40):
-        found = bootstrap(rng.normal(0.0, 0.2, (30, 2)).tolist())
-        assert found.low < found.mean < found.high
-        covered += found.low <= 1.0 <= found.high
-    assert 33 <= covered <= 40
 
 
 def test_losses_are_those_of_the_best_learned_placer():

@@ -11,7 +11,7 @@ import torch
 
 from agent.evaluation.spec import placer_names
 from agent.experiments.equal_time.figure import draw_quality_over_time
-from agent.experiments.equal_time.paired import hierarchical_interval, pair
+from agent.experiments.equal_time.paired import pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
 from agent.experiments.equal_time.study import PLACERS, table
@@ -68,14 +68,6 @@ def test_placers_are_compared_in_pairs() -> None:
     assert policy.low <= policy.ratio <= policy.high
     assert (found["level"].wins, found["level"].losses, found["level"].low) == (0, 0, 1.0)
     assert "| policy | 1 : 1 of 2 |" in table(list(found.values()), "wins")
-
-
-def test_families_count_as_wholes_in_an_interval() -> None:
-    """Many graphs of one family say little of another: the interval spans both families' means."""
-    many = {f"g{index}": [0.0] for index in range(100)}
-    low, high = hierarchical_interval({"a": many, "b": {"h": [1.0]}})
-    assert low == pytest.approx(1.0)
-    assert high > 1.5
 
 
 def test_the_figure_has_every_placer() -> None:

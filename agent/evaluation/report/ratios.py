@@ -1,0 +1,56 @@
+"""Ratios of step times over graphs and seeds, with their intervals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from agent.evaluation.results import Trial
+from agent.intervals import Interval, nested_interval
+
+Where = tuple[str, str]
+"""A graph and a cluster."""
+Run = tuple[str, str]
+"""A placer and its order."""
+
+
+def ratio_to_single(trials: Iterable[Trial]) -> Interval | None:
+    """Step time over that of the fastest single device, of feasible placements; None if there is none."""
+    return _interval((trial, np.log(trial.ratio_to_single)) for trial in trials if trial.ratio_to_single)
+
+
+def by_run(trials: Iterable[Trial]) -> dict[Run, dict[Where, list[Trial]]]:
+    """Trials by placer and order, then by graph and cluster."""
+    found: dict[Run, dict[Where, list[Trial]]] = defaultdict(lambda: defaultdict(list))
+    for trial in trials:
+        found[trial.placer, trial.order][trial.graph, trial.cluster].append(trial)
+    return found
+
+
+def log_time(trials: Sequence[Trial]) -> float | None:
+    """Mean logarithm of the step times of one placer's seeds; None if one is infeasible or takes no time."""
+    if not trials or any(not trial.feasible or trial.step_time_s <= 0 for trial in trials):
+        return None
+    return float(np.mean([np.log(trial.step_time_s) for trial in trials]))
+
+
+def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
+    """Step time over that of another placer on the graphs that both solved; None if there is none."""
+    solved = {where: trials for where, trials in own.items() if log_time(trials) is not None}
+    centres = {where: log_time(other.get(where, ())) for where in solved}
+    return _interval(
+        (trial, np.log(trial.step_time_s) - centre)
+        for where, centre in centres.items()
+        if centre is not None
+        for trial in solved[where]
+    )
+
+
+def _interval(logs: Iterable[tuple[Trial, float]]) -> Interval | None:
+    """Resamples families, their graphs on a cluster, and the seeds of each."""
+    groups: dict[str, dict[Where, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trial, log in logs:
+        groups[trial.family][trial.graph, trial.cluster].append(float(log))
+    return nested_interval([list(group.values()) for group in groups.values()]) if groups else None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
 from agent.experiments.launcher import markdown_table
 from agent.experiments.orders.rows import Point, Row
-from agent.experiments.orders.rule import cases_of, describe_rule, judge, rows_of
+from agent.experiments.orders.rule import Cases, best_rule, cases_of, fitted_tree, judge, rows_of
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
 from graphs.dataset import load_graphs
+from graphs.errors import InputError
+from graphs.order_rule import FORMAT, describe, to_json
 
 BASELINE = "topo"
 
@@ -31,10 +34,39 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
         print("\nWhat is shown:\n")
         print(verdict_table(by_family))
         if len(by_family) > 1:
-            cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
-            print("\nTo pick an order by the shape of a graph, judged on families left out of the fit:\n")
-            print(markdown_table(rows_of(judge(cases))))
-            print(f"\nThe rule, fitted to all families:\n\n{describe_rule(cases)}")
+            _print_rule(cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)}))
+
+
+def _print_rule(cases: Cases) -> None:
+    judged = judge(cases)
+    print("\nTo pick an order by the shape of a graph, judged on families left out of the fit:\n")
+    print(markdown_table(rows_of(judged)))
+    print("\nThe tree, fitted to all families:\n")
+    print("\n".join(f"    {line}" for line in describe(fitted_tree(cases))))
+    print("\nThe choice that lost least:\n")
+    print("\n".join(f"    {line}" for line in describe(best_rule(cases, judged))))
+
+
+def rule_record(rows: Iterable[Row], arm: str) -> dict[str, object]:
+    """The rule of an arm as the file that the order `auto` reads, with how well each choice did.
+
+    Raises:
+        InputError: no two families have all orders.
+    """
+    by_family = families_of(row for row in rows if row.arm == arm)
+    if len(by_family) < 2:
+        raise InputError(f"arm {arm}: a rule is judged on families left out of its fit; train two or more")
+    cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
+    judged = judge(cases)
+    return {
+        "format": FORMAT,
+        "rule": to_json(best_rule(cases, judged)),
+        "arm": arm,
+        "families": list(dict.fromkeys(cases.family)),
+        "orders": list(cases.orders),
+        "n_graphs": len(cases.family),
+        "judged": [asdict(each) for each in judged],
+    }
 
 
 def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:
@@ -47,19 +79,21 @@ def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:
 
 
 def quality_table(by_family: Mapping[str, OrderScores]) -> str:
-    """A row per family: trainings, geometric mean of each order, the best in bold."""
+    """A row per family: trainings, geometric mean of each order, the best in bold; the mean of full rows."""
     orders = _orders(by_family)
+
+    def cell(scores: OrderScores, order: str) -> str:
+        mean = scores.means.get(order)
+        bold = "**" if order == scores.best else ""
+        return "" if mean is None else f"{bold}{mean:.3f}{bold}"
+
     lines = [["family", "trainings x graphs", *orders]]
     for family, scores in by_family.items():
-        cells = [
-            f"**{scores.means[order]:.3f}**" if order == scores.best else f"{scores.means[order]:.3f}"
-            for order in orders
-        ]
+        cells = (cell(scores, order) for order in orders)
         lines.append([family, f"{len(scores.seeds)} x {len(scores.graphs)}", *cells])
-    means = [
-        float(np.exp(np.mean([np.log(each.means[order]) for each in by_family.values()]))) for order in orders
-    ]
-    return markdown_table([*lines, ["all families", "", *(f"{mean:.3f}" for mean in means)]])
+    full = [scores.means for scores in by_family.values() if len(scores.orders) == len(orders)]
+    means = [np.exp(np.mean([np.log(each[order]) for each in full])) for order in orders if full]
+    return markdown_table([*lines, [f"mean of {len(full)}", "", *(f"{mean:.3f}" for mean in means)]])
 
 
 def baseline_table(by_family: Mapping[str, OrderScores]) -> str:
@@ -68,7 +102,8 @@ def baseline_table(by_family: Mapping[str, OrderScores]) -> str:
     lines = [["family", *orders]]
     for family, scores in by_family.items():
         if BASELINE in scores.orders:
-            lines.append([family, *(str(scores.against(order, BASELINE)) for order in orders)])
+            against = {order: str(scores.against(order, BASELINE)) for order in scores.orders}
+            lines.append([family, *(against.get(order, "") for order in orders)])
     return markdown_table(lines)
 
 

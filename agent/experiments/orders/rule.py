@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
 from agent.experiments.orders.statistics import OrderScores
 from graphs.op_graph import FloatArray, IntArray, OpGraph
-from graphs.shape import GraphShape, shape_of
+from graphs.order_rule import FEATURES, OrderRule, Question
+from graphs.shape import shape_of
 
 Choice = Callable[[FloatArray, FloatArray, FloatArray], IntArray]
 """Fitted to shapes and logarithms, chooses an order for other shapes."""
+TOPO = "topo"
+ALWAYS_TOPO, BEST_OF_OTHERS, TREE = "always topo", "best of the other families", "tree by shape"
+"""Ways to choose an order; where two do equally well, the one that comes first is taken."""
 DEPTH = 2
 """Questions that the tree asks at most."""
 LEVEL = 1e-3
@@ -52,48 +56,61 @@ class Cases:
 
 
 def cases_of(by_family: Mapping[str, OrderScores], graphs: Mapping[str, OpGraph]) -> Cases:
-    """Arranges the scores of families, which have the same orders, by graph.
+    """Arranges the scores of families by graph; those that lack an order that others have are left out.
 
     Args:
         graphs: by name; a score's graph is named `GRAPH on CLUSTER`.
     """
-    orders = next(iter(by_family.values())).orders
+    orders = max((scores.orders for scores in by_family.values()), key=len)
     family, shapes, logs = [], [], []
     for name, scores in by_family.items():
-        assert scores.orders == orders, "all families have the same orders"
+        if set(scores.orders) != set(orders):
+            continue
+        columns = [scores.orders.index(order) for order in orders]
         for where, row in zip(scores.graphs, scores.by_graph, strict=True):
             family.append(name)
             shapes.append(astuple(shape_of(graphs[where.partition(" on ")[0]])))
-            logs.append(row)
+            logs.append(row[columns])
     return Cases(orders, tuple(family), np.array(shapes, dtype=np.float64), np.array(logs))
 
 
 def judge(cases: Cases) -> list[Judgement]:
     """Compares the tree with one order for all: always topo, or the best of the other families."""
     chosen = {
-        "tree by shape": _left_out(cases, _tree_choice),
-        "best of the other families": _left_out(cases, _mean_choice),
-        "always topo": np.full(len(cases.logs), cases.orders.index("topo")),
+        ALWAYS_TOPO: np.full(len(cases.logs), cases.orders.index(TOPO)),
+        BEST_OF_OTHERS: _left_out(cases, _mean_choice),
+        TREE: _left_out(cases, _tree_choice),
     }
     return [_judgement(cases, name, orders) for name, orders in chosen.items()]
 
 
-def describe_rule(cases: Cases) -> str:
-    """The tree that is fitted to all families, as text."""
-    from sklearn.tree import export_text
+def best_rule(cases: Cases, judged: Sequence[Judgement]) -> OrderRule:
+    """The choice that lost least on families left out of its fit, fitted to all of them."""
+    best = min(judged, key=lambda each: each.over_best)
+    if best.name == TREE:
+        return fitted_tree(cases)
+    return TOPO if best.name == ALWAYS_TOPO else cases.orders[int(cases.logs.mean(axis=0).argmin())]
 
-    tree = _fit(cases.shapes, cases.logs)
-    names = [item.name for item in fields(GraphShape)]
-    text: str = export_text(tree, feature_names=names, decimals=3)
-    leaves = [cases.orders[int(at)] for at in tree.predict(cases.shapes).argmin(axis=1)]
-    picked = ", ".join(f"{order} {leaves.count(order)}" for order in dict.fromkeys(leaves))
-    return f"{text}orders that it picks, and for how many graphs: {picked}"
+
+def fitted_tree(cases: Cases) -> OrderRule:
+    """The tree that is fitted to all families; questions whose answers pick the same order are left out."""
+    tree = _fit(cases.shapes, cases.logs).tree_
+
+    def rule(node: int) -> OrderRule:
+        if tree.children_left[node] == tree.children_right[node]:
+            return cases.orders[int(tree.value[node].argmin())]
+        if_so, otherwise = rule(tree.children_left[node]), rule(tree.children_right[node])
+        if if_so == otherwise:
+            return if_so
+        return Question(FEATURES[tree.feature[node]], float(tree.threshold[node]), if_so, otherwise)
+
+    return rule(0)
 
 
 def _judgement(cases: Cases, name: str, chosen: IntArray) -> Judgement:
     own = cases.logs[np.arange(len(cases.logs)), chosen]
     over_best = own - cases.logs.min(axis=1)
-    over_topo = own - cases.logs[:, cases.orders.index("topo")]
+    over_topo = own - cases.logs[:, cases.orders.index(TOPO)]
     return Judgement(
         name=name,
         picks_best=float((over_best <= np.log1p(LEVEL)).mean()),

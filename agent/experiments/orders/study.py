@@ -26,13 +26,14 @@ from typing import Any
 from agent.contexts.record import COMPLETE, Attempt, Record
 from agent.contexts.trial_process import read_judgement
 from agent.experiments.launcher import exit_code, train_all, trials_of
-from agent.experiments.orders.report import print_report
+from agent.experiments.orders.report import print_report, rule_record
 from agent.experiments.orders.rows import Point, Row
 from agent.training.metrics import CPU_S, step_time_name
 from agent.training.run_folder import run_folder
 from graphs.command_line import OneLineParser
 from graphs.errors import InputError
 from graphs.io.csv_files import write_csv
+from graphs.io.json_files import write_json_atomic
 
 CONFIG = Path(__file__).parent / "orders.json"
 STUDY = "orders"
@@ -53,6 +54,8 @@ ARMS: dict[str, dict[str, Any]] = {
     },
 }
 """What each arm changes in the settings of the training."""
+RULE_ARM = "rollout"
+"""The arm whose features policies are shipped with; the order `auto` follows what it found."""
 HELD_OUT = step_time_name("held_out", "single")
 
 
@@ -114,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, one core each")
     parser.add_argument("--only", choices=("table",), help="do only this part, with what is trained")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write rows, curves and tables (.csv)")
+    parser.add_argument("--rule", type=Path, metavar="FILE", help="write the rule of the order auto (.json)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
@@ -129,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(options.out / "orders.csv", Row, rows)
             _write(options.out / "orders_curves.csv", Point, points)
         print_report(rows, points)
+        if options.rule:
+            write_json_atomic(options.rule, rule_record(rows, RULE_ARM))
 
     return exit_code("agent.experiments.orders", work)
 

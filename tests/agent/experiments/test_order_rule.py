@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.experiments.orders.rule import Cases, describe_rule, judge
+from agent.experiments.orders.rule import Cases, best_rule, fitted_tree, judge
 from graphs.op_graph import FloatArray
+from graphs.order_rule import Question
 
 ORDERS = ("topo", "bfs", "alpha")
 N_FEATURES = 7
@@ -26,7 +27,11 @@ def test_a_rule_that_exists_is_found() -> None:
     assert found["tree by shape"].picks_best > 0.9
     assert found["tree by shape"].over_best < 1.01
     assert found["always topo"].picks_best == pytest.approx((~wide).mean())
-    assert "width" in describe_rule(cases(logs, shapes))
+    rule = best_rule(cases(logs, shapes), judge(cases(logs, shapes)))
+    assert rule == fitted_tree(cases(logs, shapes))
+    assert isinstance(rule, Question)
+    assert (rule.feature, rule.if_so, rule.otherwise) == ("width", "topo", "bfs")
+    assert rule.at_most == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_best_order_of_other_families_is_topo_where_topo_is_best() -> None:
@@ -34,3 +39,10 @@ def test_the_best_order_of_other_families_is_topo_where_topo_is_best() -> None:
     logs = np.log([[0.5, 0.6, 0.9]] * 40) + 0.001 * rng.normal(size=(40, 3))
     for each in judge(cases(logs, rng.random((40, N_FEATURES)))):
         assert (each.picks_best, each.over_topo) == (1.0, 1.0)
+
+
+def test_where_no_choice_is_better_the_rule_is_topo() -> None:
+    rng = np.random.default_rng(2)
+    logs, shapes = rng.normal(size=(40, 3)), rng.random((40, N_FEATURES))
+    logs[:, 0] -= 3
+    assert best_rule(cases(logs, shapes), judge(cases(logs, shapes))) == "topo"

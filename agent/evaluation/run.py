@@ -67,7 +67,7 @@ def evaluate(
         make_trials: makes them, on this machine or elsewhere.
         report: called with (trials made or failed, trials in all) after each.
         show_time_left: called with an estimate of the seconds that are left, None where nothing is known.
-        write_partial: writes a report of what is there; called now and then.
+        write_partial: writes a report of what is there; called now and then, and when a user interrupts.
 
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
@@ -110,6 +110,10 @@ def evaluate(
                     show_time_left(time_left.seconds())
                     for refresher in refreshers:
                         refresher.poll()
+        except KeyboardInterrupt:
+            if write_partial is not None and journal.trials:
+                write_partial(found())
+            raise
         finally:
             result = found()
             _write_tables(folder, result)

@@ -83,10 +83,17 @@ def test_interrupted_evaluation_goes_on_and_keeps_its_rows(tmp_path):
         if done == 2:
             raise KeyboardInterrupt
 
+    reported = []
     with pytest.raises(KeyboardInterrupt):
-        evaluate(small_spec(), tmp_path, report=interrupt)
+        evaluate(
+            small_spec(),
+            tmp_path,
+            report=interrupt,
+            write_partial=lambda found: reported.append(len(found.trials)),
+        )
     before = rows_of(tmp_path)
     assert len(before) == 2
+    assert reported == [2]
     calls = []
     evaluate(small_spec(), tmp_path, report=lambda done, total: calls.append(done))
     assert calls[0] == 2

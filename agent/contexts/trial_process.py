@@ -21,6 +21,7 @@ from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.metrics import ITERATION, SCORE
+from agent.training.performance.malloc import release_freed_memory
 from agent.training.problems import validation_problems
 from agent.training.split import Split
 from agent.training.trainer import DivergedError, train
@@ -125,6 +126,8 @@ class TrialTrainer:
             return TrialOutcome(
                 finished=False, failed=f"{type(error).__name__}: {' '.join(str(error).split())}"
             )
+        finally:
+            release_freed_memory()
 
     def make_context(self, config: TrainConfig, folder: Path) -> TrialContext:
         """Makes the place that the trial is trained in."""

@@ -33,8 +33,14 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
         print(equal_time_table([point for point in points if point.arm == arm]))
         print("\nWhat is shown:\n")
         print(verdict_table(by_family))
-        if len(by_family) > 1:
-            _print_rule(cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)}))
+        if cases := _cases(by_family):
+            _print_rule(cases)
+
+
+def _cases(by_family: Mapping[str, OrderScores]) -> Cases | None:
+    """What a rule is fitted to and judged on; None where fewer than two families have all orders."""
+    cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
+    return cases if len(set(cases.family)) > 1 else None
 
 
 def _print_rule(cases: Cases) -> None:
@@ -54,9 +60,9 @@ def rule_record(rows: Iterable[Row], arm: str) -> dict[str, object]:
         InputError: no two families have all orders.
     """
     by_family = families_of(row for row in rows if row.arm == arm)
-    if len(by_family) < 2:
+    cases = _cases(by_family) if by_family else None
+    if cases is None:
         raise InputError(f"arm {arm}: a rule is judged on families left out of its fit; train two or more")
-    cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
     judged = judge(cases)
     return {
         "format": FORMAT,

@@ -1,10 +1,11 @@
-"""Placement to proven optimality, by constraint programming with the simulator in the loop.
+"""Placement to proven optimality: all placements are tried, or a solver rules out what is not tried.
 
-CP-SAT (OR-Tools) minimizes a relaxation of the step: ops wait for their inputs and for their device, in
-program order where the schedule has one, and transfers take their time, but links, the host and copies that
-slow ops are free, and memory counts resident bytes alone. So the relaxed optimum bounds every placement. Each
-solution is simulated; where the relaxation was too kind, its placement is forbidden and the next one sought,
-until no relaxed step is shorter than the best simulated one.
+Where there are at most `enumeration.MAX_PLACEMENTS`, all are simulated. Elsewhere CP-SAT (OR-Tools) minimizes
+a relaxation of the step: ops wait for their inputs and for their device, in program order where the schedule
+has one, and transfers take their time, but links, the host and copies that slow ops are free, and memory
+counts resident bytes alone. So the relaxed optimum bounds every placement. Each solution is simulated; where
+the relaxation was too kind, its placement is forbidden and the next one sought, until no relaxed step is
+shorter than the best simulated one.
 
 Source: logic-based Benders decomposition with no-good cuts, Hooker and Ottosson 2003.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
+from agent.placers.enumeration import can_enumerate, enumerate_placements
 from agent.placers.refine import refine
 from agent.placers.relaxation import HORIZON_STEPS, TICKS, Relaxation
 from graphs.op_graph import IntArray
@@ -47,15 +49,24 @@ def exact(search: SearchState, rng: np.random.Generator) -> None:
 
     It draws the same whatever the seed. A graph of more than `MAX_OPS` ops is refined alone.
     """
-    rng = np.random.default_rng(0)
-    if search.problem.graph.is_compute.sum() > MAX_OPS:
+    rng, is_small = np.random.default_rng(0), can_enumerate(search)
+    if not is_small and search.problem.graph.is_compute.sum() > MAX_OPS:
         refine(search, rng)
-    else:
-        search.lower_bound_s = prove(search, rng).bound_s
+        return
+    search.run_alone(_start, rng)
+    proof = try_all(search) if is_small else None
+    search.lower_bound_s = (proof or solve(search)).bound_s
 
 
-def prove(search: SearchState, rng: np.random.Generator, guess: IntArray | None = None) -> Proof:
-    """Searches for the optimum; what it simulates is kept in `search`.
+def try_all(search: SearchState) -> Proof | None:
+    """Simulates all placements; None if the seconds that are left will not last."""
+    if not enumerate_placements(search):
+        return None
+    return Proof(search.best_score[1] if search.is_feasible else 0.0, is_optimal=search.is_feasible)
+
+
+def solve(search: SearchState, guess: IntArray | None = None) -> Proof:
+    """Searches for the optimum with the solver; what it simulates is kept in `search`.
 
     Args:
         guess: device of each op that the solver tries first, int (n_ops,); by default what is best so far.
@@ -69,7 +80,6 @@ def prove(search: SearchState, rng: np.random.Generator, guess: IntArray | None 
         raise PlacerError(
             f"graph '{problem.graph.name}' has {n_ops} ops; at most {MAX_OPS} are modelled: use refine"
         )
-    search.run_alone(_start, rng)
     if not n_ops or problem.n_devices == 1 or not search.left:
         return Proof(0.0, is_optimal=False)
     return _Benders(search, guess).run()

@@ -13,7 +13,8 @@ from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
-from agent.placers.exact import MAX_OPS, prove
+from agent.placers.enumeration import enumerate_placements, n_placements
+from agent.placers.exact import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
 from agent.placers.relaxation import HORIZON_STEPS
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
@@ -34,7 +35,7 @@ def optimum_s(problem: Problem) -> float:
 def test_the_optimum_of_a_small_graph_is_found_and_proven(seed: int) -> None:
     problem = random_problem(seed, n_ops=11, n_devices=3 if seed % 2 else 2)
     search = SearchState(problem, Budget(None, seconds=30.0))
-    proof = prove(search, np.random.default_rng(0))
+    proof = solve(search)
     assert proof.is_optimal
     assert search.best_score == (0.0, pytest.approx(optimum_s(problem), rel=1e-9))
     assert proof.bound_s == pytest.approx(search.best_score[1], rel=1e-9)
@@ -44,7 +45,7 @@ def test_the_optimum_of_a_small_graph_is_found_and_proven(seed: int) -> None:
 def test_a_bound_without_a_proof_holds(seed: int) -> None:
     """The solver is stopped early; what it says then is true as well."""
     problem = random_problem(100 + seed, n_ops=13, n_devices=2)
-    proof = prove(SearchState(problem, Budget(None, seconds=0.15)), np.random.default_rng(0))
+    proof = solve(SearchState(problem, Budget(None, seconds=0.15)))
     assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
 
 
@@ -71,7 +72,7 @@ def test_devices_that_are_alike_are_told_apart_where_sending_goes_by_their_index
         alike = replace(alike, bytes_per_s=np.full((4, 4), 1e9), latency_s=np.zeros((4, 4)))
         problem = Problem(problem.graph, alike)
         search = SearchState(problem, Budget(None, seconds=20.0))
-        proof = prove(search, np.random.default_rng(0))
+        proof = solve(search)
         assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
         assert not proof.is_optimal or search.best_score[1] == pytest.approx(optimum_s(problem), rel=1e-9)
 
@@ -82,7 +83,7 @@ def test_steps_beyond_the_horizon_are_not_claimed_to_be_ruled_out() -> None:
     graph = build_graph("slow", "", ops, [(0, 1e12, [1])])
     problem = Problem(graph, make_cluster(2, memory_bytes=1.5 * GB))
     assert optimum_s(problem) > HORIZON_STEPS * problem.scale_s
-    proof = prove(SearchState(problem, Budget(None, seconds=5.0)), np.random.default_rng(0))
+    proof = solve(SearchState(problem, Budget(None, seconds=5.0)))
     assert proof.bound_s <= HORIZON_STEPS * problem.scale_s
     assert not proof.is_optimal
 
@@ -110,4 +111,29 @@ def test_a_large_graph_is_refined_alone() -> None:
     ]
     assert np.array_equal(*(each.placement.device_of for each in placed))
     with pytest.raises(PlacerError, match=f"has {MAX_OPS + 1} ops; at most {MAX_OPS} are modelled"):
-        prove(SearchState(problem, Budget(200)), np.random.default_rng(0))
+        solve(SearchState(problem, Budget(200)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_placements_are_all_tried(seed: int) -> None:
+    problem = random_problem(300 + seed, n_ops=10, n_devices=2)
+    count = n_placements(problem)
+    found = PLACERS["exact"].place(problem, Budget(count + START_EVALUATIONS), np.random.default_rng(0))
+    assert found.lower_bound_s == found.step_time.total_s == pytest.approx(optimum_s(problem), rel=1e-12)
+    assert found.evaluations > count
+    search = SearchState(problem, Budget(count - 1))
+    assert not enumerate_placements(search)
+    assert search.evaluations == count - 1
+
+
+def test_trying_ends_early_where_the_seconds_will_not_last() -> None:
+    ops = [{"name": f"op{at}", "flops": 1e9} for at in range(20)]
+    problem = Problem(build_graph("g", "", ops, [(at, 1e6, [at + 1]) for at in range(19)]), make_cluster(2))
+    search = SearchState(problem, Budget(None, seconds=0.05))
+    assert not enumerate_placements(search)
+    assert 0 < search.evaluations < n_placements(problem) / 2
+
+
+def test_nothing_is_proven_by_trying_where_nothing_fits() -> None:
+    problem = Problem(training_graph(1, 3), make_cluster(2, memory_bytes=1.2 * GB))
+    assert try_all(SearchState(problem, Budget(1000))) == Proof(0.0, is_optimal=False)

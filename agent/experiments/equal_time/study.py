@@ -1,8 +1,8 @@
 """What each placer finds in equal time, from 10 ms to 10 s, on the sealed test set.
 
 `python -m agent.experiments.equal_time` makes what is not made yet and prints the tables. Each budget is an
-evaluation of its own in `runs/equal-time/`. The baseline is `refine`, the best placer that learned nothing.
-Nothing else should run on the machine meanwhile.
+evaluation of its own in `runs/equal-time/NAME`. The baseline is `refine`, the best placer that learned
+nothing. Nothing else should run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
 from agent.experiments.equal_time.paired import Paired, pair
-from agent.experiments.equal_time.sealed import sealed_graphs
+from agent.experiments.equal_time.sealed import ALL, FIRST_SEED, sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.experiments.statistics import read_trials
 from agent.placers.base import Budget
@@ -33,16 +33,16 @@ LEARNED = ("policy", "policy-beam", "policy-refine")
 PLACERS = (*HEURISTICS, *SEARCHES, *LEARNED)
 
 
-def folder_of(cluster: str, seconds: float) -> Path:
+def folder_of(study: Path, seconds: float) -> Path:
     """Folder of the evaluation with one budget."""
-    return FOLDER / cluster / f"{seconds:g}-s"
+    return study / f"{seconds:g}-s"
 
 
-def compare(cluster: str, seconds: Sequence[float]) -> list[Paired]:
+def compare(study: Path, seconds: Sequence[float]) -> list[Paired]:
     """Each placer over the baseline, by budget."""
     found: list[Paired] = []
     for budget in seconds:
-        folder = folder_of(cluster, budget)
+        folder = folder_of(study, budget)
         if folder.is_dir():
             found += pair(read_trials(folder), BASELINE, budget)
     return found
@@ -68,10 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="of the searches")
     parser.add_argument("--known", type=int, default=2, help="draws of each family of the benchmark set")
     parser.add_argument("--new", type=int, default=3, help="draws of each family never used before")
+    parser.add_argument(
+        "--families", nargs="+", default=list(ALL), metavar="FAMILY", help="of the sealed set"
+    )
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the draws")
+    parser.add_argument("--name", help="of the folder in runs/equal-time (default: the cluster's name)")
     parser.add_argument("--only", choices=("table",), help="do only this part")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw quality over time (.svg)")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows of the tables (.csv)")
     options = parser.parse_args(arguments)
+
+    study = FOLDER / (options.name or options.cluster)
 
     def work() -> None:
         if options.only is None:
@@ -81,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 n_known=options.known,
                 n_new=options.new,
                 how_seen=policy.stored.card.how_seen,
+                families=options.families,
+                first_seed=options.first_seed,
             )
             for seconds in options.seconds:
                 spec = EvaluationSpec(
@@ -92,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     policy=policy,
                 )
                 with progress_bar() as (report, show_time_left):
-                    folder = folder_of(options.cluster, seconds)
+                    folder = folder_of(study, seconds)
                     evaluate(spec, folder, report=report, show_time_left=show_time_left)
-        found = compare(options.cluster, options.seconds)
+        found = compare(study, options.seconds)
         print(f"\nStep time over {BASELINE} in equal time, 95 % intervals over families, graphs and seeds:\n")
         print(table(found, "ratio"))
         print(f"\nGraphs won and lost against {BASELINE} by more than 0.1 %:\n")

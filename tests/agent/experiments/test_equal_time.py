@@ -17,6 +17,7 @@ from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
 from agent.experiments.equal_time.study import PLACERS, table
 from agent.policy.serialization import read_card
 from graphs.capture.capture import capture
+from graphs.errors import InputError
 from graphs.families import FAMILIES
 from tests.agent.evaluation_cases import make_trial
 
@@ -32,24 +33,34 @@ def test_a_sealed_family_draws_models_that_can_be_captured_and_were_never_seen(f
     assert {"forward", "backward", "optimizer"} <= set(graph.phases)
 
 
-def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agent.experiments.equal_time.sealed.FAMILIES", {"vit": 14})
-    monkeypatch.setattr(
-        "agent.experiments.equal_time.sealed.SEALED_FAMILIES", {"unet": SEALED_FAMILIES["unet"]}
-    )
+def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on(tmp_path: Path) -> None:
     assert max(FAMILIES.values()) <= FIRST_SEED
     card = read_card("pretrained")
 
-    def graphs() -> list[str]:
-        found = sealed_graphs(tmp_path, n_known=2, n_new=1, how_seen=card.how_seen, notify=lambda line: None)
+    def graphs(first_seed: int = FIRST_SEED) -> list[str]:
+        found = sealed_graphs(
+            tmp_path,
+            n_known=2,
+            n_new=1,
+            how_seen=card.how_seen,
+            families=("vit", "unet"),
+            first_seed=first_seed,
+            notify=lambda line: None,
+        )
         assert all(card.how_seen(graph) == "no" for graph in found)
         return [graph.name for graph in found]
 
     names = graphs()
     assert names == ["vit-1000", "vit-1002", "unet-1000"], "vit-1001 has the structure of a seen one"
     assert graphs() == names
+    assert graphs(1002)[0] == "vit-1002"
+    with pytest.raises(InputError, match="sealed from 1000 on"):
+        graphs(3)
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no sealed family none; use some of cifar10"):
+        sealed_graphs(tmp_path, n_known=1, n_new=1, how_seen=lambda graph: "no", families=("none",))
 
 
 def test_placers_are_compared_in_pairs() -> None:

@@ -25,7 +25,7 @@ from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.experiments.optimality import LEVEL, few_units
 from agent.placers.base import PLACERS, Budget, SearchState
-from agent.placers.exact import START_EVALUATIONS, solve
+from agent.placers.exact.solver import START_EVALUATIONS, solve
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.command_line import OneLineParser

@@ -266,19 +266,19 @@ class Placer:
 
 
 MODULES = (
-    "fill",
-    "list_scheduling",
-    "single",
-    "annealing",
-    "contiguous",
-    "cross_entropy",
-    "exact",
-    "m_sct",
-    "metis",
-    "refine",
-    "rollout",
-    "round_robin",
-    "uniform",
+    "heuristics.fill",
+    "heuristics.list_scheduling",
+    "heuristics.single",
+    "search.annealing",
+    "heuristics.contiguous",
+    "search.cross_entropy",
+    "exact.solver",
+    "heuristics.m_sct",
+    "heuristics.metis",
+    "search.refine",
+    "search.rollout",
+    "heuristics.round_robin",
+    "heuristics.uniform",
 )
 PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for module in MODULES])
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""

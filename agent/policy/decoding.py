@@ -1,6 +1,6 @@
 """Decoding: placements from a policy that takes the best device at every decision, or draws one.
 
-With resampling, the episodes of a problem are particles (`agent.placers.particles`).
+With resampling, the episodes of a problem are particles (`agent.placers.search.particles`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent.placers.completion import complete_placement
-from agent.placers.particles import replace_dead_ends, replace_slow, resampling_interval
+from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.threads import torch_threads

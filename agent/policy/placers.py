@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agent.placers.annealing import anneal_from_best
 from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
+from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
-from agent.placers.refine import score_heuristics
-from agent.placers.single import single_devices
+from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.refine import score_heuristics
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import IntArray
 from graphs.registry import Registry

@@ -22,7 +22,7 @@ from agent.experiments.optimality import (
     rows_of,
     table,
 )
-from agent.placers.enumeration import MAX_PLACEMENTS
+from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import load_family

@@ -13,9 +13,9 @@ from agent.evaluation.bounds import lower_bound_s
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
-from agent.placers.enumeration import enumerate_placements, n_placements
-from agent.placers.exact import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
-from agent.placers.relaxation import HORIZON_STEPS
+from agent.placers.exact.enumeration import enumerate_placements, n_placements
+from agent.placers.exact.relaxation import HORIZON_STEPS
+from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.op_graph import build_graph

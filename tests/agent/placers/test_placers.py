@@ -8,9 +8,9 @@ import pytest
 
 from agent.evaluation.bounds import lower_bound_s
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
-from agent.placers.contiguous import cut
-from agent.placers.fill import fill
-from agent.placers.list_scheduling import upward_rank_order
+from agent.placers.heuristics.contiguous import cut
+from agent.placers.heuristics.fill import fill
+from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import check_placement
@@ -188,6 +188,6 @@ def test_placers_stand_in_one_order_whichever_module_is_imported_first():
     code = "import agent.placers.{}\nfrom agent.placers.base import PLACERS\nprint(*PLACERS)"
     runs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
-        for name in ("base", "uniform", "annealing")
+        for name in ("base", "heuristics.uniform", "search.annealing")
     ]
     assert len({done.stdout.splitlines()[-1] for done in runs}) == 1

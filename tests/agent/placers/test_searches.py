@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from agent.placers.base import PLACERS, Budget
-from agent.placers.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
-from agent.placers.list_scheduling import upward_rank_order
-from agent.placers.m_sct import favourite_children
-from agent.placers.metis import _partition, _unit_graph
+from agent.placers.heuristics.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
+from agent.placers.heuristics.list_scheduling import upward_rank_order
+from agent.placers.heuristics.m_sct import favourite_children
+from agent.placers.heuristics.metis import _partition, _unit_graph
 from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
-from agent.placers.enumeration import can_enumerate, enumerate_placements
-from agent.placers.refine import refine
-from agent.placers.relaxation import HORIZON_STEPS, TICKS, Relaxation
+from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
+from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation
+from agent.placers.search.refine import refine
 from graphs.op_graph import IntArray
 
 SECONDS = 10.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.placers.relaxed_links import share_links
 from envs.problem import Problem
 from graphs.op_graph import FloatArray, IntArray
 
@@ -58,7 +57,6 @@ class Relaxation:
         self.makespan = self.model.new_int_var(0, horizon, "makespan")
         self._same: dict[tuple[int, int], Any] = {}
         self._wait_for_inputs(tick_s)
-        share_links(self, tick_s, horizon)
         self._share_devices()
         self._fit_memory()
         self._break_symmetry()

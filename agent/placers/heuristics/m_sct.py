@@ -7,7 +7,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from agent.placers.base import SearchState, placer
-from agent.placers.list_scheduling import mean_transfer_seconds, place_earliest_start
+from agent.placers.heuristics.list_scheduling import mean_transfer_seconds, place_earliest_start
 from envs.problem import Problem
 from graphs.op_graph import FloatArray, IntArray
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.annealing_moves import OVER_BYTES, TOTAL_S, first_moved, propose, put
+from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, first_moved, propose, put
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import candidate_timeline, commit, copy, peak_memory, run_moved
 

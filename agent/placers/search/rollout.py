@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
-from agent.placers.fill import first_feasible
+from agent.placers.heuristics.fill import first_feasible
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
-from agent.placers.particles import replace_dead_ends, replace_slow, resampling_interval
+from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
 from agent.placers.units import per_unit
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import HORIZONS, column

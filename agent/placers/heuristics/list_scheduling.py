@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.fill import first_feasible
-from agent.placers.insertion_kernels import schedule_into_slots
-from agent.placers.list_kernels import schedule_earliest_start, schedule_in_order
+from agent.placers.heuristics.fill import first_feasible
+from agent.placers.heuristics.insertion_kernels import schedule_into_slots
+from agent.placers.heuristics.list_kernels import schedule_earliest_start, schedule_in_order
 from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
 from graphs.levels import b_level

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.annealing_kernels import OVERFLOW_COST, anneal
-from agent.placers.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.base import BATCH, SearchState, placer
-from agent.placers.list_scheduling import heft, m_etf
-from agent.placers.single import single
+from agent.placers.heuristics.list_scheduling import heft, m_etf
+from agent.placers.heuristics.single import single
+from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
+from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.units import units_of
 from envs.simulator.kernels import new_pair
 from graphs.interrupts import interrupts_put_off

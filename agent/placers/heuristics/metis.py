@@ -8,8 +8,8 @@ import numpy as np
 import pymetis
 
 from agent.placers.base import SearchState, placer
-from agent.placers.list_scheduling import mean_transfer_seconds
-from agent.placers.single import single
+from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
+from agent.placers.heuristics.single import single
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.placers.list_kernels import assign, may_take, place_leftovers
+from agent.placers.heuristics.list_kernels import assign, may_take, place_leftovers
 from envs.problem_arrays import OP_GAP_S
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import copy_clocks, inputs_ready, new_timeline

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.annealing import anneal_from_best
 from agent.placers.base import PLACERS, SearchState, placer
-from agent.placers.rollout import draw_rollouts
+from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.rollout import draw_rollouts
 
 SAMPLES = 16
 """Rollouts that `rollout-refine` draws, where the budget allows; as many as `policy-refine` draws."""

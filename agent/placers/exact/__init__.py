@@ -1,0 +1,1 @@
+"""Placement to proven optimality."""

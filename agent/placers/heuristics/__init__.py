@@ -1,0 +1,1 @@
+"""Placers that plan once: single devices, fills, list schedules, partitions."""

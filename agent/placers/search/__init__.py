@@ -1,0 +1,1 @@
+"""Placers that try many placements: annealing, sampling, rollouts."""

@@ -53,7 +53,7 @@ class Plan:
         placement: device index of each op.
         step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
         single_s: step time of the fastest single device, its memory unlimited; seconds.
-        lower_bound_s: no placement has a shorter step; seconds.
+        lower_bound_s: no feasible placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
         captured: what `compile` runs; None if a graph was placed.

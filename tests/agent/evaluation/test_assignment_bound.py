@@ -1,0 +1,193 @@
+"""The bound of kinds of devices and their memory: known answers, and never above a feasible placement."""
+
+import itertools
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from agent.evaluation import assignment_bound
+from agent.evaluation.assignment_bound import assignment_bound_s
+from agent.evaluation.assignment_rows import kind_costs
+from agent.evaluation.bounds import heads_and_tails, lower_bound_s
+from agent.evaluation.path_kernels import before_and_after, longest_path
+from agent.evaluation.windows import heaviest_window
+from agent.placers.base import PLACERS, Budget
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_many
+from graphs.coarsening.coarsen import coarsen
+from graphs.dataset import load_family
+from graphs.granularity import with_granularity
+from graphs.levels import critical_path_s
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import GB, make_cluster, random_problem
+
+FAST_S, SLOW_S = 1e-3 + 1e-6, 10e-3 + 1e-6
+"""Seconds of an op of `problem_of` on either of its devices."""
+TOLERANCE = 2e-3
+"""The program is solved until its bound is this near to the optimum."""
+
+
+def problem_of(n_ops, tensors=(), *, keeping=(), fast_bytes=16 * GB, **rules):
+    """Ops of 1 ms on a fast device with little memory and of 10 ms on a slow one; some keep 1 GB."""
+    ops = [
+        {"name": f"op{op}", "flops": 1e9, "resident_bytes": GB if op in keeping else 0.0}
+        for op in range(n_ops)
+    ]
+    problem = Problem(build_graph("g", "f", ops, tensors), make_cluster(2, slower=10.0, **rules))
+    return problem.with_memory(np.array([fast_bytes, 1000 * GB]))
+
+
+def bound_s(problem):
+    return assignment_bound_s(problem, *heads_and_tails(problem))
+
+
+def test_what_the_fast_device_cannot_hold_runs_on_the_slow_one():
+    problem = problem_of(10, keeping=range(10), fast_bytes=6 * GB)
+    assert bound_s(problem) == pytest.approx(4 * SLOW_S, rel=TOLERANCE)
+    assert lower_bound_s(problem) == bound_s(problem) > 3 * lower_bound_s(problem_of(10, keeping=range(10)))
+
+
+def test_ops_are_cut_in_pieces():
+    """Half of an op fits on the fast device: the bound is that of 3.5 ops on the slow one, not of 4."""
+    problem = problem_of(10, keeping=range(10), fast_bytes=6.5 * GB)
+    assert bound_s(problem) == pytest.approx(3.5 * SLOW_S, rel=TOLERANCE)
+
+
+def test_gaps_follow_every_op_but_the_last():
+    problem = problem_of(10, keeping=range(10), fast_bytes=6 * GB, op_gap_s=1e-3)
+    assert bound_s(problem) == pytest.approx(4 * SLOW_S + 3e-3, rel=TOLERANCE)
+
+
+def test_a_path_that_the_fast_device_cannot_hold_is_longer():
+    chain = [(op, 1.0, [op + 1]) for op in range(9)]
+    problem = problem_of(10, chain, keeping=range(10), fast_bytes=6 * GB)
+    assert bound_s(problem) == pytest.approx(6 * FAST_S + 4 * SLOW_S, rel=TOLERANCE)
+
+
+def test_nothing_after_a_loss_begins_before_the_slow_device_is_done():
+    """Ten forward ops keep weights, ten backward ops none: the fast device waits for the slow one."""
+    tensors = [*((op, 1.0, [10]) for op in range(10)), (10, 1.0, list(range(11, 21)))]
+    problem = problem_of(21, tensors, keeping=range(10), fast_bytes=6 * GB)
+    backward_s = 10 / (1 / FAST_S + 1 / SLOW_S)
+    assert bound_s(problem) == pytest.approx(4 * SLOW_S + FAST_S + backward_s, rel=TOLERANCE)
+
+
+def two_of_each(cluster):
+    """A cluster with two devices of each kind; all links are those of the first pair."""
+    devices = tuple(replace(device, name=f"{device.name}{i}") for device in cluster.devices for i in range(2))
+    n = len(devices)
+    rates, latencies = np.full((n, n), 1e10), np.full((n, n), 1e-6)
+    return replace(cluster, devices=devices, bytes_per_s=rates, latency_s=latencies)
+
+
+def test_devices_of_a_kind_hold_and_work_together():
+    ops = [{"name": f"op{op}", "flops": 1e9, "resident_bytes": GB} for op in range(20)]
+    problem = Problem(build_graph("g", "f", ops, []), two_of_each(make_cluster(2, slower=10.0)))
+    tight = problem.with_memory(np.array([6, 6, 1000, 1000]) * GB)
+    assert kind_costs(tight, *heads_and_tails(tight)).n_devices.tolist() == [2, 2]
+    assert bound_s(tight) == pytest.approx(4 * SLOW_S, rel=TOLERANCE)
+
+
+def test_equal_devices_gain_nothing():
+    problem = Problem(problem_of(10, keeping=range(10)).graph, make_cluster(2, memory_bytes=5 * GB))
+    assert bound_s(problem) == 0.0
+
+
+def test_where_no_placement_is_feasible_memory_does_not_count():
+    endless = problem_of(10, keeping=range(10))
+    whole = endless.with_memory(np.array([5.0, 4.0]) * GB)
+    one_op = endless.with_memory(np.array([0.9, 0.9]) * GB)
+    assert bound_s(whole) == bound_s(one_op) == 0.0
+    assert lower_bound_s(whole) == lower_bound_s(one_op) > 0.0
+
+
+def test_an_op_runs_where_it_fits():
+    problem = problem_of(2, keeping=[0], fast_bytes=0.5 * GB)
+    assert bound_s(problem) == pytest.approx(SLOW_S, rel=TOLERANCE)
+
+
+def test_more_kinds_than_are_counted_cost_nothing():
+    problem = random_problem(1, n_devices=assignment_bound.MAX_KINDS + 1)
+    memory = np.linspace(1, 2, problem.n_devices) * GB
+    assert bound_s(problem.with_memory(memory)) == 0.0
+
+
+def tight_problem(seed):
+    """A random problem of unequal memories that some placement just meets, and the steps of all that do.
+
+    The memories are the peaks of one placement, some of them raised.
+    """
+    rng = np.random.default_rng(seed)
+    n_kinds = int(rng.integers(2, 4))
+    problem = random_problem(seed, n_ops=int(rng.integers(4, 9)), n_devices=n_kinds)
+    if n_kinds == 2 and rng.random() < 0.5:
+        problem = Problem(problem.graph, two_of_each(problem.cluster))
+    if rng.random() < 0.3:
+        problem = Problem(coarsen(problem.graph, 4).coarse, problem.cluster)
+    units = np.array(list(itertools.product(range(problem.n_devices), repeat=len(problem.graph.units))))
+    total_s, peak = simulate_many(problem, np.ascontiguousarray(units[:, problem.graph.unit_of]))
+    raised = rng.choice([1.0, 1.2, 10.0], size=problem.n_devices)
+    tight = problem.with_memory(np.maximum(peak[rng.integers(len(peak))] * raised, 1.0))
+    return tight, total_s[(peak <= tight.cluster.memory_bytes).all(axis=1)]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_feasible_placement_of_all_beats_the_bound(seed):
+    problem, steps_s = tight_problem(seed)
+    assert len(steps_s)
+    assert lower_bound_s(problem) <= steps_s.min() * (1 + 1e-9)
+
+
+def test_memory_raises_the_bound_of_many_random_problems():
+    gains = []
+    for seed in range(60):
+        problem, _ = tight_problem(seed)
+        endless = problem.with_memory(np.full(problem.n_devices, 1e15))
+        if endless.op_seconds.any():
+            gains.append(lower_bound_s(problem) / lower_bound_s(endless))
+    assert min(gains) >= 1 - TOLERANCE
+    assert sum(gain > 1.01 for gain in gains) >= 10
+
+
+@pytest.mark.parametrize("granularity", ["op", "module"])
+def test_memory_raises_the_bound_of_a_captured_graph(granularity):
+    graph = with_granularity(load_family("vit")[1], granularity)
+    problem = Problem(graph, get_cluster("gpu+cpu"))
+    tight = problem.with_memory(np.array([graph.resident_bytes.sum() * 0.4, 1e12]))
+    assert lower_bound_s(tight) > 1.1 * lower_bound_s(problem)
+    found = PLACERS["refine"].place(tight, Budget(2000), np.random.default_rng(0))
+    assert found.feasible
+    assert lower_bound_s(tight) <= found.step_time.total_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_paths_and_relatives_equal_those_of_networkx(seed):
+    graph = random_problem(seed).graph
+    seconds = np.random.default_rng(seed).exponential(size=graph.n_ops)
+    path = longest_path(graph.edges, seconds)
+    assert seconds[path].sum() == pytest.approx(critical_path_s(graph, seconds))
+    view = nx.DiGraph(graph.edges.tolist())
+    view.add_nodes_from(range(graph.n_ops))
+    assert nx.is_path(view, path.tolist())
+    before, after = before_and_after(graph.edges, path, graph.n_ops)
+    for op, ancestors, descendants in zip(path.tolist(), before, after, strict=True):
+        assert set(np.flatnonzero(ancestors).tolist()) == nx.ancestors(view, op)
+        assert set(np.flatnonzero(descendants).tolist()) == nx.descendants(view, op)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_heaviest_window_is_that_of_all(seed):
+    rng = np.random.default_rng(seed)
+    work, head, tail = rng.integers(0, 5, size=(3, 12)).astype(np.float64)
+    found = heaviest_window(work, head, tail)
+    every = [
+        (since + work[(head >= since) & (tail >= after)].sum() + after)
+        for since, after in itertools.product(head, tail)
+        if ((head >= since) & (tail == after)).any()
+    ]
+    inside = (head >= found.since_s) & (tail >= found.after_s)
+    assert found.least_s == pytest.approx(max(every))
+    assert found.since_s + work[inside].sum() + found.after_s == pytest.approx(found.least_s)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agent.evaluation.path_kernels import before_and_after, longest_path
 from agent.evaluation.windows import heaviest_window
 from envs.problem import Problem
+from graphs.limits import ROUNDING
 from graphs.op_graph import FloatArray, IntArray, OpGraph
 
 MAX_SPLITS = 32
@@ -63,6 +64,11 @@ class KindCosts:
         """Seconds that each op occupies a kind's devices, over their number, (n_ops, n_kinds)."""
         occupied: FloatArray = np.where(self.seconds > 0, self.seconds + self.gap_s, 0.0)
         return occupied / self.n_devices
+
+    @property
+    def last_gap_s(self) -> float:
+        """Seconds that the rest after the last op of a device is at most; sums of rests are rounded."""
+        return self.gap_s * (1 + ROUNDING)
 
     @cached_property
     def splits(self) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -119,10 +125,10 @@ def _tightest_window(costs: KindCosts, share: FloatArray) -> tuple[float, list[R
     windows = [heaviest_window(load, costs.head, costs.tail) for load in (costs.load * share).T]
     worst = max(windows)
     inside = (costs.head >= worst.since_s) & (costs.tail >= worst.after_s)
-    around_s = worst.since_s + worst.after_s - costs.gap_s
+    around_s = worst.since_s + worst.after_s - costs.last_gap_s
     load = costs.load * inside[:, None]
     rows = [Row(around_s, costs.only(kind, load)) for kind in range(len(costs.memory))]
-    return worst.least_s - costs.gap_s, rows
+    return worst.least_s - costs.last_gap_s, rows
 
 
 def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[Row]]:
@@ -130,14 +136,14 @@ def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[Ro
     split, before, after = costs.splits
     load = costs.load * share
     own_s = (costs.seconds * share).sum(axis=1)[split]
-    step_s = (before @ load).max(axis=1) + own_s + (after @ load).max(axis=1) - 2 * costs.gap_s
+    step_s = (before @ load).max(axis=1) + own_s + (after @ load).max(axis=1) - 2 * costs.last_gap_s
     worst = int(step_s.argmax())
     is_split = np.arange(costs.graph.n_ops) == split[worst]
     own = costs.per_unit(costs.seconds * is_split[:, None])
     kinds = range(len(costs.memory))
     first = [costs.only(kind, costs.load * before[worst][:, None]) for kind in kinds]
     second = [costs.only(kind, costs.load * after[worst][:, None]) for kind in kinds]
-    rows = [Row(-2 * costs.gap_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
+    rows = [Row(-2 * costs.last_gap_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
     return float(step_s[worst]), rows
 
 

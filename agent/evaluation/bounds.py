@@ -8,7 +8,7 @@ from agent.evaluation.assignment_bound import assignment_bound_s
 from agent.evaluation.bound_kernels import earliest_starts
 from agent.evaluation.windows import heaviest_window
 from envs.problem import Problem
-from graphs.limits import MIN_SECONDS
+from graphs.limits import MIN_SECONDS, ROUNDING
 from graphs.op_graph import Csr, FloatArray, IntArray
 
 ROUNDS = 100
@@ -44,7 +44,7 @@ def lower_bound_s(problem: Problem) -> float:
     issued_s = n_issued * problem.cluster.issue_s
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
     assignment = assignment_bound_s(problem, head, tail)
-    gap_s = problem.cluster.op_gap_s
+    gap_s = problem.cluster.op_gap_s * (1 + ROUNDING)
     return max(critical_path, unit - gap_s, work - gap_s, issue, assignment, 0.0)
 
 

@@ -115,18 +115,8 @@ def test_more_kinds_than_are_counted_cost_nothing():
     assert bound_s(problem.with_memory(memory)) == 0.0
 
 
-def tight_problem(seed):
-    """A random problem of unequal memories that some placement just meets, and the steps of all that do.
-
-    The memories are the peaks of one placement, some of them raised.
-    """
-    rng = np.random.default_rng(seed)
-    n_kinds = int(rng.integers(2, 4))
-    problem = random_problem(seed, n_ops=int(rng.integers(4, 9)), n_devices=n_kinds)
-    if n_kinds == 2 and rng.random() < 0.5:
-        problem = Problem(problem.graph, two_of_each(problem.cluster))
-    if rng.random() < 0.3:
-        problem = Problem(coarsen(problem.graph, 4).coarse, problem.cluster)
+def with_memory_of_a_placement(problem, rng):
+    """The problem with memories that are the peaks of one placement, some raised; the steps that fit them."""
     units = np.array(list(itertools.product(range(problem.n_devices), repeat=len(problem.graph.units))))
     total_s, peak = simulate_many(problem, np.ascontiguousarray(units[:, problem.graph.unit_of]))
     raised = rng.choice([1.0, 1.2, 10.0], size=problem.n_devices)
@@ -134,11 +124,39 @@ def tight_problem(seed):
     return tight, total_s[(peak <= tight.cluster.memory_bytes).all(axis=1)]
 
 
+def tight_problem(seed):
+    """A random problem of unequal memories that some placement just meets, and the steps of all that do."""
+    rng = np.random.default_rng(seed)
+    n_kinds = int(rng.integers(2, 4))
+    problem = random_problem(seed, n_ops=int(rng.integers(4, 9)), n_devices=n_kinds)
+    if n_kinds == 2 and rng.random() < 0.5:
+        problem = Problem(problem.graph, two_of_each(problem.cluster))
+    if rng.random() < 0.3:
+        problem = Problem(coarsen(problem.graph, 4).coarse, problem.cluster)
+    return with_memory_of_a_placement(problem, rng)
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_no_feasible_placement_of_all_beats_the_bound(seed):
     problem, steps_s = tight_problem(seed)
     assert len(steps_s)
     assert lower_bound_s(problem) <= steps_s.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_feasible_placement_of_extreme_costs_beats_the_bound(seed):
+    """Seconds of 24 orders of magnitude, or all of them far below a device's rest; any number of bytes."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, n_ops=6, n_devices=2)
+    graph, low, high = problem.graph, *[(-15, 8), (-15, -12), (6, 8), (-9, 8)][seed % 4]
+    seconds = {
+        device.kind: np.where(graph.is_source, 0.0, 10.0 ** rng.uniform(low, high, graph.n_ops))
+        for device in problem.cluster.devices
+    }
+    resident = 10.0 ** rng.uniform(*[(0, 17), (0, 3), (15, 17)][seed % 3], graph.n_ops)
+    extreme = Problem(replace(graph, seconds=seconds, resident_bytes=resident), problem.cluster)
+    tight, steps_s = with_memory_of_a_placement(extreme, rng)
+    assert 0 <= lower_bound_s(tight) <= steps_s.min() * (1 + 1e-9)
 
 
 def test_memory_raises_the_bound_of_many_random_problems():

@@ -1,123 +1,105 @@
-"""Rows of the linear program behind `assignment_bound`: what the step takes at least, by kinds of devices."""
+"""Rows of the linear program behind `assignment_bound`: what a step takes and holds, by kinds of devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.evaluation.path_kernels import before_and_after, longest_path
+from agent.evaluation.kept_tensors import Forest
+from agent.evaluation.kind_costs import KindCosts
+from agent.evaluation.path_kernels import longest_path
 from agent.evaluation.windows import heaviest_window
-from envs.problem import Problem
 from graphs.limits import ROUNDING
-from graphs.op_graph import FloatArray, IntArray, OpGraph
-
-MAX_SPLITS = 32
-"""Ops of the critical path at which the step is split in two."""
+from graphs.op_graph import FloatArray, IntArray
 
 
 class Row(NamedTuple):
-    """States that the step takes at least `least_s` and the seconds of the units on their kinds.
+    """A sum over units: a constant, what each unit adds on its kind, and what it adds with its parent's.
 
     Attributes:
-        least_s: seconds in any case.
-        seconds: of each unit on each kind, (n_units, n_kinds).
+        constant: what there is in any case.
+        of_unit: by the kind of the unit, (n_units, n_kinds).
+        along: by the kinds of the parent and the unit, (n_units, n_kinds, n_kinds); None = nothing.
     """
 
-    least_s: float
-    seconds: FloatArray
+    constant: float
+    of_unit: FloatArray
+    along: FloatArray | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class KindCosts:
-    """A problem by kinds of devices; those of a kind have equal memory and take equally long for every op.
+def memory_rows(costs: KindCosts, forest: Forest, kept: IntArray) -> list[Row]:
+    """Makes a row for each kind: bytes that it holds for sure, over all its memory, less 1.
 
-    Attributes:
-        graph: the graph.
-        n_devices: of each kind, int (n_kinds,).
-        seconds: of each op on each kind, (n_ops, n_kinds).
-        gap_s: seconds that a device rests after an op.
-        memory: bytes of one device of each kind, (n_kinds,).
-        head, tail: least seconds before the start and after the end of each op, (n_ops,).
-    """
-
-    graph: OpGraph
-    n_devices: IntArray
-    seconds: FloatArray
-    gap_s: float
-    memory: FloatArray
-    head: FloatArray
-    tail: FloatArray
-
-    @cached_property
-    def resident(self) -> FloatArray:
-        """Resident bytes of each unit, (n_units,)."""
-        return self.per_unit(self.graph.resident_bytes[:, None])[:, 0]
-
-    @cached_property
-    def load(self) -> FloatArray:
-        """Seconds that each op occupies a kind's devices, over their number, (n_ops, n_kinds)."""
-        occupied: FloatArray = np.where(self.seconds > 0, self.seconds + self.gap_s, 0.0)
-        return occupied / self.n_devices
-
-    @property
-    def last_gap_s(self) -> float:
-        """Seconds that the rest after the last op of a device is at most; sums of rests are rounded."""
-        return self.gap_s * (1 + ROUNDING)
-
-    @cached_property
-    def splits(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Ops of the critical path, int (n_splits,), and their ancestors and descendants.
-
-        The latter are 0 or 1, (n_splits, n_ops) each.
-        """
-        path = longest_path(self.graph.edges, self.seconds.min(axis=1))
-        chosen = path[np.unique(np.linspace(0, len(path) - 1, MAX_SPLITS).astype(np.int64))]
-        return chosen, *before_and_after(self.graph.edges, chosen, self.graph.n_ops)
-
-    def per_unit(self, values: FloatArray) -> FloatArray:
-        """Sums of the ops of each unit, (n_units, n_columns), from those of the ops, (n_ops, n_columns)."""
-        n_units = len(self.graph.units)
-        columns = [np.bincount(self.graph.unit_of, column, n_units) for column in values.T]
-        return np.stack(columns, axis=1)
-
-    def only(self, kind: int, values: FloatArray) -> FloatArray:
-        """Sums of the ops of each unit on one kind, 0 on the others, (n_units, n_kinds)."""
-        return self.per_unit(np.where(np.arange(len(self.memory)) == kind, values, 0.0))
-
-
-def kind_costs(problem: Problem, head: FloatArray, tail: FloatArray) -> KindCosts:
-    """Groups the devices of a problem by kind.
+    Counted are resident bytes and, on a kind with one device, the kept tensors whose producer and reader are
+    on it. Among several devices a tensor may be on its way.
 
     Args:
-        head, tail: least seconds before the start and after the end of each op, (n_ops,).
+        kept: reads, int (n,), as of `kept_reads`.
     """
-    columns = np.vstack([problem.op_seconds, problem.cluster.memory_bytes])
-    first: dict[bytes, int] = {}
-    own = [first.setdefault(column.tobytes(), device) for device, column in enumerate(columns.T)]
-    chosen, n_devices = np.unique(own, return_counts=True)
-    gap_s, memory = float(problem.cluster.op_gap_s), problem.cluster.memory_bytes[chosen]
-    return KindCosts(problem.graph, n_devices, problem.op_seconds[:, chosen], gap_s, memory, head, tail)
+    reads, unit_of, n_units = costs.reads, costs.graph.unit_of, len(forest.parent)
+    producer, reader = unit_of[reads.producer[kept]], unit_of[reads.reader[kept]]
+    inside, joined = producer == reader, forest.between(producer, reader)
+    # One read of each tensor, inside a unit if there is one.
+    rank = np.where(inside, 0, np.where(joined, 1, 2))
+    order = np.lexsort((rank, reads.tensor[kept]))
+    _, first = np.unique(reads.tensor[kept][order], return_index=True)
+    one = order[first]
+    own, pair = one[inside[one]], one[joined[one]]
+    in_unit = np.bincount(producer[own], reads.size[kept[own]], n_units)
+    below = np.maximum(producer, reader)[pair]
+    with_parent = np.bincount(below, reads.size[kept[pair]], n_units)
+    rows = []
+    for kind, n_devices in enumerate(costs.n_devices):
+        capacity, alone = costs.memory[kind] * n_devices, n_devices == 1
+        held = np.zeros((n_units, costs.n_kinds))
+        held[:, kind] = (costs.resident + in_unit * alone) / capacity
+        along = np.zeros((n_units, costs.n_kinds, costs.n_kinds))
+        along[:, kind, kind] = with_parent * alone / capacity
+        rows.append(Row(-1.0, held, along))
+    return rows
 
 
-def tightest_rows(costs: KindCosts, share: FloatArray) -> Iterator[tuple[float, list[Row]]]:
-    """Makes the rows of each sort that ask for the longest step.
+def link_rows(costs: KindCosts, forest: Forest) -> list[Row]:
+    """Makes a row for the links from each kind, or from each to each: seconds that one is busy on average."""
+    cluster, kinds = costs.problem.cluster, range(costs.n_kinds)
+    if cluster.sharing == "none":
+        return []
+    reads, unit_of = costs.reads, costs.graph.unit_of
+    sent = forest.sent
+    busy_s = costs.sent_s(reads.size[sent])
+    busy_s[:, ~np.eye(costs.n_kinds, dtype=bool)] += cluster.transfer_gap_s
+    gap_s = cluster.transfer_gap_s * (1 + ROUNDING)
+    nothing = np.zeros((len(forest.parent), costs.n_kinds))
+    rows = []
+    for source, target in product(kinds, kinds):
+        shares = np.zeros((costs.n_kinds, costs.n_kinds))
+        if cluster.sharing == "pair" and source != target:
+            shares[source, target] = 1.0 / (costs.n_devices[source] * costs.n_devices[target])
+        elif cluster.sharing == "egress" and source == target:
+            shares[source] = 1.0 / costs.n_devices[source]
+        else:
+            continue
+        producer, reader = unit_of[reads.producer[sent]], unit_of[reads.reader[sent]]
+        rows.append(Row(-gap_s, nothing, forest.transfers_s(producer, reader, busy_s * shares)))
+    return rows
+
+
+def tightest_rows(costs: KindCosts, forest: Forest, share: FloatArray) -> Iterator[tuple[float, list[Row]]]:
+    """Makes the rows of seconds of each sort that ask for the longest step.
 
     Args:
         share: of each unit on each kind, (n_units, n_kinds); 0 to 1.
 
     Yields:
-        The seconds that the tightest of the rows asks for, and the rows.
+        The seconds that the tightest of the rows asks for, without transfers, and the rows.
     """
     of_op = share[costs.graph.unit_of]
     yield _tightest_window(costs, of_op)
     yield _tightest_split(costs, of_op)
-    yield _longest_path(costs, of_op)
+    yield _longest_path(costs, forest, of_op)
 
 
 def _tightest_window(costs: KindCosts, share: FloatArray) -> tuple[float, list[Row]]:
@@ -127,7 +109,7 @@ def _tightest_window(costs: KindCosts, share: FloatArray) -> tuple[float, list[R
     inside = (costs.head >= worst.since_s) & (costs.tail >= worst.after_s)
     around_s = worst.since_s + worst.after_s - costs.last_gap_s
     load = costs.load * inside[:, None]
-    rows = [Row(around_s, costs.only(kind, load)) for kind in range(len(costs.memory))]
+    rows = [Row(around_s, costs.only(kind, load)) for kind in range(costs.n_kinds)]
     return worst.least_s - costs.last_gap_s, rows
 
 
@@ -140,17 +122,35 @@ def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[Ro
     worst = int(step_s.argmax())
     is_split = np.arange(costs.graph.n_ops) == split[worst]
     own = costs.per_unit(costs.seconds * is_split[:, None])
-    kinds = range(len(costs.memory))
+    kinds = range(costs.n_kinds)
     first = [costs.only(kind, costs.load * before[worst][:, None]) for kind in kinds]
     second = [costs.only(kind, costs.load * after[worst][:, None]) for kind in kinds]
-    rows = [Row(-2 * costs.last_gap_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
+    gaps_s = 2 * costs.last_gap_s
+    rows = [Row(-gaps_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
     return float(step_s[worst]), rows
 
 
-def _longest_path(costs: KindCosts, share: FloatArray) -> tuple[float, list[Row]]:
-    """The ops of a path run one after the other."""
+def _longest_path(costs: KindCosts, forest: Forest, share: FloatArray) -> tuple[float, list[Row]]:
+    """The ops of a path run one after the other; where two of them are apart, a transfer is between them."""
     seconds = (costs.seconds * share).sum(axis=1)
     path = longest_path(costs.graph.edges, seconds)
-    on_path: NDArray[np.bool_] = np.zeros(costs.graph.n_ops, dtype=bool)
+    on_path = np.zeros(costs.graph.n_ops, dtype=bool)
     on_path[path] = True
-    return float(seconds[path].sum()), [Row(0.0, costs.per_unit(costs.seconds * on_path[:, None]))]
+    row = Row(0.0, costs.per_unit(costs.seconds * on_path[:, None]), path_transfers_s(costs, forest, path))
+    return float(seconds[path].sum()), [row]
+
+
+def path_transfers_s(costs: KindCosts, forest: Forest, path: IntArray) -> FloatArray:
+    """Seconds of the transfers between the ops of a path, along the forest, (n_units, n_kinds, n_kinds)."""
+    reads, n_ops, unit_of = costs.reads, costs.graph.n_ops, costs.graph.unit_of
+    smallest_first = np.argsort(reads.size, kind="stable")
+    follows = np.full(n_ops, -1)
+    follows[path[:-1]] = path[1:]
+    on_path = smallest_first[follows[reads.producer[smallest_first]] == reads.reader[smallest_first]]
+    last = np.full(n_ops, -1)
+    last[reads.producer[on_path]] = on_path
+    largest = last[last >= 0]
+    producer, reader = unit_of[reads.producer[largest]], unit_of[reads.reader[largest]]
+    joined = forest.between(producer, reader)
+    seconds = costs.sent_s(reads.size[largest[joined]]) + costs.links[2]
+    return forest.transfers_s(producer[joined], reader[joined], seconds)

@@ -9,8 +9,8 @@ import pytest
 
 from agent.evaluation import assignment_bound
 from agent.evaluation.assignment_bound import assignment_bound_s
-from agent.evaluation.assignment_rows import kind_costs
 from agent.evaluation.bounds import heads_and_tails, lower_bound_s
+from agent.evaluation.kind_costs import kind_costs
 from agent.evaluation.path_kernels import before_and_after, longest_path
 from agent.evaluation.windows import heaviest_window
 from agent.placers.base import PLACERS, Budget
@@ -75,6 +75,32 @@ def test_nothing_after_a_loss_begins_before_the_slow_device_is_done():
     assert bound_s(problem) == pytest.approx(4 * SLOW_S + FAST_S + backward_s, rel=TOLERANCE)
 
 
+def test_a_tensor_that_is_kept_over_an_op_takes_memory():
+    """A tensor of 6 GB is read again after the loss: 2/3 of it can stay on the fast device, with 4 GB.
+
+    The rest is on the slow one, with its producer and reader, but for what either link sends meanwhile.
+    """
+    problem = problem_of(3, [(0, 1.0, [1]), (0, 6 * GB, [2]), (1, 1.0, [2])], fast_bytes=4 * GB)
+    unsent_s, sent_s = FAST_S + (4 * FAST_S + 2 * SLOW_S) / 3, 6 * GB / 1e10
+    expected_s = unsent_s / (1 + 2 * (SLOW_S - FAST_S) / sent_s)
+    assert bound_s(problem) == pytest.approx(expected_s, rel=TOLERANCE)
+    enough = problem.with_memory(np.array([6.1, 1000]) * GB)
+    assert bound_s(enough) == pytest.approx(3 * FAST_S, rel=TOLERANCE)
+
+
+def test_a_tensor_that_cannot_be_kept_is_sent():
+    """The op that reads it again runs nowhere but on the fast device: half of the tensor is sent there."""
+    n_ops, sent_s = 3, 6 * GB / 1e10 + 1e-6
+    seconds = {"kind0": np.full(n_ops, 1e-3), "kind1": np.array([1e-3, 1e9 / 3, 1e9 / 3])}
+    tensors = [(0, 1.0, [1]), (0, 6 * GB, [2]), (1, 1.0, [2])]
+    ops = [{"name": f"op{op}"} for op in range(n_ops)]
+    graph = replace(build_graph("g", "f", ops, tensors), seconds=seconds)
+    for fast_bytes, sent in [(6.1, 0.0), (3.0, 0.5)]:
+        problem = Problem(graph, make_cluster(2)).with_memory(np.array([fast_bytes, 1000]) * GB)
+        assert bound_s(problem) >= sent * sent_s * (1 - TOLERANCE)
+        assert bound_s(problem) <= 3e-3 + sent * sent_s * (1 + TOLERANCE)
+
+
 def two_of_each(cluster):
     """A cluster with two devices of each kind; all links are those of the first pair."""
     devices = tuple(replace(device, name=f"{device.name}{i}") for device in cluster.devices for i in range(2))
@@ -113,6 +139,32 @@ def test_more_kinds_than_are_counted_cost_nothing():
     problem = random_problem(1, n_devices=assignment_bound.MAX_KINDS + 1)
     memory = np.linspace(1, 2, problem.n_devices) * GB
     assert bound_s(problem.with_memory(memory)) == 0.0
+
+
+def hourglass(seed):
+    """A random training step of few ops: backward ops read what forward ops made."""
+    rng = np.random.default_rng(seed)
+    n_layers = int(rng.integers(1, 4))
+    ops, readers = [], {}
+
+    def op(name, *inputs, **fields):
+        ops.append({"name": name, "flops": float(rng.choice([1e6, 1e9, 5e9])), **fields})
+        for producer in inputs:
+            readers.setdefault(producer, set()).add(len(ops) - 1)
+        return len(ops) - 1
+
+    below = [op("input", type="input", flops=0.0)]
+    for layer in range(n_layers):
+        group = layer if rng.random() < 0.5 else None
+        resident = float(rng.integers(30)) * 1e6
+        below.append(op(f"forward{layer}", below[-1], resident_bytes=resident, colocate=group))
+    above = op("loss", below[-1])
+    for layer in reversed(range(n_layers)):
+        kept = below[layer : layer + 2] if rng.random() < 0.6 else below[layer + 1 : layer + 2]
+        group = layer if rng.random() < 0.4 else None
+        above = op(f"backward{layer}", above, *kept, phase="backward", colocate=group)
+    tensors = [(op, float(rng.integers(100)) * 1e6, sorted(users)) for op, users in sorted(readers.items())]
+    return Problem(build_graph(f"hourglass{seed}", "random", ops, tensors), random_problem(seed).cluster)
 
 
 def with_memory_of_a_placement(problem, rng):
@@ -157,6 +209,12 @@ def test_no_feasible_placement_of_extreme_costs_beats_the_bound(seed):
     extreme = Problem(replace(graph, seconds=seconds, resident_bytes=resident), problem.cluster)
     tight, steps_s = with_memory_of_a_placement(extreme, rng)
     assert 0 <= lower_bound_s(tight) <= steps_s.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_feasible_placement_of_a_training_step_beats_the_bound(seed):
+    problem, steps_s = with_memory_of_a_placement(hourglass(seed), np.random.default_rng(seed))
+    assert lower_bound_s(problem) <= steps_s.min() * (1 + 1e-9)
 
 
 def test_memory_raises_the_bound_of_many_random_problems():

@@ -16,7 +16,7 @@ ROUNDS = 100
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """Lower bound on the step time of every feasible placement, in seconds; ignores contention.
+    """Lower bound on the step time of every feasible placement, in seconds.
 
     The greatest of
     - the critical path: each op on its fastest device, not before what it reads can be there and not later
@@ -26,8 +26,8 @@ def lower_bound_s(problem: Problem) -> float:
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
-    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory
-      (`assignment_bound`);
+    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory and
+      no link carries more than it can (`assignment_bound`); all else ignores contention and memory;
     - the time at which the one host thread has issued an op, and the least time from its start on.
 
     A device is idle for `op_gap_s` after each op but its last.

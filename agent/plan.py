@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.inputs import make_budget, prepared
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.results import DATA_PARALLEL
@@ -53,7 +53,7 @@ class Plan:
         placement: device index of each op.
         step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
         single_s: step time of the fastest single device, its memory unlimited; seconds.
-        lower_bound_s: no placement has a shorter step; seconds.
+        lower_bound_s: no feasible placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
         captured: what `compile` runs; None if a graph was placed.

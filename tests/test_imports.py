@@ -20,7 +20,7 @@ ROOMS = (
     ("envs.mdp",),
     ("envs",),
     ("agent.settings", "agent.folders", "agent.event_file", "agent.intervals"),
-    ("agent.placers",),
+    ("agent.placers", "agent.bounds"),
     ("agent.handover",),
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),

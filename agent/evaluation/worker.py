@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.policies import make_placer
 from agent.evaluation.results import DATA_PARALLEL, Trial

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.policies import EvaluatedPolicy, make_placer, open_policy
 from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table

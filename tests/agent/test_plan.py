@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from agent import Plan, place
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.worker import Worker
 from envs.cluster.presets import get_cluster

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, Placer
 from agent.policy.placers import LEARNED, learned_placer
 from agent.policy.policy import Policy

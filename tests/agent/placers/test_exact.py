@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent.evaluation.bounds import lower_bound_s
+from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill

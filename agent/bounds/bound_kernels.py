@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.simulator.jit import kernel
+from graphs.limits import ROUNDING
 
 MAX_ANCESTORS = 48
 """Ancestors of an op that are looked at; with fewer the bound is lower, and still one."""
@@ -161,6 +162,6 @@ def serial(ancestors, path_s, start, seconds, gap_s):
                         work += each + gap_s
                     tail = min(tail, path_s[at])
             if work > 0.0:
-                latest = max(latest, release + work - gap_s + tail)
+                latest = max(latest, release + work - gap_s * (1.0 + ROUNDING) + tail)
         best = min(best, latest)
     return best

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.evaluation.bounds import device_weights, heads_and_tails, lower_bound_s
+from agent.bounds.lower_bound import device_weights, heads_and_tails, lower_bound_s
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import COPIES
 from envs.cluster.presets import get_cluster

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.evaluation.bound_kernels import earliest_starts
+from agent.bounds.assignment_bound import assignment_bound_s
+from agent.bounds.bound_kernels import earliest_starts
+from agent.bounds.windows import heaviest_window
 from envs.problem import Problem
-from graphs.limits import MIN_SECONDS
+from graphs.limits import MIN_SECONDS, ROUNDING
 from graphs.op_graph import Csr, FloatArray, IntArray
 
-WINDOWS = 64
-"""Earliest starts at which the windowed work bound is taken."""
 ROUNDS = 100
 """Steps of dual ascent on the device weights."""
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """Lower bound on the step time of every placement, in seconds; ignores contention and memory.
+    """Lower bound on the step time of every feasible placement, in seconds.
 
     The greatest of
     - the critical path: each op on its fastest device, not before what it reads can be there and not later
@@ -26,6 +26,8 @@ def lower_bound_s(problem: Problem) -> float:
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
+    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory and
+      no link carries more than it can (`assignment_bound`); all else ignores contention and memory;
     - the time at which the one host thread has issued an op, and the least time from its start on.
 
     A device is idle for `op_gap_s` after each op but its last.
@@ -36,12 +38,14 @@ def lower_bound_s(problem: Problem) -> float:
     occupied = np.where(seconds > 0, seconds + problem.cluster.op_gap_s, 0.0)
     critical_path = float((head + fastest + tail).max())
     unit = _unit_bound(problem, occupied, head, tail)
-    work = _windowed_work(occupied * device_weights(occupied), head, tail)
+    work = heaviest_window((occupied * device_weights(occupied)).min(axis=1), head, tail).least_s
     takes_time = fastest > 0
     n_issued = takes_time.cumsum() if problem.cluster.issue_per == "op" else takes_time
     issued_s = n_issued * problem.cluster.issue_s
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
-    return max(critical_path, unit - problem.cluster.op_gap_s, work - problem.cluster.op_gap_s, issue, 0.0)
+    assignment = assignment_bound_s(problem, head, tail)
+    gap_s = problem.cluster.op_gap_s * (1 + ROUNDING)
+    return max(critical_path, unit - gap_s, work - gap_s, issue, assignment, 0.0)
 
 
 def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:
@@ -120,14 +124,3 @@ def _unit_bound(problem: Problem, occupied: FloatArray, head: FloatArray, tail: 
     np.minimum.at(last, unit_of[takes_time], tail[takes_time])
     busy = np.isfinite(first)
     return float((serial.min(axis=1)[busy] + first[busy] + last[busy]).max(initial=0.0))
-
-
-def _windowed_work(weighted: FloatArray, head: FloatArray, tail: FloatArray) -> float:
-    """Greatest sum, over many windows, of its start, the work within it and the least time after it."""
-    work = weighted.min(axis=1)
-    longest_tail_first = np.argsort(-tail, kind="stable")
-    work, head, tail = work[longest_tail_first], head[longest_tail_first], tail[longest_tail_first]
-    starts = np.unique(np.quantile(head, np.linspace(0, 1, WINDOWS), method="lower"))
-    inside = head >= starts[:, None]
-    window = starts[:, None] + np.where(inside, work, 0.0).cumsum(axis=1) + tail
-    return float(window[inside].max())

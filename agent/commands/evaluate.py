@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from agent.commands.evaluate_flags import LOCAL, NAME, RAY, make_parser
 from agent.contexts.workers.ray_cluster import check_ray_is_installed
-from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
-from agent.settings import add_flags
-from graphs.command_line import OneLineParser, interruptible, run_command
+from agent.evaluation.config import EvaluationConfig
+from graphs.command_line import interruptible, run_command
 from graphs.errors import printable
 
 if TYPE_CHECKING:
@@ -26,20 +22,6 @@ if TYPE_CHECKING:
     from agent.evaluation.results import Trial
     from agent.evaluation.run import EvaluationResult
     from agent.evaluation.spec import EvaluationSpec
-    from envs.cluster.cluster import Cluster
-
-NAME = "evaluate.py"
-LOCAL, RAY = "local", "ray"
-EPILOG = """examples:
-  python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
-  python evaluate.py --model my_package.models:make --out runs/mine
-  python evaluate.py --families ptb --placements mine.json --out runs/scored
-  python evaluate.py --print-cluster 4xv100 > mine.json
-
-DIR gets results.csv, summary.csv, report.html and placements/; beside those of
-a --model, tables, a device map for accelerate, a trace, and what bounds it.
-If interrupted, the same command goes on.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(words: Sequence[str]) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    options = vars(_parser().parse_args(words))
+    options = vars(make_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
     trace, tensorboard = options.pop("trace"), options.pop("tensorboard")
     measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
@@ -200,124 +182,6 @@ def _write_events(spec: EvaluationSpec, out: Path, trials: Sequence[Trial]) -> N
     from agent.evaluation.tensorboard.events import write_events
 
     print(f"tensorboard: {write_events(spec, out, trials)}")
-
-
-class _PrintCluster(argparse.Action):
-    """Prints a cluster as a cluster file and ends the command."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        from envs.cluster.presets import get_cluster
-
-        print(cluster_text(get_cluster(str(values))))
-        parser.exit(0)
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """The text of a cluster file; each row of a matrix is one line."""
-    from envs.cluster.files import cluster_to_json
-
-    text = json.dumps(cluster_to_json(cluster), indent=2)
-    return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} seconds; give a finite number above 0")
-    return seconds
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog=NAME,
-        usage="evaluate.py --out DIR --families|--graphs|--model ... [flags]",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    groups = add_flags(parser, EvaluationConfig)
-    groups[CLUSTERS].add_argument(
-        "--print-cluster",
-        action=_PrintCluster,
-        metavar="NAME",
-        help="print a preset as a cluster file (JSON) to start from, and end",
-    )
-    measure = parser.add_argument_group("measuring a --model on the devices of this machine")
-    measure.add_argument(
-        "--profile",
-        action="store_true",
-        default=False,
-        help="time its ops first, and place it by these times",
-    )
-    measure.add_argument(
-        "--measured",
-        type=_count,
-        default=None,
-        metavar="K",
-        help="measure the K best placements that are found, and one device",
-    )
-    measure.add_argument(
-        "--fidelity",
-        type=_count,
-        nargs="?",
-        const=50,
-        default=None,
-        metavar="N",
-        help="simulate and measure N varied placements (50), and compare",
-    )
-    measure.add_argument(
-        "--measure-timeout",
-        type=_seconds,
-        default=120.0,
-        metavar="S",
-        help="give a placement up after S seconds (default: 120)",
-    )
-    run = parser.add_argument_group(RUN)
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
-    run.add_argument(
-        "--trace",
-        action="store_true",
-        default=False,
-        help="write a trace (Perfetto) of every placement kept, not only of a --model's",
-    )
-    run.add_argument(
-        "--tensorboard",
-        action="store_true",
-        default=False,
-        help="write placed graphs, timelines and final ratios for TensorBoard",
-    )
-    run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
-    run.add_argument(
-        "--engine",
-        choices=(LOCAL, RAY),
-        default=LOCAL,
-        help="where the processes run; ray: a Ray cluster, that of RAY_ADDRESS or one of its own "
-        "(default: local)",
-    )
-    run.add_argument(
-        "--trial-timeout",
-        type=_seconds,
-        default=None,
-        metavar="S",
-        help="end a trial after S seconds, try it once more, then count it as failed (default: never)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation
+from agent.placers.search.annealing import anneal_from_best
 from agent.placers.search.refine import refine
 from graphs.op_graph import IntArray
 
@@ -47,15 +48,22 @@ class Proof:
 def exact(search: SearchState, rng: np.random.Generator) -> None:
     """Proves a placement optimal, or keeps the best until time is up; begins with what `refine` finds.
 
-    It draws the same whatever the seed. A graph of more than `MAX_OPS` ops is refined alone.
+    It draws the same whatever the seed. A graph of more than `MAX_OPS` ops is refined alone where its placements
+    are too many to be tried, or time is up before all were; nothing is proven then.
     """
     rng, is_small = np.random.default_rng(0), can_enumerate(search)
-    if not is_small and search.problem.graph.is_compute.sum() > MAX_OPS:
+    can_model = search.problem.graph.is_compute.sum() <= MAX_OPS
+    if not is_small and not can_model:
         refine(search, rng)
         return
     search.run_alone(_start, rng)
     proof = try_all(search) if is_small else None
-    search.lower_bound_s = (proof or solve(search)).bound_s
+    if proof is None and can_model:
+        proof = solve(search)
+    if proof is None:
+        anneal_from_best(search, rng)
+    else:
+        search.lower_bound_s = proof.bound_s
 
 
 def try_all(search: SearchState) -> Proof | None:

@@ -13,7 +13,7 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
-from agent.placers.exact.enumeration import enumerate_placements, n_placements
+from agent.placers.exact.enumeration import MAX_PLACEMENTS, enumerate_placements, n_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS
 from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
 from envs.problem import Problem
@@ -145,6 +145,18 @@ def test_trying_ends_early_where_the_seconds_will_not_last() -> None:
     search = SearchState(problem, Budget(None, seconds=0.05))
     assert not enumerate_placements(search)
     assert 0 < search.evaluations < n_placements(problem) / 2
+
+
+def test_a_large_graph_whose_placements_cannot_all_be_tried_in_time_is_refined() -> None:
+    n_ops = MAX_OPS + 100
+    ops = [{"name": f"op{at}", "flops": 1e9, "colocate": at * 20 // n_ops} for at in range(n_ops)]
+    graph = build_graph("g", "", ops, [(at, 1e6, [at + 1]) for at in range(n_ops - 1)])
+    problem = Problem(graph, make_cluster(2))
+    assert n_placements(problem) == MAX_PLACEMENTS
+    found = PLACERS["exact"].place(problem, Budget(None, seconds=0.3), np.random.default_rng(0))
+    assert found.feasible
+    assert found.evaluations < n_placements(problem)
+    assert found.lower_bound_s == 0.0
 
 
 def test_nothing_is_proven_by_trying_where_nothing_fits() -> None:

@@ -48,8 +48,8 @@ class Proof:
 def exact(search: SearchState, rng: np.random.Generator) -> None:
     """Proves a placement optimal, or keeps the best until time is up; begins with what `refine` finds.
 
-    It draws the same whatever the seed. A graph of more than `MAX_OPS` ops is refined alone where its placements
-    are too many to be tried, or time is up before all were; nothing is proven then.
+    It draws the same whatever the seed. A graph of more than `MAX_OPS` ops is refined alone where its
+    placements are too many to be tried in time; nothing is proven then.
     """
     rng, is_small = np.random.default_rng(0), can_enumerate(search)
     can_model = search.problem.graph.is_compute.sum() <= MAX_OPS

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
 from agent.experiments.fidelity.models import GraphCache
 from agent.policy.seen import NOT_SEEN
@@ -24,7 +25,9 @@ from graphs.op_graph import OpGraph
 
 FIRST_SEED = 1000
 """Draws from here on are sealed."""
-ALL = (*FAMILIES, *SEALED_FAMILIES)
+DRAWERS = {**SEALED_FAMILIES, **LARGE_FAMILIES}
+STANDARD = (*FAMILIES, *SEALED_FAMILIES)
+ALL = (*STANDARD, *LARGE_FAMILIES)
 
 
 def sealed_graphs(
@@ -33,7 +36,7 @@ def sealed_graphs(
     n_known: int,
     n_new: int,
     how_seen: Callable[[OpGraph], str],
-    families: Collection[str] = ALL,
+    families: Collection[str] = STANDARD,
     first_seed: int = FIRST_SEED,
     notify: Callable[[str], None] = print,
 ) -> list[OpGraph]:
@@ -42,7 +45,7 @@ def sealed_graphs(
     Args:
         folder: keeps the graphs.
         n_known: draws of each family of the benchmark set.
-        n_new: draws of each family that nothing was tuned on.
+        n_new: draws of each family that nothing was tuned on, those of large graphs among them.
         how_seen: what a policy was shown of a graph; a graph of which it saw the structure is drawn again.
         families: of which to draw.
         first_seed: draws from here on; a part of the set that was looked at is not to be used for a test of
@@ -66,11 +69,11 @@ def sealed_graphs(
     if first_seed < FIRST_SEED:
         raise InputError(f"first seed {first_seed}: draws are sealed from {FIRST_SEED} on")
     known = [draws(family, n_known, capture_draw) for family in FAMILIES if family in families]
-    new = [draws(family, n_new, _capture_new) for family in SEALED_FAMILIES if family in families]
+    new = [draws(family, n_new, _capture_new) for family in DRAWERS if family in families]
     return [graph for graphs in (*known, *new) for graph in graphs]
 
 
 def _capture_new(family: str, seed: int) -> OpGraph:
     with torch.device("meta"):
-        module, inputs = SEALED_FAMILIES[family](np.random.default_rng([seed, *family.encode()]))
+        module, inputs = DRAWERS[family](np.random.default_rng([seed, *family.encode()]))
     return capture(module, inputs, optimizer="adam", name=f"{family}-{seed}", family=family)

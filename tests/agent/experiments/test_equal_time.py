@@ -13,6 +13,7 @@ from agent.evaluation.spec import placer_names
 from agent.experiments.equal_time.figure import draw_quality_over_time
 from agent.experiments.equal_time.paired import pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
+from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
 from agent.experiments.equal_time.study import PLACERS, table
 from agent.policy.serialization import read_card
@@ -31,6 +32,13 @@ def test_a_sealed_family_draws_models_that_can_be_captured_and_were_never_seen(f
     assert graph.is_compute.sum() > 20
     assert card.how_seen(graph) == "no"
     assert {"forward", "backward", "optimizer"} <= set(graph.phases)
+
+
+@pytest.mark.parametrize("family", LARGE_FAMILIES)
+def test_a_large_family_draws_models_that_return_a_loss(family: str) -> None:
+    with torch.device("meta"):
+        module, inputs = LARGE_FAMILIES[family](np.random.default_rng(1))
+        assert module(*inputs).shape == ()
 
 
 def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the trainings")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, one core each")
     parser.add_argument("--only", choices=("table",), help="do only this part, with what is trained")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write rows, curves and tables (.csv)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write rows and curves (.csv.gz)")
     parser.add_argument("--rule", type=Path, metavar="FILE", help="write the rule of the order auto (.json)")
     options = parser.parse_args(arguments)
 
@@ -130,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows, points = read_rows(folder)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
-            _write(options.out / "orders.csv", Row, rows)
-            _write(options.out / "orders_curves.csv", Point, points)
+            _write(options.out / "orders.csv.gz", Row, rows)
+            _write(options.out / "orders_curves.csv.gz", Point, points)
         print_report(rows, points)
         if options.rule:
             write_json_atomic(options.rule, rule_record(rows, RULE_ARM))

@@ -5,12 +5,14 @@ Nothing heavy is imported here, so that a signal while the rest is imported ends
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import errno
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -35,6 +37,8 @@ WRONG_PATH = frozenset(
 )
 """What the system says of a path that was wrong from the start; all else happens to a right one."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+SENT_AGAIN_S = 0.01
+"""After how long an interrupt that Python dropped is sent again."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -75,8 +79,12 @@ def run_command(name: str, work: Callable[[], int]) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM raise `KeyboardInterrupt`, for work that then ends in order."""
-    with _handlers(signal.default_int_handler):
+    """Lets SIGINT and SIGTERM raise `KeyboardInterrupt`, for work that then ends in order.
+
+    Python drops what a finalizer or the callback of a weak reference raises; an interrupt that is lost so is
+    sent again.
+    """
+    with _handlers(signal.default_int_handler), _lost_interrupts_sent_again():
         yield
 
 
@@ -136,6 +144,32 @@ def _handlers(handler: Handler) -> Iterator[None]:
     finally:
         for number, earlier in zip(SIGNALS, before, strict=True):
             signal.signal(number, earlier)
+
+
+@contextmanager
+def _lost_interrupts_sent_again() -> Iterator[None]:
+    report, again = sys.unraisablehook, threading.Event()
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            report(unraisable)
+        elif not again.is_set():
+            again.set()
+            threading.Thread(target=send, daemon=True).start()
+
+    def send() -> None:
+        """Sends it once the callback that swallowed it is over."""
+        time.sleep(SENT_AGAIN_S)
+        if again.is_set():
+            again.clear()
+            _thread.interrupt_main()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+        again.clear()
 
 
 class _LastingStream:

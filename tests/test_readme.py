@@ -94,8 +94,8 @@ def test_extensions_work_as_pasted(clone: Path) -> None:
         (clone / file).write_text(module)
     add(
         clone / "agent/placers/base.py",
-        r"^    \"uniform\",$",
-        '    "coin_toss",',
+        r"^    \"heuristics.uniform\",$",
+        '    "heuristics.coin_toss",',
     )
     add(clone / "graphs/families/registry.py", r"^        \"llama\": 12,$", '        "mlp": 2,')
     add(clone / "agent/policy/encoders/base.py", r"\"transformer\"", '"linear"', separator=", ")

@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 import sys
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,4 +112,21 @@ def test_interruptible_work_ends_in_order(capsys: pytest.CaptureFixture[str]) ->
 
     assert run_command("tool.py", work) == 1
     assert ended
+    assert capsys.readouterr().err == "tool.py: interrupted\n"
+
+
+def test_an_interrupt_that_a_callback_swallows_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Referenced:
+        pass
+
+    def work() -> int:
+        with interruptible():
+            referenced = Referenced()
+            watcher = weakref.ref(referenced, lambda _: signal.raise_signal(signal.SIGINT))
+            del referenced
+            assert watcher() is None
+            time.sleep(60.0)
+        return 0
+
+    assert run_command("tool.py", work) == 1
     assert capsys.readouterr().err == "tool.py: interrupted\n"

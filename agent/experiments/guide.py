@@ -23,7 +23,8 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.policies import EvaluatedPolicy, make_placer, open_policy
 from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
-from agent.experiments.optimality import LEVEL, few_units
+from agent.experiments.optimality.problems import few_units
+from agent.experiments.optimality.rows import LEVEL
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.placers.exact.solver import START_EVALUATIONS, solve
 from envs.cluster.presets import get_cluster
@@ -102,11 +103,13 @@ def read_solved(path: Path, problem_of: Callable[[str, int, str], Problem]) -> S
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         least = min(int(row["budget"]) for row in rows)
-        own = [row for row in rows if row["placer"] == "refine" and int(row["budget"]) == least]
+        coarse = [row for row in rows if row["granularity"] == "op"]
+        own = [row for row in coarse if row["placer"] == "refine" and int(row["budget"]) == least]
         family, features, logs = [], [], []
         for row in own:
-            n_units, optimum_s = int(row["n_units"]), float(row["optimum_s"])
-            problem = problem_of(row["graph"].rpartition("-in-")[0], n_units, row["cluster"])
+            name, _, n_units = row["graph"].rpartition("-in-")
+            optimum_s = float(row["optimum_s"])
+            problem = problem_of(name, int(n_units), row["cluster"])
             refined_s = optimum_s * float(row["found"])
             family.append(row["family"])
             features.append(features_of(problem, optimum_s * float(row["bound"]), refined_s))

@@ -1,0 +1,161 @@
+"""The rows of the study of optimality, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.evaluation.results import Trial
+from agent.experiments.launcher import markdown_table
+from agent.experiments.optimality.problems import Setting, n_different
+from envs.cluster.presets import get_cluster
+from graphs.op_graph import OpGraph
+
+LEVEL = 1e-6
+"""Steps that differ by less, as a share, are equal."""
+MOST_TRIED = 0.1
+"""A budget of more than this share of the placements that differ finds the optimum by trying."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a placer found on a graph that `exact` closed.
+
+    Attributes:
+        ops: computing ops.
+        n_units: placement units.
+        placements: that differ in more than the names of the devices.
+        optimum_s: step time of the best placement there is.
+        proof_cpu_s: processor seconds that `exact` took.
+        single: the fastest single device's step time, its memory unlimited, over the optimum.
+        bound: lower bound that is known without `exact`, over the optimum.
+        placer: that was asked, with so many evaluations.
+        found: step time that it found, over the optimum.
+    """
+
+    graph: str
+    family: str
+    ops: int
+    cluster: str
+    granularity: str
+    n_units: int
+    placements: int
+    optimum_s: float
+    proof_cpu_s: float
+    single: float
+    bound: float
+    budget: int
+    placer: str
+    found: float
+    evaluations: int
+    cpu_s: float
+
+
+def rows_of(
+    setting: Setting,
+    graphs: Mapping[str, OpGraph],
+    proofs: Sequence[Trial],
+    trials: Sequence[Trial],
+    budget: int,
+) -> Iterator[Row]:
+    """Compares trials with the optima of the graphs that were closed.
+
+    Args:
+        graphs: by name.
+        proofs: trials of `exact`.
+        trials: of other placers, with a budget of evaluations.
+    """
+    closed = {
+        trial.graph: trial
+        for trial in proofs
+        if trial.feasible and trial.lower_bound_s >= trial.step_time_s * (1 - LEVEL)
+    }
+    n_devices = get_cluster(setting.cluster).n_devices
+    for trial in trials:
+        if trial.graph in closed and trial.feasible:
+            graph, proof = graphs[trial.graph], closed[trial.graph]
+            best_s = proof.step_time_s
+            yield Row(
+                graph=trial.graph,
+                family=trial.family,
+                ops=int(graph.is_compute.sum()),
+                cluster=setting.cluster,
+                granularity=setting.granularity,
+                n_units=len(graph.units),
+                placements=n_different(len(graph.units), n_devices),
+                optimum_s=best_s,
+                proof_cpu_s=proof.cpu_s,
+                single=trial.single_s / best_s,
+                bound=trial.lower_bound_s / best_s,
+                budget=budget,
+                placer=trial.placer,
+                found=trial.step_time_s / best_s,
+                evaluations=trial.evaluations,
+                cpu_s=trial.cpu_s,
+            )
+
+
+def is_trivial(row: Row) -> bool:
+    """Whether the fastest single device is optimal."""
+    return abs(row.single - 1) <= LEVEL
+
+
+def is_hard(row: Row) -> bool:
+    """Whether one device is not optimal, and the budget too small to try many of the placements."""
+    return not is_trivial(row) and row.budget <= MOST_TRIED * row.placements
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A row per budget and placer, of the graphs that are hard with that budget.
+
+    Placers that stop by themselves stand under the least budget alone.
+    """
+    head = ["evaluations", "placer", "graphs", "optimal", "over the optimum, mean", "greatest", "CPU s, mean"]
+    body = []
+    hard = [row for row in rows if is_hard(row)]
+    least = min((row.budget for row in hard), default=0)
+    for budget, placer in dict.fromkeys((row.budget, row.placer) for row in hard):
+        own = [row for row in hard if (row.budget, row.placer) == (budget, placer)]
+        stops = all(row.evaluations < least for row in own)
+        if stops and budget > least:
+            continue
+        found = np.array([row.found for row in own])
+        mean, optimal = np.exp(np.log(found).mean()), (found <= 1 + LEVEL).mean()
+        cells = [f"{optimal:.0%}", f"{mean:.4f}", f"{found.max():.3f}"]
+        made = f"{np.mean([row.evaluations for row in own]):.0f}" if stops else str(budget)
+        body.append([made, placer, str(len(own)), *cells, f"{np.mean([row.cpu_s for row in own]):.3f}"])
+    return markdown_table([head, *body])
+
+
+def closed_table(rows: Sequence[Row], n_graphs: Mapping[Setting, int]) -> str:
+    """A row per setting: how many graphs are closed, and how tight the bound is on them.
+
+    Args:
+        n_graphs: graphs that were to be closed.
+    """
+    head = ["cluster", "placed by", "ops", "units", "graphs", "closed", "one device is optimal"]
+    head += ["bound over optimum, mean", "least"]
+    body = []
+    for setting, count in n_graphs.items():
+        own = [
+            row for row in rows if (row.cluster, row.granularity) == (setting.cluster, setting.granularity)
+        ]
+        if setting.n_units:
+            own = [row for row in own if row.graph.endswith(f"-in-{setting.n_units}")]
+        by_graph = {row.graph: row for row in own}.values()
+        how = f"group, {setting.n_units}" if setting.n_units else setting.granularity
+        cells = [_range([row.ops for row in by_graph]), _range([row.n_units for row in by_graph])]
+        cells += [str(count), str(len(by_graph)), str(sum(is_trivial(row) for row in by_graph))]
+        bounds = np.array([row.bound for row in by_graph])
+        tight = [f"{np.exp(np.log(bounds).mean()):.3f}", f"{bounds.min():.3f}"] if len(bounds) else ["", ""]
+        body.append([setting.cluster, how, *cells, *tight])
+    return markdown_table([head, *body])
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return ""
+    least, greatest = min(values), max(values)
+    return str(least) if least == greatest else f"{least} to {greatest}"

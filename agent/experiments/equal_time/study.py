@@ -16,7 +16,7 @@ from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import progress_bar
 from agent.experiments.equal_time.paired import Paired, pair
-from agent.experiments.equal_time.sealed import ALL, FIRST_SEED, sealed_graphs
+from agent.experiments.equal_time.sealed import ALL, FIRST_SEED, STANDARD, sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.experiments.statistics import read_trials
 from agent.placers.base import Budget
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--known", type=int, default=2, help="draws of each family of the benchmark set")
     parser.add_argument("--new", type=int, default=3, help="draws of each family never used before")
     parser.add_argument(
-        "--families", nargs="+", default=list(ALL), metavar="FAMILY", help="of the sealed set"
+        "--families", nargs="+", default=list(STANDARD), metavar="FAMILY", help=f"of {', '.join(ALL)}"
     )
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the draws")
     parser.add_argument("--name", help="of the folder in runs/equal-time (default: the cluster's name)")

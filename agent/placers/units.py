@@ -21,25 +21,20 @@ class Units(NamedTuple):
     member_item: IntArray
     near_ptr: IntArray  # (n_units + 1,) units it exchanges tensors with
     near_item: IntArray
-    sequences: IntArray  # (n_sequences, n_units) sequences of all units, whose segments move together
-    positions: IntArray  # (n_sequences, n_units) position of each unit in a sequence
     footprint_bytes: FloatArray  # (n_units,) bytes kept for most of the step
     seconds: FloatArray  # (n_units, n_devices) work
 
 
 def units_of(problem: Problem) -> Units:
-    """Lays out the decision units of a problem's graph, with their neighbours, in program and layer order."""
+    """Lays out the decision units of a problem's graph, with their neighbours."""
     graph = problem.graph
     near = _neighbours(graph)
-    sequences = np.stack([units_by_program(graph), units_by_layer(graph)])
     return Units(
         of_op=graph.unit_of,
         member_ptr=graph.units.ptr,
         member_item=graph.units.items,
         near_ptr=near.ptr,
         near_item=near.items,
-        sequences=sequences,
-        positions=np.argsort(sequences, axis=1),
         footprint_bytes=problem.footprint_bytes,
         seconds=unit_seconds(problem),
     )

@@ -70,15 +70,16 @@ def accept(p, chain, first, limit, scale_s, track_memory):
 
 
 @kernel(entry=True)
-def anneal(p, units, chain, n, temperature, scale_s, track_memory, rng):
+def anneal(p, units, segments, chain, n, temperature, module_share, scale_s, track_memory, rng):
     """Makes proposals and accepts them by Metropolis' rule; at temperature 0, none that is worse.
 
     Args:
         p: `ProblemArrays`.
-        units: `Units`.
+        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; written.
         n: number of proposals, int.
         temperature: in units of energy.
+        module_share: probability that a proposal moves a module.
         scale_s: step time of energy 1, seconds.
         track_memory: whether a device can overflow at all, bool.
         rng: generator.
@@ -86,7 +87,7 @@ def anneal(p, units, chain, n, temperature, scale_s, track_memory, rng):
     run_moved(p, chain.device_of, chain.pair, np.int64(0), np.inf, chain.work_s)
     commit(chain.pair)
     for _ in range(n):
-        n_moved = propose(units, chain, len(p.memory), rng)
+        n_moved = propose(units, segments, chain, len(p.memory), module_share, rng)
         limit = chain.energy[0] - temperature * np.log(1.0 - rng.random())
         if n_moved == 0:
             continue

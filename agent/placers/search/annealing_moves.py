@@ -1,6 +1,7 @@
 """The random moves of annealing and local search, and the chain of placements that they change.
 
-In all kernels here `units` is a `Units`, `chain` an `AnnealingChain` and `rng` a `numpy.random.Generator`.
+In all kernels here `units` is a `Units`, `segments` a `Segments`, `chain` an `AnnealingChain` and `rng` a
+`numpy.random.Generator`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from graphs.op_graph import FloatArray, IntArray
 TO_NEIGHBOUR = 0.8
 """Probability that a move goes to the device of a unit that the moved one exchanges tensors with."""
 ONE, WITH_NEIGHBOURS, SEGMENT = 0.1, 0.6, 0.95
-"""Cumulative probabilities of the moves; the rest are swaps. Tuned on a sixth of the benchmark graphs."""
+"""Cumulative probabilities of the moves that are none of modules; the rest are swaps. Tuned on a sixth of
+the benchmark graphs."""
 
 OVER_BYTES, TOTAL_S = range(2)
 """Columns of `AnnealingChain.best_score`: bytes over the memory limits, step time."""
@@ -136,11 +138,11 @@ def move_with_neighbours(units, chain, unit, target):
 
 
 @kernel
-def move_segment(units, chain, unit, target, rng):
+def move_segment(units, segments, chain, unit, target, rng):
     """Moves a segment of a sequence around a unit; its length is log-uniform up to half of the units.
 
     Args:
-        units: `Units`.
+        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; the proposal is written.
         unit, target: indices of the unit and the device, int.
         rng: generator.
@@ -149,29 +151,56 @@ def move_segment(units, chain, unit, target, rng):
         Number of units moved.
     """
     n_units = len(units.footprint_bytes)
-    which = draw(len(units.sequences), rng)
+    which = draw(len(segments.sequences), rng)
     length = int(np.exp(rng.random() * np.log(max(n_units / 2.0, 2.0))))
-    first = units.positions[which, unit] - draw(length + 1, rng)
+    first = segments.positions[which, unit] - draw(length + 1, rng)
     n_moved = 0
     for at in range(max(first, 0), min(first + length + 1, n_units)):
-        n_moved = move(units, chain, n_moved, units.sequences[which, at], target)
+        n_moved = move(units, chain, n_moved, segments.sequences[which, at], target)
     return n_moved
 
 
 @kernel
-def propose(units, chain, n_devices, rng):
+def move_module(units, segments, chain, unit, target, rng):
+    """Moves all of a module that a unit is in, drawn of those that contain each other; else the unit alone.
+
+    Args:
+        units: `Units`. segments: `Segments`.
+        chain: `AnnealingChain`; the proposal is written.
+        unit, target: indices of the unit and the device, int.
+        rng: generator.
+
+    Returns:
+        Number of units moved.
+    """
+    first, last = segments.module_ptr[unit], segments.module_ptr[unit + 1]
+    n_moved = np.int64(0)
+    if first == last:
+        return move(units, chain, n_moved, unit, target)
+    module = segments.module_item[first + draw(last - first, rng)]
+    for at in range(segments.module_first[module], segments.module_end[module]):
+        n_moved = move(units, chain, n_moved, segments.sequences[-1, at], target)
+    return n_moved
+
+
+@kernel
+def propose(units, segments, chain, n_devices, module_share, rng):
     """Proposes a random move.
 
     Args:
-        units: `Units`.
+        units: `Units`. segments: `Segments`.
         chain: `AnnealingChain`; `device_of`, `work_s`, `moved` and `back` are written.
         n_devices: int.
+        module_share: probability of a move of a module.
         rng: generator.
 
     Returns:
         Number of units moved; 0 for a swap of two units on one device.
     """
     unit = draw(len(units.footprint_bytes), rng)
+    if rng.random() < module_share:
+        target = draw_target(units, chain, unit, n_devices, rng)
+        return move_module(units, segments, chain, unit, target, rng)
     kind = rng.random()
     if kind < SEGMENT:
         target = draw_target(units, chain, unit, n_devices, rng)
@@ -179,7 +208,7 @@ def propose(units, chain, n_devices, rng):
             return move(units, chain, np.int64(0), unit, target)
         if kind < WITH_NEIGHBOURS:
             return move_with_neighbours(units, chain, unit, target)
-        return move_segment(units, chain, unit, target, rng)
+        return move_segment(units, segments, chain, unit, target, rng)
     source = device_of_unit(units, chain, unit)
     other = draw(len(units.footprint_bytes), rng)
     n_moved = move(units, chain, np.int64(0), unit, device_of_unit(units, chain, other))

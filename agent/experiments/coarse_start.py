@@ -20,7 +20,7 @@ from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS
-from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.annealing import anneal_from_leaders
 from agent.policy.serialization import read_card
 from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
@@ -69,7 +69,7 @@ def rows_of(problem: Problem, groups: Sequence[int], seconds: float) -> Iterator
         grouped = PLACERS["exact"].place(coarse, Budget(None, half_s), rng)
         device_of = coarse.coarsening.expand(grouped.placement.device_of)
         ((grouped_s, _),) = search.score(device_of[None], overdue=True)
-        anneal_from_best(search, rng)
+        anneal_from_leaders(search, rng)
         yield Row(
             graph=graph.name,
             family=graph.family,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ BATCH = 64
 """Placements scored between two readings of the clock."""
 UNLIMITED = 2**31
 """More evaluations than any search makes."""
+N_LEADERS = 3
+"""Placements that a search remembers, to go on from several."""
 LEAST_SECONDS = 1e-9
 """Seconds of a budget that is as good as spent."""
 
@@ -87,22 +89,39 @@ class PlacementResult:
         return self.step_time.fits
 
 
+class Leader(NamedTuple):
+    """A placement that is among the best of a search."""
+
+    score: tuple[float, float]  # bytes over the memory limits, step time in seconds
+    device_of: IntArray  # (n_ops,)
+
+
 class SearchState:
     """State of one run of a placer on one problem: the best placement so far, and what is left of the budget.
 
     Placements compare by bytes over the memory limits first and by seconds second: a feasible one beats any
-    that is out of memory, and among the latter the least overflow wins.
+    that is out of memory, and among the latter the least overflow wins. Of what is scored at once, or found
+    by another strategy, the best is kept; `leaders` are the best few of those, best first.
     """
 
     def __init__(self, problem: Problem, budget: Budget) -> None:
         self.problem = problem
         self.budget = budget
         self.evaluations = 0
-        self.best: IntArray | None = None
-        self.best_score = (np.inf, np.inf)
         self.lower_bound_s = 0.0
+        self.leaders: list[Leader] = []
         self._improvements = Improvements()
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
+
+    @property
+    def best(self) -> IntArray | None:
+        """The best placement so far, int (n_ops,)."""
+        return self.leaders[0].device_of if self.leaders else None
+
+    @property
+    def best_score(self) -> tuple[float, float]:
+        """Bytes over the memory limits and step time in seconds of the best placement; infinite before."""
+        return self.leaders[0].score if self.leaders else (np.inf, np.inf)
 
     @property
     def elapsed_s(self) -> float:
@@ -177,11 +196,15 @@ class SearchState:
         return self.score(unit_devices[:, self.problem.graph.unit_of])
 
     def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
-        """Keeps a placement that was scored elsewhere, if it beats the best."""
-        if self.best is None or (over_bytes, total_s) < self.best_score:
-            self.best, self.best_score = np.array(device_of, dtype=np.int64), (over_bytes, total_s)
-            if over_bytes == 0.0:
-                self._improvements.add(self.evaluations, self.elapsed_s, total_s)
+        """Keeps a placement that was scored elsewhere, if it is among the best."""
+        score, is_best = (over_bytes, total_s), (over_bytes, total_s) < self.best_score
+        scores = [leader.score for leader in self.leaders]
+        if score in scores or (len(scores) == N_LEADERS and score > scores[-1]):
+            return
+        leaders = [*self.leaders, Leader(score, np.array(device_of, dtype=np.int64))]
+        self.leaders = sorted(leaders, key=lambda leader: leader.score)[:N_LEADERS]
+        if is_best and over_bytes == 0.0:
+            self._improvements.add(self.evaluations, self.elapsed_s, total_s)
 
     def run_alone(self, strategy: Strategy, rng: np.random.Generator) -> None:
         """Runs another strategy with what is left of the budget, and keeps its best placement.

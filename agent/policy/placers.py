@@ -14,7 +14,7 @@ from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strateg
 from agent.placers.completion import complete_placement
 from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
-from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_heuristics
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import IntArray
@@ -180,7 +180,7 @@ def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy
 
 @learned("policy-refine")
 def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
-    """Anneals from the best that the heuristics and a few particles find; so never worse than any of them.
+    """Anneals from the best few that the heuristics and some particles find; so never worse than any of them.
 
     Where the budget is short for an episode, as one second is on a graph of a thousand ops, only the greedy
     one is decoded.
@@ -192,7 +192,7 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Poli
         decoder.place()
         if search.left and BATCH_COST * (search.progress - before) < MAX_DECODING_SHARE:
             decoder.place(SAMPLES, resample=True)
-    anneal_from_best(search, rng)
+    anneal_from_leaders(search, rng)
 
 
 def draws_at_random(name: str, order: str) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation
-from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
 from graphs.op_graph import IntArray
 
@@ -61,7 +61,7 @@ def exact(search: SearchState, rng: np.random.Generator) -> None:
     if proof is None and can_model:
         proof = solve(search)
     if proof is None:
-        anneal_from_best(search, rng)
+        anneal_from_leaders(search, rng)
     else:
         search.lower_bound_s = proof.bound_s
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.base import BATCH, SearchState, placer
+from agent.placers.base import BATCH, Leader, SearchState, placer
 from agent.placers.heuristics.list_scheduling import heft, m_etf
 from agent.placers.heuristics.single import single
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
 from agent.placers.search.segments import segments_of
 from agent.placers.units import units_of
+from envs.problem import Problem
 from envs.simulator.kernels import new_pair
 from graphs.interrupts import interrupts_put_off
 
@@ -19,6 +20,8 @@ FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
 MODULE_SHARE, MODULE_DECAY = 0.5, 3
 """Share of the moves that take a module, at first, and the power by which it falls to 0 with the budget that
 is left. Tuned on a sixth of the benchmark graphs."""
+RACE_SHARE = 0.2
+"""Share of the budget that is left, for descents from several starts. Tuned likewise."""
 
 
 @placer("annealing", uses_rng=True)
@@ -41,21 +44,31 @@ def local_search(search: SearchState, rng: np.random.Generator) -> None:
     run_chain(search, rng, 0.0, 0.0)
 
 
-def run_chain(search: SearchState, rng: np.random.Generator, first: float, last: float) -> None:
-    """Runs a chain from the best placement of a search until its budget ends.
+def run_chain(
+    search: SearchState,
+    rng: np.random.Generator,
+    first: float,
+    last: float,
+    *,
+    start: Leader | None = None,
+    until: float = 1.0,
+) -> None:
+    """Runs a chain until a share of the budget is spent.
 
     Args:
         first, last: temperatures, in steps on the fastest single device; it cools geometrically, and with
             `first` 0 it only descends.
+        start: where it begins; the best placement of the search unless another is given.
+        until: share of the whole budget, 0 to 1.
     """
-    problem = search.problem
-    if problem.n_devices == 1 or search.best is None:
+    problem, start = search.problem, start or next(iter(search.leaders), None)
+    if problem.n_devices == 1 or start is None:
         return
-    units, segments, chain = units_of(problem), segments_of(problem.graph), _new_chain(search)
+    units, segments, chain = units_of(problem), segments_of(problem.graph), _new_chain(problem, start)
     track_memory = not problem.always_fits
     began = search.progress
-    while left := min(search.left, BATCH):
-        cooled = (search.progress - began) / (1.0 - began)
+    while (left := min(search.left, BATCH)) and search.progress < until:
+        cooled = (search.progress - began) / (until - began)
         temperature = first * (last / first) ** cooled if first else 0.0
         module_share = MODULE_SHARE * (1.0 - cooled) ** MODULE_DECAY
         # numba calls Python code to take a generator apart, and crashes if that is interrupted.
@@ -68,26 +81,32 @@ def run_chain(search: SearchState, rng: np.random.Generator, first: float, last:
         search.keep(chain.best, float(chain.best_score[TOTAL_S]), float(chain.best_score[OVER_BYTES]))
 
 
-def anneal_from_best(search: SearchState, rng: np.random.Generator) -> None:
-    """Runs a chain from the best placement of a search until its budget ends, cool enough not to lose it."""
+def anneal_from_leaders(search: SearchState, rng: np.random.Generator) -> None:
+    """Anneals from what a short descent from each of the leaders leads to, cool enough not to lose it.
+
+    On large graphs the best start is often not the one that leads furthest.
+    """
+    leaders, began = search.leaders, search.progress
+    if len(leaders) > 1:
+        for number, leader in enumerate(leaders, start=1):
+            until = began + (1.0 - began) * RACE_SHARE * number / len(leaders)
+            run_chain(search, rng, 0.0, 0.0, start=leader, until=until)
     run_chain(search, rng, COOL_TEMPERATURE, LAST_TEMPERATURE)
 
 
-def _new_chain(search: SearchState) -> AnnealingChain:
-    problem, best = search.problem, search.best
-    assert best is not None
-    n_units = len(problem.graph.units)
-    over_bytes, total_s = search.best_score
+def _new_chain(problem: Problem, start: Leader) -> AnnealingChain:
+    n_units, device_of = len(problem.graph.units), start.device_of
+    over_bytes, total_s = start.score
     energy = total_s / problem.scale_s + OVERFLOW_COST * over_bytes / problem.cluster.memory_bytes.sum()
-    seconds = problem.op_seconds[np.arange(len(best)), best]
+    seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
     return AnnealingChain(
-        device_of=best.copy(),
+        device_of=device_of.copy(),
         energy=np.array([energy]),
-        best=best.copy(),
+        best=device_of.copy(),
         best_score=np.array([over_bytes, total_s]),
         moved=np.empty(n_units, dtype=np.int64),
         back=np.empty(n_units, dtype=np.int64),
         pair=new_pair(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices),
-        work_s=np.bincount(best, seconds, minlength=problem.n_devices).astype(np.float64),
+        work_s=np.bincount(device_of, seconds, minlength=problem.n_devices).astype(np.float64),
         peak=np.empty(problem.n_devices),
     )

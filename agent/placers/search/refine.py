@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import PLACERS, SearchState, placer
-from agent.placers.search.annealing import anneal_from_best
+from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.rollout import draw_rollouts
 
 SAMPLES = 16
@@ -17,14 +17,14 @@ that is spent on them at most: annealing makes more of the rest."""
 
 @placer("refine", uses_rng=True)
 def refine(search: SearchState, rng: np.random.Generator) -> None:
-    """Anneals, cool, from the best that the heuristics find; so never worse than any of them."""
+    """Anneals, cool, from the best few that the heuristics find; so never worse than any of them."""
     score_heuristics(search, rng)
-    anneal_from_best(search, rng)
+    anneal_from_leaders(search, rng)
 
 
 @placer("rollout-refine", uses_rng=True)
 def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
-    """Anneals, cool, from the best that the heuristics and a few drawn rollouts find.
+    """Anneals, cool, from the best few that the heuristics and some drawn rollouts find.
 
     It is `policy-refine` with the network left out. Where the budget is short, no rollouts are drawn.
     """
@@ -34,7 +34,7 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
         draw_rollouts(search, rng, 0)
     if search.left and BATCH_COST * (search.progress - before) < MAX_DRAWING_SHARE:
         draw_rollouts(search, rng, SAMPLES)
-    anneal_from_best(search, rng)
+    anneal_from_leaders(search, rng)
 
 
 def score_heuristics(search: SearchState, rng: np.random.Generator) -> None:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget, SearchState
 from agent.placers.heuristics.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
 from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
+from agent.placers.heuristics.single import single_devices
 from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -177,3 +178,12 @@ def test_where_memory_is_scarce_a_refined_placement_is_no_worse_than_any_heurist
     for heuristic in STARTS:
         found = place(heuristic, problem, 400)
         assert not found.feasible or refined.step_time.total_s <= found.step_time.total_s, heuristic
+
+
+def test_the_best_few_placements_are_remembered_once_each():
+    problem = random_problem(0)
+    search, (at_first, *_) = SearchState(problem, Budget(100)), single_devices(problem)
+    for total_s, over_bytes in [(3.0, 0.0), (1.0, 5.0), (2.0, 0.0), (2.0, 0.0), (4.0, 0.0), (1.0, 0.0)]:
+        search.keep(at_first, total_s, over_bytes)
+    assert [leader.score for leader in search.leaders] == [(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]
+    assert search.best_score == (0.0, 1.0)

@@ -83,7 +83,8 @@ def test_a_move_of_a_module_takes_all_of_it_to_one_device() -> None:
     problem, rng = Problem(load_family("nmt")[0], get_cluster("4xv100")), np.random.default_rng(0)
     search = SearchState(problem, Budget(10))
     search.score(single_devices(problem)[:1])
-    chain, segments, modules = _new_chain(search), segments_of(problem.graph), module_sets(problem.graph)
+    chain, segments = _new_chain(problem, search.leaders[0]), segments_of(problem.graph)
+    modules = module_sets(problem.graph)
     moves = [frozenset(moved_units(problem, chain, segments, rng)) for _ in range(30)]
     assert all(len(units) == 1 or units in modules for units in moves)
     assert len(set(moves)) > 5

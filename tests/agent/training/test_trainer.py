@@ -172,7 +172,8 @@ def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
     first = MemoryContext(tmp_path / "first")
     trained = train(replace(SMALL, timesteps=8000, learning_rate=5e-3), first)
     second = MemoryContext(tmp_path / "second")
-    config = replace(SMALL, timesteps=256, learning_rate=1e-9, final_learning_rate=0, init=str(first.folder))
+    unchanged = replace(SMALL, demonstrations=0, dagger_rounds=0, learning_rate=1e-9, final_learning_rate=0)
+    config = replace(unchanged, timesteps=256, init=str(first.folder))
     assert train(config, second).best_score == pytest.approx(trained.best_score)
 
 

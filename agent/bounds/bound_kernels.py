@@ -121,11 +121,13 @@ def threshold(base, ancestors, delay_s, path_s, start, seconds, gap_s):
         Seconds, float.
     """
     n = len(ancestors)
+    latest_first = np.empty(n, dtype=np.int64)
     least = np.inf
     together = 0.0
     for count in range(n + 1):
         if count:
-            together = max(together, serial(ancestors[:count], path_s[:count], start, seconds, gap_s))
+            insert(latest_first, count - 1, ancestors, start)
+            together = serial(latest_first[:count], ancestors, path_s, start, seconds, gap_s)
         after = delay_s[count] if count < n else base
         least = min(least, max(base, max(after, together)))
         if together >= least:
@@ -134,12 +136,30 @@ def threshold(base, ancestors, delay_s, path_s, start, seconds, gap_s):
 
 
 @kernel
-def serial(ancestors, path_s, start, seconds, gap_s):
-    """Computes when an op can start after some ancestors that share its device, on the best device.
-
-    The last of the ancestors was added to those before: only sets that it is in are looked at.
+def insert(latest_first, new, ancestors, start):
+    """Inserts an ancestor into a list of those before it.
 
     Args:
+        latest_first: indices in `ancestors` by descending start, int64 (n,), `new` of them so far; written.
+        new: index of the ancestor, int.
+        ancestors: int64 (n,).
+        start: of the ops, seconds.
+    """
+    at = new
+    while at > 0 and start[ancestors[latest_first[at - 1]]] < start[ancestors[new]]:
+        latest_first[at] = latest_first[at - 1]
+        at -= 1
+    latest_first[at] = new
+
+
+@kernel
+def serial(latest_first, ancestors, path_s, start, seconds, gap_s):
+    """Computes when an op can start after some ancestors that share its device, on the best device.
+
+    Those that start last run after the first of them starts, one after the other, before what follows each.
+
+    Args:
+        latest_first: indices in `ancestors` by descending start, int64 (n_together,).
         ancestors: int64 (n,).
         path_s: seconds between the end of an ancestor and the op, (n,).
         start, seconds, gap_s: as of `earliest_starts`.
@@ -147,21 +167,14 @@ def serial(ancestors, path_s, start, seconds, gap_s):
     Returns:
         Seconds, float.
     """
-    n, best = len(ancestors), np.inf
+    best = np.inf
     for device in range(seconds.shape[1]):
-        latest = 0.0
-        for first in range(n):
-            release = start[ancestors[first]]
-            if release > start[ancestors[n - 1]]:
-                continue
-            work, tail = 0.0, np.inf
-            for at in range(n):
-                if start[ancestors[at]] >= release:
-                    each = seconds[ancestors[at], device]
-                    if each > 0.0:
-                        work += each + gap_s
-                    tail = min(tail, path_s[at])
-            if work > 0.0:
-                latest = max(latest, release + work - gap_s * (1.0 + ROUNDING) + tail)
+        latest, work, tail = 0.0, 0.0, np.inf
+        for at in latest_first:
+            each = seconds[ancestors[at], device]
+            if each > 0.0:
+                work += each + gap_s
+                tail = min(tail, path_s[at])
+                latest = max(latest, start[ancestors[at]] + work - gap_s * (1.0 + ROUNDING) + tail)
         best = min(best, latest)
     return best

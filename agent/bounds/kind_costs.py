@@ -140,9 +140,14 @@ def kind_costs(problem: Problem, head: FloatArray, tail: FloatArray) -> KindCost
     Args:
         head, tail: least seconds before the start and after the end of each op, (n_ops,).
     """
-    columns = np.vstack([problem.op_seconds, problem.cluster.memory_bytes])
-    first: dict[bytes, int] = {}
-    own = [first.setdefault(column.tobytes(), device) for device, column in enumerate(columns.T)]
-    chosen, kind_of = np.unique(own, return_inverse=True)
+    chosen, kind_of = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
     memory = problem.cluster.memory_bytes[chosen]
     return KindCosts(problem, kind_of, problem.op_seconds[:, chosen], memory, head, tail)
+
+
+def kinds(columns: FloatArray) -> tuple[IntArray, IntArray]:
+    """Finds the first of each kind of column, int (n_kinds,), and the kind of each, int (n_columns,)."""
+    first: dict[bytes, int] = {}
+    own = [first.setdefault(column.tobytes(), at) for at, column in enumerate(columns.T)]
+    chosen, kind_of = np.unique(own, return_inverse=True)
+    return chosen, kind_of

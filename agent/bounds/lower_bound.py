@@ -6,6 +6,7 @@ import numpy as np
 
 from agent.bounds.assignment_bound import assignment_bound_s
 from agent.bounds.bound_kernels import earliest_starts
+from agent.bounds.kind_costs import kinds
 from agent.bounds.windows import heaviest_window
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS, ROUNDING
@@ -51,18 +52,31 @@ def lower_bound_s(problem: Problem) -> float:
 def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:
     """Least seconds before the start of each op, and from its end to the end of the step, (n_ops,) each."""
     graph = problem.graph
-    consumer = graph.consumers.items
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
-    apart_s = _least_transfer_s(problem)[tensor]
-    producer, last = graph.tensor_producer[tensor], graph.n_ops - 1
+    earlier, later = _unit_chains(problem)
+    producer = np.concatenate([graph.tensor_producer[tensor], earlier])
+    consumer = np.concatenate([graph.consumers.items, later])
+    apart_s = np.concatenate([_least_transfer_s(problem)[tensor], np.zeros(len(earlier))])
+    last = graph.n_ops - 1
     gap_s = float(problem.cluster.op_gap_s)
     forward = _edges(consumer, producer, apart_s, graph.n_ops)
     backward = _edges(last - producer, last - consumer, apart_s, graph.n_ops)
-    seconds = np.ascontiguousarray(problem.op_seconds)
+    chosen, _ = kinds(problem.op_seconds)
+    seconds = np.ascontiguousarray(problem.op_seconds[:, chosen])
     head: FloatArray = earliest_starts(*forward, graph.unit_of, seconds, gap_s)
     units, reversed_s = np.ascontiguousarray(graph.unit_of[::-1]), np.ascontiguousarray(seconds[::-1])
     tail: FloatArray = earliest_starts(*backward, units, reversed_s, gap_s)
     return head, tail[::-1]
+
+
+def _unit_chains(problem: Problem) -> tuple[IntArray, IntArray]:
+    """Ops that follow each other in a unit where devices run in program order: the earlier, the later one."""
+    is_ordered = problem.cluster.schedule == "program"
+    runs = np.flatnonzero((problem.op_seconds > 0).all(axis=1) & is_ordered)
+    by_unit = runs[np.argsort(problem.graph.unit_of[runs], kind="stable")]
+    unit_of = problem.graph.unit_of[by_unit]
+    follows = np.flatnonzero(unit_of[:-1] == unit_of[1:])
+    return by_unit[follows], by_unit[follows + 1]
 
 
 def _edges(

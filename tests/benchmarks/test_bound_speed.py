@@ -21,10 +21,15 @@ ALLOWED_S = 1.0
 """What a bound may take."""
 
 
+@pytest.mark.parametrize("ops_per_unit", [1, 50])
 @pytest.mark.parametrize("cluster", ["4xv100", "a100+v100", "3090+2080+titan"])
-def test_bound(stopwatch: Stopwatch, record: Callable[[Figure], None], cluster: str) -> None:
+def test_bound(
+    stopwatch: Stopwatch, record: Callable[[Figure], None], cluster: str, ops_per_unit: int
+) -> None:
     resident = np.random.default_rng(0).lognormal(14.0, 1.0, N_OPS)
-    problem = Problem(replace(layered_graph(N_OPS), resident_bytes=resident), get_cluster(cluster))
+    units = np.arange(N_OPS) // ops_per_unit
+    graph = replace(layered_graph(N_OPS), resident_bytes=resident, colocate=units)
+    problem = Problem(graph, get_cluster(cluster))
     shares = np.linspace(0.3, 1.0, problem.n_devices)
     tight = problem.with_memory(shares * resident.sum())
     lower_bound_s(tight)  # compiles
@@ -37,4 +42,5 @@ def test_bound(stopwatch: Stopwatch, record: Callable[[Figure], None], cluster: 
 
     stopwatch(bound, rounds=3)
     group = f"lower bound of a graph of {N_OPS:,} ops, processor time"
-    record(Figure(group, cluster, min(taken), "s", ALLOWED_S, "what it may take"))
+    name = f"{cluster}, {ops_per_unit} ops a unit"
+    record(Figure(group, name, min(taken), "s", ALLOWED_S, "what it may take"))

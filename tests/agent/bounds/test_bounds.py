@@ -15,6 +15,7 @@ from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family
+from graphs.granularity import with_granularity
 from graphs.levels import b_level, t_level
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import make_cluster, random_problem
@@ -56,6 +57,23 @@ def test_a_colocation_group_is_serial():
     ops = [{"name": f"op{i}", "flops": 1e9, "colocate": 0} for i in range(4)]
     problem = Problem(build_graph("g", "f", ops, []), make_cluster(4))
     assert lower_bound_s(problem) == pytest.approx(4 * (1e-3 + 1e-6))
+
+
+@pytest.mark.parametrize(("schedule", "n_before"), [("program", 2), ("fifo", 1)])
+def test_in_program_order_an_op_waits_for_the_earlier_ones_of_its_unit(schedule, n_before):
+    """Another unit reads the second of two ops that do not depend on each other."""
+    ops = [{"name": name, "flops": 1e9, "colocate": unit} for name, unit in [("a", 0), ("b", 0), ("c", 1)]]
+    problem = Problem(build_graph("g", "f", ops, [(1, 1.0, [2])]), make_cluster(2, schedule=schedule))
+    head, _ = heads_and_tails(problem)
+    assert head[2] == pytest.approx(n_before * (1e-3 + 1e-6))
+
+
+@pytest.mark.parametrize("granularity", ["block", "layer"])
+def test_the_bound_is_near_what_refine_finds_where_blocks_are_placed_whole(granularity):
+    graph = with_granularity(load_family("vit")[0], granularity)
+    problem = Problem(graph, get_cluster("4xv100"))
+    found = PLACERS["refine"].place(problem, Budget(2000), np.random.default_rng(0))
+    assert 0.95 * found.step_time.total_s < lower_bound_s(problem) <= found.step_time.total_s
 
 
 def test_dual_ascent_finds_that_each_device_has_its_own_ops():

@@ -12,8 +12,19 @@ from agent.experiments.equal_time.paired import Paired
 
 LEARNED = "policy"
 """Begins the names of placers that learned."""
-ONE_SHOT = 2.0
-"""A placer whose time grows by less than this factor over all budgets is drawn as a dot."""
+SAME = 0.02
+"""A placer whose step time differs by less than this share over all budgets stops by itself."""
+OVERRUN = 1.5
+"""A placer that took more than so many times its budget could not keep to it."""
+
+
+def shown(own: Sequence[Paired]) -> list[Paired]:
+    """Points of a placer: one at its median time if it stops by itself, else those within its budget."""
+    own = sorted(own, key=lambda each: each.cpu_s)
+    quality = [each.to_single for each in own]
+    if max(quality) < (1 + SAME) * min(quality):
+        return [own[len(own) // 2]]
+    return [each for each in own if each.cpu_s <= OVERRUN * each.seconds] or own[-1:]
 
 
 def draw_quality_over_time(found: Sequence[Paired]) -> bytes:
@@ -22,14 +33,13 @@ def draw_quality_over_time(found: Sequence[Paired]) -> bytes:
     def draw(figure: Figure, palette: Palette) -> None:
         axes = figure.add_subplot()
         for index, placer in enumerate(dict.fromkeys(each.placer for each in found)):
-            own = sorted((each for each in found if each.placer == placer), key=lambda each: each.cpu_s)
-            shown = own[-1:] if own[-1].cpu_s < ONE_SHOT * own[0].cpu_s else own
+            points = shown([each for each in found if each.placer == placer])
             learned = placer.startswith(LEARNED)
             axes.plot(
-                [each.cpu_s for each in shown],
-                [each.to_single for each in shown],
+                [each.cpu_s for each in points],
+                [each.to_single for each in points],
                 marker="D" if learned else "o",
-                markersize=6 if len(shown) == 1 else 4,
+                markersize=6 if len(points) == 1 else 4,
                 linestyle="-" if learned else "--",
                 color=palette.of(index),
                 label=placer,

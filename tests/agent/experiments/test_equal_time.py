@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from agent.evaluation.spec import placer_names
-from agent.experiments.equal_time.figure import draw_quality_over_time
-from agent.experiments.equal_time.paired import pair
+from agent.experiments.equal_time.figure import draw_quality_over_time, shown
+from agent.experiments.equal_time.paired import Paired, pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
 from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
@@ -97,3 +97,22 @@ def test_the_figure_has_every_placer() -> None:
     assert drawn.startswith(b"<?xml")
     for name in (b">refine<", b">policy<", b">heft<", b"processor seconds"):
         assert name in drawn
+
+
+def test_the_figure_shows_budgets_that_were_kept_and_one_point_of_what_stops_by_itself() -> None:
+    def of(placer: str, cpu_s: dict[float, float], step_s: dict[float, float]) -> list[Paired]:
+        trials = {
+            seconds: [
+                make_trial(placer="refine"),
+                make_trial(placer=placer, cpu_s=cpu_s[seconds], step_time_s=step_s[seconds]),
+            ]
+            for seconds in cpu_s
+        }
+        found = [each for seconds in trials for each in pair(trials[seconds], "refine", seconds)]
+        return [each for each in found if each.placer == placer]
+
+    slow = {0.01: 0.08, 0.1: 0.11, 1.0: 1.0}
+    search = of("annealing", slow, {0.01: 1.0, 0.1: 0.8, 1.0: 0.5})
+    assert [each.seconds for each in shown(search)] == [0.1, 1.0]
+    once = of("heft", {0.01: 0.004, 0.1: 0.002, 1.0: 0.003}, dict.fromkeys(slow, 1.0))
+    assert [each.cpu_s for each in shown(once)] == [0.003]

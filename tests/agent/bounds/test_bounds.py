@@ -127,6 +127,18 @@ def test_no_placement_of_all_beats_the_bound_and_transfers_only_raise_it(seed):
     assert (tail >= (b_level(problem.graph, fastest, instant) - fastest) * (1 - 1e-12) - 1e-15).all()
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_no_placement_of_few_large_units_beats_the_bound(seed):
+    rng = np.random.default_rng(seed)
+    n_devices = int(rng.integers(2, 4))
+    problem = random_problem(seed, n_ops=int(rng.integers(10, 25)), n_devices=n_devices)
+    colocate = rng.integers(int(rng.integers(2, 6)), size=problem.graph.n_ops)
+    problem = Problem(replace(problem.graph, colocate=colocate), problem.cluster)
+    units = np.array(list(itertools.product(range(n_devices), repeat=len(problem.graph.units))))
+    total_s, _ = simulate_many(problem, np.ascontiguousarray(units[:, problem.graph.unit_of]), memory=False)
+    assert lower_bound_s(problem) <= total_s.min() * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("family", ["cifar10", "ptb", "resnet"])
 def test_transfers_raise_the_bound_of_captured_graphs(family):
     problem = Problem(load_family(family)[1], get_cluster("4xv100"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.bounds.lower_bound import heads_and_tails
 from envs.problem import Problem
 from graphs.op_graph import FloatArray, IntArray
 
@@ -52,7 +53,11 @@ class Relaxation:
         self.ticks = np.floor(problem.op_seconds / tick_s).astype(np.int64)
         self.gap = int(problem.cluster.op_gap_s / tick_s)
         horizon = HORIZON_STEPS * TICKS
-        self.start = {op: self.model.new_int_var(0, horizon, f"start_{op}") for op in self.ops}
+        head, tail = [
+            np.minimum(np.floor(seconds / tick_s), horizon).astype(np.int64)
+            for seconds in heads_and_tails(problem)
+        ]
+        self.start = {op: self.model.new_int_var(int(head[op]), horizon, f"start_{op}") for op in self.ops}
         self.length = {op: self._length(op) for op in self.ops}
         self.makespan = self.model.new_int_var(0, horizon, "makespan")
         self._same: dict[tuple[int, int], Any] = {}
@@ -61,7 +66,7 @@ class Relaxation:
         self._fit_memory()
         self._break_symmetry()
         for op in self.ops:
-            self.model.add(self.makespan >= self.start[op] + self.length[op])
+            self.model.add(self.makespan >= self.start[op] + self.length[op] + int(tail[op]))
         self.model.minimize(self.makespan)
 
     def below(self, ticks: int | None) -> None:

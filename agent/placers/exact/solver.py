@@ -3,9 +3,10 @@
 Where there are at most `enumeration.MAX_PLACEMENTS`, all are simulated. Elsewhere CP-SAT (OR-Tools) minimizes
 a relaxation of the step: ops wait for their inputs and for their device, in program order where the schedule
 has one, and transfers take their time, but links, the host and copies that slow ops are free, and memory
-counts resident bytes alone. So the relaxed optimum bounds every placement. Each solution is simulated; where
-the relaxation was too kind, its placement is forbidden and the next one sought, until no relaxed step is
-shorter than the best simulated one.
+counts resident bytes alone. No op starts earlier, or has less after it, than in the lower bound
+(`heads_and_tails`). So the relaxed optimum bounds every placement. Each solution is simulated; where the
+relaxation was too kind, its placement is forbidden and the next one sought, until no relaxed step is shorter
+than the best simulated one.
 
 Source: logic-based Benders decomposition with no-good cuts, Hooker and Ottosson 2003.
 """

@@ -36,15 +36,17 @@ def title(case: Case) -> str:
 
 
 def figures(line: Line) -> tuple[str, ...]:
-    """Formats step time, the ratio to single and its spread, those to best and bound, and what it cost."""
+    """Formats step time, the ratios to others and their spread, what is feasible, and what it cost."""
     return (
         milliseconds(line.step_time_s),
         number(line.ratio_to_single),
         number(line.seed_spread),
         number(line.ratio_to_best),
         number(line.ratio_to_bound),
+        number(line.ratio_to_refine),
         f"{line.feasible_share:.0%}",
         f"{line.evaluations:,.0f}",
+        f"{line.cpu_s:.2g}",
         f"{line.wall_s:.2g}",
     )
 

@@ -90,6 +90,13 @@ class Trial:
         return (self.graph, self.cluster, self.placer, self.order, self.seed)
 
     @property
+    def history(self) -> tuple[Improvement, ...]:
+        """The improvements; the result alone where none are known, nothing if it is infeasible."""
+        if not self.feasible:
+            return ()
+        return self.improvements or (Improvement(self.evaluations, self.wall_s, self.step_time_s),)
+
+    @property
     def is_placement(self) -> bool:
         """Whether a placer found a placement, unlike data parallelism."""
         return self.placer != DATA_PARALLEL

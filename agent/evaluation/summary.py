@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 
+from agent.evaluation.equal_time import ratios_to_baseline
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 from graphs.io.csv_files import write_csv
 
@@ -35,6 +36,8 @@ class Line:
         feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s, cpu_s: mean per trial.
         granularity: what one decision placed.
+        ratio_to_refine: geometric mean of step time over what `refine` had found in the same processor time;
+            None if that is not known for each feasible trial.
     """
 
     family: str
@@ -54,6 +57,7 @@ class Line:
     wall_s: float
     granularity: str
     cpu_s: float
+    ratio_to_refine: float | None
 
 
 COLUMNS = tuple(item.name for item in fields(Line))
@@ -61,7 +65,7 @@ COLUMNS = tuple(item.name for item in fields(Line))
 
 def summarise(trials: Sequence[Trial]) -> list[Line]:
     """One line per family, cluster, placer, order, whether seen and granularity, ordered as the trials."""
-    best = best_times(trials)
+    best, in_equal_time = best_times(trials), ratios_to_baseline(trials)
     groups: dict[tuple[str, str, str, str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
         key = (trial.family, trial.cluster, trial.placer, trial.order, trial.seen, trial.granularity)
@@ -85,6 +89,7 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             wall_s=fmean(trial.wall_s for trial in group),
             granularity=granularity,
             cpu_s=fmean(trial.cpu_s for trial in group),
+            ratio_to_refine=_mean_of_all([in_equal_time.get(trial.key) for trial in group if trial.feasible]),
         )
         for (family, cluster, placer, order, seen, granularity), group in groups.items()
     ]
@@ -104,6 +109,10 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
     if not known:
         return None
     return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    return None if None in values else geometric_mean(values)
 
 
 def _ratio_to_bound(trial: Trial) -> float | None:

@@ -12,7 +12,6 @@ from agent.evaluation.report.figures import Draw, Palette
 from agent.evaluation.report.markup import name_of
 from agent.evaluation.report.ratios import Run, by_run
 from agent.evaluation.results import Trial
-from agent.placers.improvements import Improvement
 
 N_POINTS = 60
 """Points of a line."""
@@ -22,13 +21,6 @@ STYLES = ("-", "--", ":", "-.")
 
 Line = tuple[np.ndarray, np.ndarray]
 """What was spent, and the step time over that of one device then, (n,) each."""
-
-
-def history(trial: Trial) -> tuple[Improvement, ...]:
-    """The improvements of a trial; its result alone where none are known, nothing if it is infeasible."""
-    if not trial.feasible:
-        return ()
-    return trial.improvements or (Improvement(trial.evaluations, trial.wall_s, trial.step_time_s),)
 
 
 def lines_of(trials: Iterable[Trial], of: str) -> dict[Run, Line]:
@@ -56,7 +48,7 @@ def _line(trials: Sequence[Trial], of: str) -> Line:
         (lambda trial: float(trial.evaluations)) if of == "evaluations" else (lambda trial: trial.wall_s)
     )
     at = of == "seconds"
-    paths = [np.array([(each[at], each.step_time_s) for each in history(trial)]).T for trial in trials]
+    paths = [np.array([(each[at], each.step_time_s) for each in trial.history]).T for trial in trials]
     first = max(max(float(path[0, 0]) for path in paths), 1e-6)
     last = max(first, *(spent_of(trial) for trial in trials))
     spent = np.unique(np.geomspace(first, last, N_POINTS))

@@ -30,10 +30,13 @@ CAVEATS = (
     "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",
     "“To best” is relative to the best placement that any placer of this run found for the same graph.",
     "“To bound” is relative to a lower bound; none is below 1.",
+    "“To refine” is relative to what refine, a search that learned nothing, had found in the "
+    "same processor time; - for the heuristics that refine begins with, and where it was not run or ended "
+    "earlier (--seconds gives all searches the same time).",
     DATA_PARALLEL_NOTE,
     "± is the sample standard deviation over seeds.",
     "An evaluation is one simulated complete placement. An episode of a policy is one evaluation, although "
-    "it looks ahead with partial simulations: compare wall time as well.",
+    "it looks ahead with partial simulations: compare in equal time.",
 )
 
 

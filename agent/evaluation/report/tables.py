@@ -17,7 +17,7 @@ MOST_LOSSES = 25
 """Losses that are listed."""
 HEADINGS = (
     *("placer", "order", "graphs", "ms", "to single", "95 % interval", "", "±"),
-    *("to best", "to bound", "feasible", "evaluations", "s"),
+    *("to best", "to bound", "to refine", "feasible", "evaluations", "CPU s", "s"),
 )
 
 

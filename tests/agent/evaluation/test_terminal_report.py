@@ -37,7 +37,7 @@ def cells_of(lines, headings):
 
 def test_the_full_table_shows_milliseconds_beside_ratios():
     cells = cells_of(FULL, HEADINGS)
-    assert cells["single"] == ["2", "250", "0.250", "-", "20.250", "2.500", "50%", "1", "0.5"]
+    assert cells["single"] == ["2", "250", "0.250", "-", "20.250", "2.500", "-", "50%", "1", "0", "0.5"]
     assert cells["policy-refine"][1:3] == ["390.4", "0.390"]
     assert cells[PLACER][1:3] == ["1,234,568", "1234.568"]
     assert not any("Left out" in line for line in FULL)

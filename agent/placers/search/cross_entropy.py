@@ -48,6 +48,8 @@ def cross_entropy(search: SearchState, rng: np.random.Generator) -> None:
     while search.left:
         drawn = _draw(probability, population, rng)
         scores = search.score_units(drawn[:, group_of])
+        if not len(scores):  # The seconds ended while they were drawn.
+            return
         n_elite = max(round(ELITE * len(scores)), 1)
         elite = drawn[np.lexsort((scores[:, 0], scores[:, 1]))[:n_elite]]
         frequency = (elite[:, :, None] == np.arange(problem.n_devices)).mean(axis=0)

@@ -1,5 +1,7 @@
 """Known answers of the searches: cross-entropy, METIS, and annealing from heuristics and rollouts."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
 from agent.placers.heuristics.single import single_devices
+from agent.placers.search.cross_entropy import _draw
 from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -76,6 +79,19 @@ def test_cross_entropy_draws_large_graphs_in_segments_and_gains_on_its_start():
     )
     assert found.feasible
     assert found.step_time.total_s < 0.95 * start.step_time.total_s
+
+
+def test_cross_entropy_ends_where_the_seconds_end_while_it_draws(monkeypatch):
+    """With a warning for the mean of no scores it would fail."""
+
+    def slow(probability, n, rng):
+        time.sleep(0.6)
+        return _draw(probability, n, rng)
+
+    monkeypatch.setattr("agent.placers.search.cross_entropy._draw", slow)
+    problem = random_problem(0)
+    found = PLACERS["cross-entropy"].place(problem, Budget(None, 0.5), np.random.default_rng(0))
+    assert 0 < found.evaluations <= problem.n_devices + 1
 
 
 @pytest.mark.parametrize("name", ["refine", "rollout-refine"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.bounds.lower_bound import heads_and_tails
+from agent.bounds.path_kernels import before_and_after
 from envs.problem import Problem
 from graphs.op_graph import FloatArray, IntArray
 
@@ -34,12 +36,25 @@ class Outcome:
     device_of: IntArray
 
 
-class Relaxation:
-    """The model that CP-SAT minimizes; times are in ticks."""
+class ModelError(Exception):
+    """A model takes too long to be made."""
 
-    def __init__(self, problem: Problem, tick_s: float) -> None:
+
+class Relaxation:
+    """The model that CP-SAT minimizes; times are in ticks.
+
+    Args:
+        tick_s: seconds of a tick.
+        seconds: that it may take to be made.
+
+    Raises:
+        ModelError: it would take longer.
+    """
+
+    def __init__(self, problem: Problem, tick_s: float, seconds: float = np.inf) -> None:
         from ortools.sat.python import cp_model
 
+        until = time.perf_counter() + seconds
         self.problem, graph = problem, problem.graph
         self.model = cp_model.CpModel()
         self.ops = np.flatnonzero(graph.is_compute).tolist()
@@ -62,7 +77,7 @@ class Relaxation:
         self.makespan = self.model.new_int_var(0, horizon, "makespan")
         self._same: dict[tuple[int, int], Any] = {}
         self._wait_for_inputs(tick_s)
-        self._share_devices()
+        self._share_devices(until)
         self._fit_memory()
         self._break_symmetry()
         for op in self.ops:
@@ -154,10 +169,12 @@ class Relaxation:
                 both = [self.on[first][a], self.on[second][b]]
                 self.model.add(self.start[consumer] >= ready + int(ticks[a, b])).only_enforce_if(both)
 
-    def _share_devices(self) -> None:
-        graph, is_ordered = self.problem.graph, self.problem.cluster.schedule == "program"
+    def _share_devices(self, until: float) -> None:
+        graph = self.problem.graph
         timed = [op for op in self.ops if self.ticks[op].any()]
-        for first, second in itertools.combinations(timed, 2) if is_ordered else ():
+        for first, second in self._unordered(timed) if self.problem.cluster.schedule == "program" else ():
+            if time.perf_counter() > until:
+                raise ModelError
             units = int(graph.unit_of[first]), int(graph.unit_of[second])
             after = self.model.add(self.start[second] >= self.start[first] + self.length[first] + self.gap)
             if units[0] != units[1]:
@@ -173,6 +190,21 @@ class Relaxation:
             # What a device computes takes no longer than the step.
             load = [int(self.ticks[op, device]) * self.on[graph.unit_of[op]][device] for op in timed]
             self.model.add(self.makespan >= sum(load))
+
+    def _unordered(self, timed: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of ops, the earlier one first, of which the later one need not wait for the earlier one.
+
+        A reader waits for what it reads, and so on. Where devices rest after an op, that alone is too little.
+        """
+        graph, ops = self.problem.graph, np.array(timed, dtype=np.int64)
+        _, waits = before_and_after(graph.edges, ops, graph.n_ops)
+        if self.gap:
+            row = np.full(graph.n_ops, len(ops))
+            row[ops] = np.arange(len(ops))
+            waits = np.vstack([waits, np.zeros(graph.n_ops)])
+            waits[row[graph.edges[:, 0]], graph.edges[:, 1]] = 0.0
+        first, second = np.nonzero(np.triu(waits[: len(ops), ops] == 0.0, k=1))
+        yield from zip(ops[first].tolist(), ops[second].tolist(), strict=True)
 
     def _fit_memory(self) -> None:
         graph = self.problem.graph

@@ -19,7 +19,7 @@ import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
-from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation
+from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, ModelError, Relaxation
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
 from graphs.op_graph import IntArray
@@ -27,7 +27,9 @@ from graphs.op_graph import IntArray
 SECONDS = 10.0
 """Time limit where the budget has none."""
 MAX_OPS = 400
-"""Computing ops of the largest graph that is modelled: there is a constraint for every pair."""
+"""Computing ops of the largest graph that is modelled: there is a constraint for many of the pairs."""
+BUILD_SHARE = 0.5
+"""Share of the seconds that are left, that the model may take to be made; else nothing is proven."""
 START_EVALUATIONS = 2_000
 """Evaluations of `refine`, which finds the placement to begin with."""
 
@@ -61,10 +63,10 @@ def exact(search: SearchState, rng: np.random.Generator) -> None:
     proof = try_all(search) if is_small else None
     if proof is None and can_model:
         proof = solve(search)
-    if proof is None:
-        anneal_from_leaders(search, rng)
-    else:
+    if proof is not None:
         search.lower_bound_s = proof.bound_s
+    if proof is None or not proof.is_optimal:
+        anneal_from_leaders(search, rng)
 
 
 def try_all(search: SearchState) -> Proof | None:
@@ -92,7 +94,10 @@ def solve(search: SearchState, guess: IntArray | None = None, below_s: float = n
         )
     if not n_ops or problem.n_devices == 1 or not search.left:
         return Proof(0.0, is_optimal=False)
-    return _Benders(search, guess, below_s).run()
+    try:
+        return _Benders(search, guess, below_s).run()
+    except ModelError:
+        return Proof(0.0, is_optimal=False)
 
 
 def _start(search: SearchState, rng: np.random.Generator) -> None:
@@ -107,7 +112,7 @@ class _Benders:
     def __init__(self, search: SearchState, guess: IntArray | None, below_s: float) -> None:
         self.search, self.problem = search, search.problem
         self.tick_s = self.problem.scale_s / TICKS
-        self.relaxed = Relaxation(self.problem, self.tick_s)
+        self.relaxed = Relaxation(self.problem, self.tick_s, self._seconds_left * BUILD_SHARE)
         self._guess, self._below_s = guess, below_s
         self._forbidden: list[IntArray] = []
 
@@ -139,7 +144,7 @@ class _Benders:
     def _look_at_all(self) -> None:
         """Makes the model anew without the guess of the optimum."""
         self._below_s = np.inf
-        self.relaxed = Relaxation(self.problem, self.tick_s)
+        self.relaxed = Relaxation(self.problem, self.tick_s, self._seconds_left * BUILD_SHARE)
         for device_of in self._forbidden:
             self.relaxed.forbid(device_of)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from agent.placers.exact.relaxation import HORIZON_STEPS
 from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
+from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
@@ -114,6 +116,23 @@ def test_scarce_memory_is_respected() -> None:
     found = PLACERS["exact"].place(problem, Budget(None, seconds=20.0), np.random.default_rng(0))
     assert found.feasible
     assert found.step_time.total_s == pytest.approx(optimum_s(problem))
+
+
+def test_a_model_that_takes_too_long_to_make_leaves_its_time_to_the_search(monkeypatch: Any) -> None:
+    monkeypatch.setattr("agent.placers.exact.solver.BUILD_SHARE", 0.0)
+    problem = Problem(load_family("ptb")[5], make_cluster(2))
+    assert n_placements(problem) > MAX_PLACEMENTS
+    budget = Budget(START_EVALUATIONS + 500, seconds=60.0)
+    found = PLACERS["exact"].place(problem, budget, np.random.default_rng(0))
+    assert found.evaluations == START_EVALUATIONS + 500
+    assert found.lower_bound_s == 0.0
+
+
+def test_what_is_not_proven_is_searched_with_the_evaluations_that_are_left() -> None:
+    problem = random_problem(100, n_ops=60, n_devices=3)
+    found = PLACERS["exact"].place(problem, Budget(50_000, seconds=0.5), np.random.default_rng(0))
+    assert found.evaluations > START_EVALUATIONS
+    assert 0.0 <= found.lower_bound_s < found.step_time.total_s
 
 
 def test_a_large_graph_is_refined_alone() -> None:

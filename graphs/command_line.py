@@ -5,7 +5,6 @@ Nothing heavy is imported here, so that a signal while the rest is imported ends
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import errno
 import os
@@ -148,7 +147,7 @@ def _handlers(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def _lost_interrupts_sent_again() -> Iterator[None]:
-    report, again = sys.unraisablehook, threading.Event()
+    report, again, main = sys.unraisablehook, threading.Event(), threading.main_thread().ident
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -160,9 +159,9 @@ def _lost_interrupts_sent_again() -> Iterator[None]:
     def send() -> None:
         """Sends it once the callback that swallowed it is over."""
         time.sleep(SENT_AGAIN_S)
-        if again.is_set():
+        if again.is_set() and main is not None:
             again.clear()
-            _thread.interrupt_main()
+            signal.pthread_kill(main, signal.SIGINT)
 
     sys.unraisablehook = hook
     try:

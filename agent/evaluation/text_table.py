@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 GAP = "  "
 INDENT = "  "
+NOTHING = "-"
+"""Stands where there is no number."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ def text_table(
 ) -> TextTable:
     """Align a table: names on the left, numbers on the right of their columns.
 
-    A table that is too wide loses columns. If it is still too wide without all that are expendable, each name
-    gets a line of its own above its numbers.
+    An expendable column without a number is not shown. A table that is too wide loses columns. If it is still
+    too wide without all that are expendable, each name gets a line of its own above its numbers.
 
     Args:
         headings: of the columns; the first column holds names.
@@ -40,9 +42,10 @@ def text_table(
         width: characters a line may have; None = any number.
         expendable: headings of the columns that may be left out, the first one first.
     """
-    kept = list(headings)
+    empty = [name for name in expendable if all(row[headings.index(name)] == NOTHING for row in rows)]
+    kept = [name for name in headings if name not in empty]
     left_out: list[str] = []
-    waiting = list(expendable)
+    waiting = [name for name in expendable if name not in empty]
     while width is not None and waiting and _width(headings, rows, kept) > width:
         left_out.append(waiting.pop(0))
         kept.remove(left_out[-1])

@@ -24,6 +24,8 @@ LINES = summarise(
     ]
 )
 FULL = table_lines(LINES, None)
+SHOWN = [name for name in HEADINGS if name not in ("±", "/refine")]
+"""Here no graph has two seeds, and no trial is one of refine."""
 
 
 def cells_of(lines, headings):
@@ -36,8 +38,8 @@ def cells_of(lines, headings):
 
 
 def test_the_full_table_shows_milliseconds_beside_ratios():
-    cells = cells_of(FULL, HEADINGS)
-    assert cells["single"] == ["2", "250", "0.250", "-", "20.250", "2.500", "-", "50%", "1", "0", "0.5"]
+    cells = cells_of(FULL, SHOWN)
+    assert cells["single"] == ["2", "250", "0.250", "20.250", "2.500", "50%", "1", "0", "0.5"]
     assert cells["policy-refine"][1:3] == ["390.4", "0.390"]
     assert cells[PLACER][1:3] == ["1,234,568", "1234.568"]
     assert not any("Left out" in line for line in FULL)
@@ -50,16 +52,26 @@ def test_no_number_is_cut_at_any_width(width):
     note = " ".join(lines).partition("narrow: ")[2].partition(";")[0]
     left_out = note.split(", ") if note else []
     assert left_out == [name for name in EXPENDABLE if name in left_out]
-    kept = [name for name in HEADINGS if name not in left_out]
+    kept = [name for name in SHOWN if name not in left_out]
     rule = next(at for at, line in enumerate(lines) if set(line) == {"-"})
     head = " ".join(lines[:rule]).split()
     assert head[-len(kept) :] == kept
-    everything = cells_of(FULL, HEADINGS)
+    everything = cells_of(FULL, SHOWN)
     shown = cells_of(lines, kept)
     for name, cells in shown.items():
-        whole = dict(zip(HEADINGS[1:], everything[name], strict=True))
+        whole = dict(zip(SHOWN[1:], everything[name], strict=True))
         assert cells == [whole[heading] for heading in kept[1:]]
     assert shown.keys() == everything.keys()
+
+
+def test_a_column_without_a_number_is_not_shown():
+    rows = [("a", "-", "-"), ("b", "-", "2")]
+    table = text_table(["name", "x", "y"], rows, width=80, expendable=["x", "y"])
+    assert table.lines == ("name  y", "-------", "a     -", "b     2")
+    assert table.left_out == ()
+    assert "/refine" not in FULL[1].split()
+    with_refine = [replace(line, ratio_to_refine=1.5) for line in LINES]
+    assert "/refine" in table_lines(with_refine, None)[1].split()
 
 
 def test_a_piped_table_is_in_full_and_without_colour(capsys, monkeypatch):

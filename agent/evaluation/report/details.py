@@ -66,11 +66,10 @@ def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) ->
         parts.append(f'<div data-graph="{index}"><h3>{name}</h3><div class="pair">{shown}</div></div>')
     if not parts:
         return ""
-    more = f" of {len(pairs)}" if len(pairs) > len(parts) else ""
-    note = (
-        f"The {len(parts)} graphs{more} on which the best learned placer and the best other one (or, without "
-        "learned placers, the best and the worst) differ most, the largest difference first."
-    )
+    note = "The best learned placer and the best other one; without learned placers, the best and the worst."
+    if len(pairs) > 1:
+        which = f"The {len(parts)} of {len(pairs)} graphs on which they differ most"
+        note += f" {which if len(pairs) > len(parts) else 'All graphs'}, the largest difference first."
     return (
         f'<h2>Single graphs</h2><p class="note">{note}</p>'
         f"<label>Graph: <select>{''.join(options)}</select></label>{''.join(parts)}"

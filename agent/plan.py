@@ -188,6 +188,9 @@ class Plan:
             found.close()
             raise
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
         ops = ", ".join(

@@ -136,6 +136,9 @@ class OpGraph:
             object.__setattr__(self, "image", np.zeros((self.n_ops, IMAGE_SIDES), dtype=np.int64))
         check_graph(self)
 
+    def __repr__(self) -> str:
+        return f"<OpGraph {self.name}: {self.n_ops:,} ops, {self.n_tensors:,} tensors>"
+
     @property
     def n_ops(self) -> int:
         """Number of ops, sources (parameters and inputs) included."""

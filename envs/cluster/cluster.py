@@ -97,6 +97,9 @@ class Cluster:
     def __post_init__(self) -> None:
         _check(self)
 
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name}: {', '.join(device.name for device in self.devices)}>"
+
     @property
     def n_devices(self) -> int:
         """The number of devices."""

@@ -59,6 +59,12 @@ def test_a_plan_prints_in_four_short_lines(plan):
     assert fourth == f"data parallel: {plan.data_parallel}"
 
 
+def test_a_notebook_shows_plans_graphs_and_clusters_in_short(plan):
+    assert repr(plan) == str(plan)
+    assert repr(plan.graph) == f"<OpGraph toy: {GRAPH.n_ops} ops, {GRAPH.n_tensors} tensors>"
+    assert repr(plan.cluster) == "<Cluster 2xk80: gpu0, gpu1>"
+
+
 def test_a_plan_says_what_data_parallelism_would_do_with_the_same_devices(plan):
     both = plan.data_parallel
     assert both.devices == (0, 1)

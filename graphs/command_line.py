@@ -71,6 +71,8 @@ def run_command(name: str, work: Callable[[], int]) -> int:
             code = _say(name, *_describe_os_error(error))
         except MemoryError:
             code = _say(name, "out of memory; give it fewer or smaller graphs at once", 1)
+        except ModuleNotFoundError as error:
+            code = _say(name, *_describe_missing_module(error))
         except Exception as error:
             code = _say(name, _report(error), 1)
     return code
@@ -98,6 +100,12 @@ def _describe_os_error(error: OSError) -> tuple[str, int]:
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
     hint = "; free some space, and the same command goes on" if error.errno in FULL else ""
     return f"{where}{error.strerror}{hint}", 2 if where and error.errno in WRONG_PATH else 1
+
+
+def _describe_missing_module(error: ModuleNotFoundError) -> tuple[str, int]:
+    if (error.name or "").partition(".")[0] in ("", "agent", "envs", "graphs"):
+        return _report(error), 1
+    return f"{sys.executable} has no '{error.name}'; run make setup, then . .venv/bin/activate", 2
 
 
 def _report(error: Exception) -> str:

@@ -38,6 +38,11 @@ def failing(error: BaseException) -> Callable[[], int]:
         ),
         (MemoryError(), 1, "out of memory; give it fewer or smaller graphs at once"),
         (KeyboardInterrupt(), 1, "interrupted"),
+        (
+            ModuleNotFoundError("No module named 'gymnasium.spaces'", name="gymnasium.spaces"),
+            2,
+            f"{sys.executable} has no 'gymnasium.spaces'; run make setup, then . .venv/bin/activate",
+        ),
     ],
 )
 def test_a_known_error_is_a_line(

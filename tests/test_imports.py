@@ -119,3 +119,15 @@ def test_help_loads_nothing_heavy(command: str) -> None:
     module = f"agent.commands.{command}"
     asked = f"import {module} as command\ntry:\n    command.main(['--help'])\nexcept SystemExit:\n    pass"
     assert not loaded(asked) & set(HEAVY)
+
+
+def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
+    report = (
+        "import sys; from agent.evaluation import inputs, run, processes, trial_runner\n"
+        "from agent.placers.base import PLACERS; list(PLACERS)\n"
+        "print(*sys.modules.keys() & {'scipy.optimize', 'matplotlib', 'torch'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from agent.bounds.assignment_rows import Row, link_rows, memory_rows, tightest_rows
 from agent.bounds.kept_tensors import Forest, kept_reads, make_forest
@@ -163,6 +162,8 @@ class _Program:
         Returns:
             Weights of the rows, (n_rows,), and prices of the limits, (n_limits,); None if the solver fails.
         """
+        from scipy.optimize import linprog
+
         n_rows, n_columns = step_s.shape
         unit_s = self.costs.problem.scale_s
         matrix = np.zeros((n_rows + len(broken), n_columns + 2))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.list_scheduling import mean_transfer_seconds, place_earliest_start
@@ -69,6 +67,9 @@ def _solve(problem: Problem, edges: IntArray, transfer_s: FloatArray, limit_s: f
     An edge's child starts after its parent and the share of the transfer; at most one share of those of an
     op's children may be 0, and one of its parents', or in sum as much.
     """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     n_ops, n_edges = problem.graph.n_ops, len(edges)
     parent, child = edges.T
     edge, op = np.arange(n_edges), np.arange(n_ops)

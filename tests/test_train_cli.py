@@ -59,6 +59,19 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert [row["training/iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
+def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(place: Path) -> None:
+    endless = ["--timesteps", str(10**8), "--minutes", "0.02"]
+    assert train_agent.main(["--name", "cut", "--graphs", "graphs.jsonl", *endless, *QUICK]) == 0
+    path = place / "runs" / "cut" / "result.json"
+    results = [json.loads(path.read_text())]
+    for more in (["--minutes", "0.02"], ["--minutes", "0.01"], []):
+        assert train_agent.main(["--resume", "--name", "cut", *more]) == 0
+        results.append(json.loads(path.read_text()))
+    made = [result["timesteps"] for result in results]
+    assert made[0] < made[1] < made[2] == made[3], "without minutes there is nothing left to do"
+    assert all("reinforcement" in result["cut_short"][-1] for result in results)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

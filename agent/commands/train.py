@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,21 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
     if fixed:
         raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
-    return TrainConfig.from_json(given, "command line", started), runs.run_folder(given["name"])
+    folder, config = runs.run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
+    return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder
+
+
+def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
+    """Returns the limit of a run that goes on: the given minutes from now on, else the limit that it had."""
+    from agent.training.checkpoints import CheckpointFolder, restoring
+
+    saved = CheckpointFolder(folder / "checkpoints").latest()
+    if saved is None:
+        return minutes
+    with restoring(saved):
+        if not is_given:
+            return float(saved.state["minutes"])
+        return minutes and minutes + float(saved.state["training"]["wall_s"]) / 60
 
 
 def _in_workers(options: dict[str, Any], engine: EngineConfig) -> int:

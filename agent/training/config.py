@@ -63,7 +63,10 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     )
     order: tuple[str, ...] = option(("topo",), "traversal orders of the decisions", group=MAIN, some=True)
     minutes: float = option(
-        0.0, "time for the whole training, shared out over its phases; 0 = no limit", group=MAIN, least=0
+        0.0,
+        "time for the training, shared out over its phases; with --resume, from now on; 0 = no limit",
+        group=MAIN,
+        least=0,
     )
     timesteps: int = option(1_000_000, "decisions to train for by reinforcement", group=MAIN, least=0)
     seed: int = option(0, "seed of everything random", group=MAIN, least=0, most=2**31 - 1)

@@ -16,7 +16,8 @@ class Phase(ABC):
         share: of the time of a training with a limit.
         rate: the setting that is its learning rate; empty where it learns nothing.
         steps: how many were made.
-        timed_out: whether its time was up after one of them; the first is made in any case.
+        step_s: seconds of the last one; 0 before the first.
+        timed_out: whether its time leaves none for another one, or left none for the first.
     """
 
     name: ClassVar[str]
@@ -26,6 +27,7 @@ class Phase(ABC):
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.steps = 0
+        self.step_s = 0.0
         self.timed_out = False
         self._begun_s: float | None = None
 
@@ -57,10 +59,19 @@ class Phase(ABC):
             FloatingPointError: a number that the policy learns from is not finite.
         """
 
+    def leave_out_if_late(self) -> None:
+        """Leaves the phase out if the time of the whole training is up before its first step."""
+        self.timed_out |= self.steps == 0 and self.state.clock.progress >= 1
+
+    @property
+    def least_step_s(self) -> float:
+        """Seconds that another step takes at least."""
+        return self.step_s
+
     def step(self) -> dict[str, float]:
         """Makes one step and looks at the clock; returns the metrics of an update.
 
-        The last step is the one that ends nearest to the end of the phase's time, if the next takes as long.
+        The phase ends where another step and an evaluation would not end in its time.
         """
         clock = self.state.clock
         clock.agree()
@@ -70,7 +81,8 @@ class Phase(ABC):
         metrics = self.learn()
         self.steps += 1
         clock.agree()
-        self.timed_out = clock.left_s(self.name) <= (clock.wall_s - began_s) / 2
+        self.step_s = clock.wall_s - began_s
+        self.timed_out = clock.left_s(self.name) <= self.least_step_s + self.state.evaluation_s
         return metrics
 
     def progress(self, planned: int) -> float:

@@ -38,6 +38,7 @@ class TrainingState:
         clock: of the whole training.
         group: the workers that train together, each with its share of the environments.
         iteration: updates made.
+        evaluation_s: seconds of the last evaluation; 0 before the first.
         imitated, timesteps: decisions learned from by imitation, each time counted, and by reinforcement.
     """
 
@@ -45,6 +46,7 @@ class TrainingState:
         self.config, self.context, self.clock = config, context, clock
         self._inputs, self.group = inputs, context.group
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
+        self.evaluation_s = 0.0
         self.problems = training_problems(context.graphs.train, config, context.seed)
         n_envs = config.n_envs // self.group.size
         self.env = BatchedPlacementEnv(

@@ -166,6 +166,8 @@ class _Training:
         }
         self.context.report(self.state.decisions, metrics)
         self._agree_to_stop()
+        for later in self.phases:
+            later.leave_out_if_late()
         if self._is_over or self._stops or self._is_due(self.config.checkpoint_every):
             if self._selection is not None:
                 self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
@@ -174,7 +176,12 @@ class _Training:
     def _evaluate(self) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange."""
         self.state.check_workers()
-        return self._selection.evaluate() if self._selection is not None else {}
+        clock = self.state.clock
+        began_s = clock.wall_s
+        metrics = self._selection.evaluate() if self._selection is not None else {}
+        clock.agree()
+        self.state.evaluation_s = clock.wall_s - began_s
+        return metrics
 
     def _agree_to_stop(self) -> None:
         """Lets all workers stop if the context of one wants to."""

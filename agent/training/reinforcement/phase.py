@@ -12,9 +12,12 @@ from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
 
+SLOWEST = 2000
+"""Decisions a second that the first update of a training with a limit counts on; most machines make more."""
+
 
 class Reinforcement(Phase):
-    """PPO; a step is one rollout and the updates from it.
+    """PPO; a step is one rollout and the updates from it, shorter ones where the time left asks for it.
 
     Args:
         metrics: relates the step times of its episodes to references.
@@ -28,6 +31,7 @@ class Reinforcement(Phase):
         super().__init__(state)
         self._metrics = metrics
         self._log = EpisodeLog()
+        self._n_steps = 0
 
     @property
     def is_on(self) -> bool:
@@ -46,11 +50,30 @@ class Reinforcement(Phase):
             return ""
         return f"{self.state.timesteps:,} of {self.state.config.timesteps:,} decisions"
 
+    @property
+    def _least_n_steps(self) -> int:
+        """Decisions of each episode in the shortest update, of one minibatch."""
+        config = self.state.config
+        return min(max(config.batch_size // config.n_envs, 2), config.n_steps)
+
+    @property
+    def least_step_s(self) -> float:
+        """Seconds of the shortest update, at the pace of the last one."""
+        return self.step_s * self._least_n_steps / self._n_steps
+
+    def _n_steps_in_time(self) -> int:
+        """Decisions of each episode that an update has time for; all that are set where that is ample."""
+        state, config = self.state, self.state.config
+        per_step_s = self.step_s / self._n_steps if self._n_steps else config.n_envs / SLOWEST
+        left_s = state.clock.left_s(self.name) - state.evaluation_s
+        return max(int(min(left_s / per_step_s, config.n_steps)), self._least_n_steps)
+
     def learn(self) -> dict[str, float]:
         """Makes a rollout of all environments and updates the policy."""
         state, config = self.state, self.state.config
+        self._n_steps = self._n_steps_in_time()
         state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
-        metrics = ppo.learn(state.ppo, config, self._log, state.group)
+        metrics = ppo.learn(state.ppo, config, self._n_steps, self._log, state.group)
         state.timesteps = state.ppo.num_timesteps
         return {
             "update/learning_rate": state.learning_rate(),

@@ -74,18 +74,22 @@ def make_ppo(
 
 
 def learn(
-    ppo: MaskablePPO, config: TrainConfig, callback: BaseCallback, group: WorkerGroup
+    ppo: MaskablePPO, config: TrainConfig, n_steps: int, callback: BaseCallback, group: WorkerGroup
 ) -> dict[str, float]:
     """Makes a rollout of all environments and the updates from it, and returns their metrics.
+
+    Args:
+        n_steps: decisions of each episode in the rollout.
 
     Raises:
         FloatingPointError: a loss, or a score of the policy during the rollout or afterwards, is not finite.
     """
     before = ppo.num_timesteps
-    own = config.n_envs // group.size * config.n_steps
+    own = config.n_envs // group.size * n_steps
+    ppo.n_steps = ppo.rollout_buffer.buffer_size = n_steps
     with np.errstate(over="ignore", invalid="ignore"), _summed_gradients(ppo, config, group):
         ppo.learn(own, callback=callback, log_interval=None, reset_num_timesteps=False)
-    ppo.num_timesteps = before + config.n_envs * config.n_steps
+    ppo.num_timesteps = before + config.n_envs * n_steps
     metrics = _update_metrics(ppo)
     check_finite(**{name: metrics[f"update/{name}"] for name in ("policy_loss", "value_loss", "loss")})
     with torch.no_grad():

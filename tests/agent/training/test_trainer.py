@@ -110,6 +110,30 @@ def test_each_phase_gets_its_part_of_the_time_and_what_is_cut_short_is_named(tmp
     assert result.cut_short[-1].endswith(" of 1,000,000,000 decisions")
 
 
+def test_updates_are_shortened_to_end_in_the_time_and_only_then(tmp_path: Path) -> None:
+    long = replace(SMALL, demonstrations=0, dagger_rounds=0, n_steps=40_000, timesteps=10**9)
+    context = MemoryContext(tmp_path / "long")
+    result = train(replace(long, minutes=0.1), context)
+    assert 128 <= result.timesteps < 8 * 40_000
+    assert 3.0 < result.wall_s < 8.0
+    ample = MemoryContext(tmp_path / "ample")
+    train(replace(SMALL, demonstrations=0, dagger_rounds=0, timesteps=512, minutes=60), ample)
+    assert [row["timesteps"] for row in ample.rows] == [256, 512]
+
+
+def test_phases_for_which_no_time_is_left_are_left_out_and_made_with_more_time(tmp_path: Path) -> None:
+    late = replace(SMALL, minutes=1e-6)
+    context = MemoryContext(tmp_path)
+    result = train(late, context)
+    assert result.finished
+    assert [len(context.rows), result.timesteps] == [1, 0]
+    assert (tmp_path / "policy.safetensors").exists()
+    assert "reinforcement: 0 of 2,048 decisions" in result.cut_short
+    assert train(late, context).finished
+    assert len(context.rows) == 1
+    assert train(replace(late, minutes=60), context).timesteps == 2048
+
+
 def test_without_a_limit_nothing_is_cut_short(tmp_path: Path) -> None:
     assert train(SMALL, MemoryContext(tmp_path)).cut_short == ()
 

@@ -24,8 +24,8 @@ from agent.handover.files import write_handover, write_trace
 from agent.handover.tables import OpRow, op_rows
 from agent.placers.base import Placer, PlacerError
 from agent.policy.placers import LEARNED
+from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.cluster import Cluster
-from envs.cluster.presets import get_cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -257,7 +257,7 @@ def place(
         >>> plan.step_time.fits
         True
     """
-    chosen = get_cluster(cluster) if isinstance(cluster, str) else cluster
+    chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
     if isinstance(model, OpGraph):

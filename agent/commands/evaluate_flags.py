@@ -41,9 +41,9 @@ class _PrintCluster(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> NoReturn:
-        from envs.cluster.presets import get_cluster
+        from envs.calibration.quick import get_or_measure_cluster
 
-        print(cluster_text(get_cluster(str(values))))
+        print(cluster_text(get_or_measure_cluster(str(values))))
         parser.exit(0)
 
 

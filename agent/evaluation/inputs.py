@@ -12,8 +12,8 @@ from agent.evaluation.spec import EvaluationSpec, row_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
+from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.cluster import Cluster
-from envs.cluster.presets import get_cluster
 from envs.placement.files import read_named_placement
 from graphs.granularity import with_granularity
 from graphs.op_graph import IntArray, OpGraph
@@ -41,7 +41,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         training=not config.inference,
     )
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
-    clusters = tuple(get_cluster(name) for name in config.cluster)
+    clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
     placers = _placers(config)
     given = read_given(config.placements, graphs, clusters)
     policy = None

@@ -19,6 +19,7 @@ from agent.training.measured import MeasuredStepTimer
 from agent.training.problems import left_out
 from agent.training.run_folder import policy_folder
 from agent.training.split import Split
+from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.presets import get_cluster
 from envs.execution.runnable_model import RunnableModel
 from envs.mdp.names import CONSTRUCT
@@ -70,6 +71,8 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
     _check_parts(config)
+    for cluster in config.cluster:
+        get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))
     return Inputs(

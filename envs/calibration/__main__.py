@@ -85,7 +85,7 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from envs.calibration.measure import measure_machine, measure_processes
+    from envs.calibration.measure import Effort, measure_machine, measure_processes
 
     with Progress(console=Console(stderr=True)) as progress:
         bars: dict[str, TaskID] = {}
@@ -95,9 +95,9 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
             progress.update(bar, completed=done, total=total)
 
         if n_processes is None:
-            cluster, calibrations = measure_machine(repeats, threads, report)
+            cluster, calibrations = measure_machine(Effort(repeats), threads, report)
         else:
-            cluster, calibrations = measure_processes(n_processes, repeats, report)
+            cluster, calibrations = measure_processes(n_processes, Effort(repeats), report)
     for device in {device.kind: device for device in reversed(cluster.devices)}.values():
         print(f"{device.name} ({device.kind}): {device.flops_per_s:.3g} flops/s, ", end="")
         print(f"{device.bytes_per_s:.3g} bytes/s; errors on ops held out, median and 90th percentile:")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.calibration.calibration import Calibration, write_calibration
+from envs.calibration.calibration import Calibration, calibration_of, write_calibration
 from envs.calibration.fit import OWN, fit_class
 from envs.calibration.links_fit import fit_line
 from envs.calibration.measured_ops import MeasurementError, OpRow, tables
@@ -40,6 +40,27 @@ LARGEST_BETWEEN_PROCESSES = 1 << 26
 """Largest transfer between processes that is timed, in bytes."""
 CPU_CACHE_BYTES = 2.0**20
 """Cache of a core. Only kinds with multiprocessors that share a cache make use of it."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How thoroughly a machine is measured.
+
+    Attributes:
+        repeats: number of times that each op and copy is timed.
+        times: name of the SQLite file that keeps the times.
+        cpu_side: largest side of a matrix that is timed on the processor; None for `LARGEST_ON_CPU`.
+        most_bytes: largest copy that is timed.
+        run_s: seconds that the runs of a repeat take at least; None for `timed_ops.MIN_SECONDS`.
+        keeps_kinds: whether a device kind that was calibrated before stays as it is.
+    """
+
+    repeats: int
+    times: str = "times.sqlite"
+    cpu_side: int | None = None
+    most_bytes: int = COPY_BYTES[-1]
+    run_s: float | None = None
+    keeps_kinds: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,7 +190,9 @@ def kind_of_rows(device: OwnDevice, rows: Sequence[OpRow]) -> Kind:
     return Kind(device.kind, OWN, "host", device.memory_bytes, bandwidth, peaks, *chip)
 
 
-def time_copy(n_bytes: int, sender: str, receiver: str, repeats: int) -> list[float]:
+def time_copy(
+    n_bytes: int, sender: str, receiver: str, repeats: int, run_s: float | None = None
+) -> list[float]:
     """Times a copy between two PyTorch devices; in the memory of the processor it is pinned.
 
     Returns:
@@ -183,11 +206,11 @@ def time_copy(n_bytes: int, sender: str, receiver: str, repeats: int) -> list[fl
 
     source, target = buffer(sender), buffer(receiver)
     waited_for = receiver if receiver.startswith("cuda") else sender
-    return time_runs(lambda: target.copy_(source, non_blocking=True), waited_for, repeats)
+    return time_runs(lambda: target.copy_(source, non_blocking=True), waited_for, repeats, run_s)
 
 
 def measure_machine(
-    repeats: int, threads: int, report: Report = lambda what, done, total: None
+    effort: Effort, threads: int, report: Report = lambda what, done, total: None
 ) -> tuple[Cluster, dict[str, Calibration]]:
     """Calibrates the devices of this machine and writes the cluster `this` of them.
 
@@ -200,14 +223,14 @@ def measure_machine(
     import torch
 
     torch.set_num_threads(threads)
-    path = own_cluster_file().with_name("times.sqlite")
+    path = own_cluster_file().with_name(effort.times)
     found = own_devices(threads)
-    measured = [_measure_device(path, own, repeats, report) for own in found]
+    measured = [_measure_device(path, own, effort, report) for own in found]
     shape = (len(found), len(found))
     latency_s, bytes_per_s = np.zeros(shape), np.ones(shape)
     for i, j in np.argwhere(~np.eye(len(found), dtype=bool)):
         sender, receiver = found[i].torch_name, found[j].torch_name
-        latency_s[i, j], bytes_per_s[i, j] = _measure_link(path, sender, receiver, repeats, report)
+        latency_s[i, j], bytes_per_s[i, j] = _measure_link(path, sender, receiver, effort, report)
     devices = tuple(device for device, _ in measured)
     cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
     write_cluster(own_cluster_file(), cluster)
@@ -215,7 +238,7 @@ def measure_machine(
 
 
 def measure_processes(
-    n_processes: int, repeats: int, report: Report = lambda what, done, total: None
+    n_processes: int, effort: Effort, report: Report = lambda what, done, total: None
 ) -> tuple[Cluster, dict[str, Calibration]]:
     """Calibrates the cores of this machine as devices, each a process, and writes the cluster `2xcpu`.
 
@@ -240,11 +263,11 @@ def measure_processes(
         raise MeasurementError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
     name, threads = f"{n_processes}xcpu", n_cores() // n_processes
     torch.set_num_threads(threads)
-    path = own_cluster_file(name).with_name("times.sqlite")
+    path = own_cluster_file(name).with_name(effort.times)
     whole = own_devices(threads)[0]
     own = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
-    device, calibration = _measure_device(path, own, repeats, report)
-    latency_s, bytes_per_s = _measure_process_link(path, n_processes, repeats, report)
+    device, calibration = _measure_device(path, own, effort, report)
+    latency_s, bytes_per_s = _measure_process_link(path, n_processes, effort, report)
     shape = (n_processes, n_processes)
     cluster = Cluster(
         name,
@@ -257,15 +280,18 @@ def measure_processes(
     return cluster, {calibration.kind: calibration}
 
 
-def _measure_process_link(path: Path, n_processes: int, repeats: int, report: Report) -> tuple[float, float]:
+def _measure_process_link(
+    path: Path, n_processes: int, effort: Effort, report: Report
+) -> tuple[float, float]:
     """Returns the latency in seconds and the bandwidth in bytes a second between two processes."""
     from envs.execution.link_times import time_transfers
     from envs.execution.processes import DeviceProcesses
 
-    sizes = [size for size in COPY_BYTES if size <= LARGEST_BETWEEN_PROCESSES]
+    most_bytes = min(effort.most_bytes, LARGEST_BETWEEN_PROCESSES)
+    sizes = [size for size in COPY_BYTES if size <= most_bytes]
     with DeviceProcesses(n_processes) as processes:
         timed = [
-            (f"transfer {size}", lambda size=size: time_transfers(size, 4 * repeats, processes))
+            (f"transfer {size}", lambda size=size: time_transfers(size, 4 * effort.repeats, processes))
             for size in sizes
         ]
         link = f"{n_processes} processes"
@@ -273,12 +299,13 @@ def _measure_process_link(path: Path, n_processes: int, repeats: int, report: Re
     return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
-def _measure_device(path: Path, own: OwnDevice, repeats: int, report: Report) -> tuple[Device, Calibration]:
-    side = largest_side(own.memory_bytes) if own.is_cuda else LARGEST_ON_CPU
+def _measure_device(path: Path, own: OwnDevice, effort: Effort, report: Report) -> tuple[Device, Calibration]:
+    side = largest_side(own.memory_bytes) if own.is_cuda else effort.cpu_side or LARGEST_ON_CPU
     ops = ops_to_time(side, tensor_cores=own.is_cuda)
-    timer = partial(time_op, device=own.torch_name, repeats=repeats)
+    timer = partial(time_op, device=own.torch_name, repeats=effort.repeats, run_s=effort.run_s)
     rows = measured_rows(path, own.kind, ops, timer, report)
-    calibration, kind = calibrate_device(own, rows), kind_of_rows(own, rows)
+    kept = calibration_of(own.kind) if effort.keeps_kinds else None
+    calibration, kind = kept or calibrate_device(own, rows), kind_of_rows(own, rows)
     launch_s = LAUNCH_S if own.is_cuda else calibration.traffic("elementwise").launch_s
     # The memory is what is free already, without a margin.
     device = Device(
@@ -294,14 +321,19 @@ def _measure_device(path: Path, own: OwnDevice, repeats: int, report: Report) ->
 
 
 def _measure_link(
-    path: Path, sender: str, receiver: str, repeats: int, report: Report
+    path: Path, sender: str, receiver: str, effort: Effort, report: Report
 ) -> tuple[float, float]:
     """Returns the latency in seconds and the bandwidth in bytes a second between two PyTorch devices."""
+    sizes = [size for size in COPY_BYTES if size <= effort.most_bytes]
     timed = [
-        (f"copy {size}", lambda size=size: time_copy(size, sender, receiver, repeats)) for size in COPY_BYTES
+        (
+            f"copy {size}",
+            lambda size=size: time_copy(size, sender, receiver, effort.repeats, effort.run_s),
+        )
+        for size in sizes
     ]
     seconds = measured_seconds(path, f"{sender} to {receiver}", timed, report)
-    return fit_line(np.array(COPY_BYTES, dtype=np.float64), np.array(seconds))
+    return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
 def _check(path: Path, key: str, seconds: float) -> None:

@@ -81,11 +81,12 @@ def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:
     return list(dict.fromkeys(ops))
 
 
-def time_op(op: TimedOp, device: str, repeats: int) -> list[float]:
+def time_op(op: TimedOp, device: str, repeats: int, run_s: float | None = None) -> list[float]:
     """Times an op on a PyTorch device, one warm-up before.
 
     Args:
         device: as PyTorch names it, e.g. `cpu` or `cuda:0`.
+        run_s: seconds that the runs of a repeat take at least; by default `MIN_SECONDS`.
 
     Returns:
         Seconds of one run in each repeat, (repeats,).
@@ -93,10 +94,12 @@ def time_op(op: TimedOp, device: str, repeats: int) -> list[float]:
     import torch
 
     with torch.no_grad():
-        return time_runs(_runner(op, device), device, repeats)
+        return time_runs(_runner(op, device), device, repeats, run_s)
 
 
-def time_runs(run: Callable[[], object], device: str, repeats: int) -> list[float]:
+def time_runs(
+    run: Callable[[], object], device: str, repeats: int, run_s: float | None = None
+) -> list[float]:
     """Times a function that issues work to a device: seconds of one run in each repeat, (repeats,)."""
     import torch
 
@@ -113,7 +116,7 @@ def time_runs(run: Callable[[], object], device: str, repeats: int) -> list[floa
             torch.cuda.synchronize(device)
 
     once = seconds(2)
-    runs = max(1, int(MIN_SECONDS / once))
+    runs = max(1, int((MIN_SECONDS if run_s is None else run_s) / once))
     return [seconds(runs) for _ in range(repeats)]
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from envs.calibration import measure, timed_ops
 from envs.calibration.__main__ import main
 from envs.calibration.calibration import calibration_of
-from envs.calibration.measure import OwnDevice, calibrate_device, kind_of_rows, measured_rows
+from envs.calibration.measure import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
 from envs.calibration.measured_ops import MeasurementError
 from envs.calibration.op_classes import TENSOR
+from envs.calibration.quick import get_or_measure_cluster
 from envs.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
+from envs.cluster.own_machine import own_cluster_file
 from envs.cluster.presets import get_cluster
 from envs.costs import op_seconds
 from graphs.op_graph import build_graph
@@ -90,6 +93,38 @@ def test_this_cluster_must_be_measured_first() -> None:
         ClusterError, match=r"cluster 'this': not measured yet; run python -m envs\.calibration"
     ):
         get_cluster("this")
+
+
+def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folder: Path
+) -> None:
+    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
+    n_threads = torch.get_num_threads()
+    cluster = get_or_measure_cluster("this")
+    said = capsys.readouterr().err
+    assert said.startswith("cluster 'this' is measured for some seconds and kept as ")
+    assert said.count("\n") == 1
+    assert cluster.devices[0].flops_per_s == pytest.approx(PEAK, rel=0.05)
+    assert torch.get_num_threads() == n_threads
+    monkeypatch.setattr(measure, "own_devices", None)
+    assert get_or_measure_cluster("this").devices == cluster.devices
+    assert not capsys.readouterr().err
+    assert not (own_folder / "times.sqlite").exists()
+
+
+def test_a_quick_measurement_leaves_a_thorough_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
+    _, thorough = measure.measure_machine(Effort(1), 1)
+    own_cluster_file().unlink()
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: [9 * ideal(op)[0]])
+    get_or_measure_cluster("this")
+    assert calibration_of("my-cpu") == thorough["my-cpu"]
 
 
 def test_caches_are_fitted(tmp_path: Path) -> None:

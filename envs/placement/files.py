@@ -39,7 +39,7 @@ class NamedPlacement:
 
         Raises:
             PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
-                out, or splits a colocation group.
+                out, or splits a placement unit.
         """
         for label, own, given in (("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)):
             if own != given:

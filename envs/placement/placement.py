@@ -31,11 +31,11 @@ def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, p
     """Checks that a placement suits a graph and a cluster.
 
     Args:
-        partial: whether ops may be unplaced (-1). An unplaced member splits no colocation group.
+        partial: whether ops may be unplaced (-1). An unplaced member splits no placement unit.
 
     Raises:
         PlacementError: wrong length or not integers, an unplaced op, a device the cluster lacks, or a split
-            colocation group.
+            placement unit (`OpGraph.unit_of`): a colocation group, with the sources that follow it.
     """
     where = f"placement of graph '{graph.name}'"
     device_of = np.asarray(placement.device_of)
@@ -52,21 +52,24 @@ def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, p
             raise PlacementError(f"{at} is not placed; give every op a device")
         known = f"cluster '{cluster.name}' has 0 to {cluster.n_devices - 1}"
         raise PlacementError(f"{at} is on device {device_of[op]}, but {known}")
-    _check_colocation(where, graph, cluster, device_of)
+    _check_units(where, graph, cluster, device_of)
 
 
-def _check_colocation(where: str, graph: OpGraph, cluster: Cluster, device_of: IntArray) -> None:
-    members = np.flatnonzero((graph.colocate >= 0) & (device_of >= 0))
-    _, first, group = np.unique(graph.colocate[members], return_index=True, return_inverse=True)
-    leader = members[first[group]]
+def _check_units(where: str, graph: OpGraph, cluster: Cluster, device_of: IntArray) -> None:
+    members = np.flatnonzero(device_of >= 0)
+    _, first, unit = np.unique(graph.unit_of[members], return_index=True, return_inverse=True)
+    leader = members[first[unit]]
     split = device_of[members] != device_of[leader]
     if split.any():
         at = int(np.argmax(split))
-        pair = [
-            f"'{graph.op_names[op]}' is on '{cluster.devices[device_of[op]].name}'"
-            for op in (leader[at], members[at])
-        ]
-        raise PlacementError(
-            f"{where}: colocation group {graph.colocate[members[at]]} is split: {' but '.join(pair)}; "
-            "put them on one device"
-        )
+        ops = [leader[at], members[at]]
+        one, other = (f"'{graph.op_names[op]}' is on '{cluster.devices[device_of[op]].name}'" for op in ops)
+        groups = graph.colocate[ops]
+        if groups[0] == groups[1] >= 0:
+            what, why = f"colocation group {groups[0]}", ""
+        else:
+            what, why = (
+                "a placement unit",
+                "; a parameter or input colocated with no compute op goes with its first reader",
+            )
+        raise PlacementError(f"{where}: {what} is split: {one} but {other}; put them on one device{why}")

@@ -52,7 +52,7 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime
         Seconds and bytes; `total_s` is the finish of the last op.
 
     Raises:
-        PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split colocation group.
+        PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split placement unit.
 
     Source: Addanki et al. 2019, section 4; departures are in envs/README.md.
     """

@@ -55,6 +55,18 @@ def test_a_bad_placement_is_refused(device_of: list[Any], partial: bool, message
         check_placement(GRAPH, CLUSTER, Placement(np.array(device_of)), partial=partial)
 
 
+@pytest.mark.parametrize("colocate", [None, 3])
+def test_a_source_is_not_parted_from_its_first_reader(colocate: int | None) -> None:
+    """The lower bound and all placers take them for one unit; parted, a step could go below the bound."""
+    parameter = {"name": "w", "type": "parameter", "colocate": colocate}
+    graph = build_graph("g", "", [parameter, {"name": "mm"}, {"name": "add"}], [(0, 1, [1, 2]), (1, 1, [2])])
+    check_placement(graph, CLUSTER, placed(1, 1, 0))
+    with pytest.raises(
+        PlacementError, match=r"unit is split: 'w' is on 'gpu0' but 'mm' is on 'gpu1'.*first reader$"
+    ):
+        check_placement(graph, CLUSTER, placed(0, 1, 0))
+
+
 def test_a_written_placement_is_read_back(tmp_path: Path) -> None:
     write_placement(tmp_path / "p.json", GRAPH, CLUSTER, placed(1, 1, 0))
     np.testing.assert_array_equal(

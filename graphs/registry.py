@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from graphs.errors import InputError
+from graphs.plugins import load_plugins
 
 T = TypeVar("T")
 
@@ -87,6 +88,7 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def _load(self) -> None:
+        load_plugins()
         if self._is_loaded:
             return
         with (

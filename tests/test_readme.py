@@ -97,7 +97,7 @@ def test_extensions_work_as_pasted(clone: Path) -> None:
         r"^    \"heuristics.uniform\",$",
         '    "heuristics.coin_toss",',
     )
-    add(clone / "graphs/families/registry.py", r"^        \"llama\": 12,$", '        "mlp": 2,')
+    add(clone / "graphs/families/registry.py", r"^    \"llama\": 12,$", '    "mlp": 2,')
     add(clone / "agent/policy/encoders/base.py", r"\"transformer\"", '"linear"', separator=", ")
     run(clone, "-m", "graphs.dataset", "--build", "--families", "mlp", "--out", "built")
     run(

@@ -84,6 +84,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
     )
     seeds: int = option(3, "trials of each placer that draws at random", group=PLACERS, least=1)
 
+    plugin: tuple[str, ...] = option(
+        (),
+        "files or modules of yours that register placers, orders, ...",
+        group=PLACERS,
+        metavar="FILE|MODULE",
+    )
+
     policy: str = option(
         "pretrained",
         "a run's folder, or pretrained: the shipped one for the granularity",

@@ -18,6 +18,7 @@ from envs.placement.files import read_named_placement
 from graphs.granularity import with_granularity
 from graphs.op_graph import IntArray, OpGraph
 from graphs.orders import AUTO, ORDERS
+from graphs.plugins import load_plugins
 from graphs.precision import with_precision
 
 
@@ -30,6 +31,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     Raises:
         ValueError: anything that is wrong with the input, in one line.
     """
+    load_plugins(config.plugin)
     if config.model is None and (config.inference or config.optimizer != "adam"):
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
     gathered = gather_graphs(

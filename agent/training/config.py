@@ -196,6 +196,9 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     )
     eval_every: int = option(15, "updates between two evaluations", group=EVALUATION, least=1)
 
+    plugin: tuple[str, ...] = option(
+        (), "files or modules of yours with more orders, placers, ...", group=RUN, metavar="FILE|MODULE"
+    )
     checkpoint_every: int = option(10, "updates between two checkpoints", group=RUN, least=1)
     threads: int = option(
         2,

@@ -24,6 +24,7 @@ from envs.cluster.presets import get_cluster
 from envs.execution.runnable_model import RunnableModel
 from envs.mdp.names import CONSTRUCT
 from graphs.orders import ORDERS
+from graphs.plugins import load_plugins
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         ValueError: an unknown cluster or order, an unreadable policy to start from, no graph with a
             feasible placement, or one that is too large for the encoder.
     """
+    load_plugins(config.plugin)
     _check_names(config)
     if not (config.timesteps or config.planned_dagger_rounds or config.planned_imitation_epochs):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")

@@ -1,12 +1,16 @@
 """Compilation of the kernels: cached on disk, announced, and repeated when a dependency has changed.
 
-A cache that is damaged is made anew; where there is no place for one, every process compiles for itself.
+numba unpickles what it caches, so the cache lies in a folder that only the user can write. A cache that is
+damaged is made anew; where there is no place for one, every process compiles for itself.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import pickle
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -14,11 +18,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import njit, types
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba import config, njit, types
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    IndexDataCacheFile,
+    UserProvidedCacheLocator,
+)
 
 from graphs.errors import printable
 
+CACHE = Path("placewalk", "numba")
+"""Folder of the cache in the user's folder of caches."""
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -56,12 +68,52 @@ def kernel(
     return compiled if function is None else compiled(function)
 
 
+class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
+    """A folder that only this user can write: `NUMBA_CACHE_DIR`, by default in the user's folder of caches.
+
+    Raises:
+        OSError: it cannot be made or written, or others can write it.
+    """
+
+    def __init__(self, function: Callable[..., Any], path: str) -> None:
+        self._py_file, self._lineno = path, function.__code__.co_firstlineno
+        self._root = Path(config.CACHE_DIR or _user_cache() / CACHE)
+        self._cache_path = str(self._root / self.get_suitable_cache_subpath(path))
+
+    def ensure_cache_path(self) -> None:
+        for folder in (self._root, Path(self._cache_path)):
+            folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+            found = folder.stat()
+            if found.st_uid != os.getuid() or found.st_mode & WRITABLE_BY_OTHERS:
+                raise PermissionError(errno.EPERM, f"others can write {folder}")
+        super().ensure_cache_path()
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], path: str) -> _OwnFolder:
+        found = cls(function, path)
+        found.ensure_cache_path()
+        return found
+
+
+def _user_cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+
+
+class _Files(CompileResultCacheImpl):  # type: ignore[misc]
+    """How numba names and fills the files of one kernel, in the user's folder."""
+
+    _locator_classes = (_OwnFolder,)
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     """numba's cache, extended to all that the machine code depends on besides the file of the function.
 
     These are the kernels that it calls, the constants that it imports and the fields of the tuples that it
     takes.
     """
+
+    _impl_class = _Files
 
     def __init__(self, function: Callable[..., Any]) -> None:
         try:
@@ -70,7 +122,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             self._cache_file = _CheckedFiles(
                 locator.get_cache_path(), self._impl.filename_base, locator.get_source_stamp()
             )
-        except (RuntimeError, OSError) as error:  # numba finds no folder that it can write
+        except (RuntimeError, OSError) as error:  # there is no folder that this user alone can write
             self._enabled = False
             _report_no_cache(error)
         names = function.__globals__
@@ -169,7 +221,7 @@ def _report_no_cache(error: Exception) -> None:
     _say_once(
         "no cache",
         f"Compiled loops cannot be kept ({printable(why)}), so every process compiles them anew; "
-        "set NUMBA_CACHE_DIR to a folder that can be written",
+        "set NUMBA_CACHE_DIR to a folder that only you can write",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,6 @@ SOURCES = {
     "from envs.simulator.jit import kernel\n\n\n@kernel(entry=True)\ndef caller(two):\n"
     "    return FACTOR * callee(two.a)\n",
 }
-LOCATOR = "numba.core.caching.UserProvidedCacheLocator"
-"""numba's locator of NUMBA_CACHE_DIR alone; the others would use the sources' folder or the home."""
 CALL = "import arguments; from caller import caller; print(caller(arguments.Two(a=1, b=5)))"
 
 
@@ -105,8 +104,35 @@ def test_a_folder_in_place_of_a_file_is_no_cache(tmp_path: Path, run_caller: Run
 
 def test_without_a_folder_to_write_there_is_no_cache(tmp_path: Path, run_caller: Run) -> None:
     (tmp_path / "file").write_bytes(b"")
-    nowhere = {"NUMBA_CACHE_DIR": str(tmp_path / "file"), "NUMBA_CACHE_LOCATOR_CLASSES": LOCATOR}
-    assert_works_without_cache(*run_caller(**nowhere), "no locator available")
+    assert_works_without_cache(*run_caller(NUMBA_CACHE_DIR=str(tmp_path / "file")), "File exists")
+
+
+def test_the_cache_is_the_users_and_not_the_sources(tmp_path: Path, run_caller: Run) -> None:
+    own = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    assert run_caller(**own)[1].startswith("Compiling")
+    assert run_caller(**own) == ("2", "")
+    kept = set(tmp_path.rglob("*.nb[ic]"))
+    folder = tmp_path / "caches" / "placewalk" / "numba"
+    assert kept
+    assert kept == {*folder.rglob("*.nb[ic]")}
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700}
+
+
+@pytest.mark.parametrize("depth", [0, 1], ids=["folder", "folder of the sources"])
+def test_a_cache_that_others_can_write_is_not_read(tmp_path: Path, run_caller: Run, depth: int) -> None:
+    """Machine code in it is replaced by a pickle that leaves a marker, with the digest that belongs to it."""
+    run_caller()
+    folder = [tmp_path / "cache", *(tmp_path / "cache").iterdir()][depth]
+    marker = tmp_path / "marker"
+    harm = f"cposix\nmkdir\n(V{marker}\ntR.".encode()
+    for path in folder.rglob("*.nbi"):
+        path.write_bytes(hashlib.sha256(harm).digest() + harm)
+    folder.chmod(0o777)
+    assert_works_without_cache(*run_caller(), f"others can write {folder}")
+    assert not marker.exists()
+    folder.chmod(0o700)
+    run_caller()
+    assert marker.exists()  # the pickle does what the first half says that it did not
 
 
 def test_on_a_full_disk_there_is_no_cache(tmp_path: Path, run_caller: Run) -> None:

@@ -1,11 +1,13 @@
 """A hyperparameter search by Optuna, which proposes trials and says which to give up.
 
-Optuna keeps what it knows in `optuna.db` in the study's folder. Only the study's process talks to it, so a
-trial that was killed is known from the study's record, and goes on from its checkpoint under its own number.
+What Optuna knows is in memory alone; a study that goes on tells it again what the study's record holds. So a
+trial that was killed goes on from its checkpoint under its own number.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -13,10 +15,11 @@ from optuna.trial import TrialState
 
 from agent.contexts.assignments import Choice, Range, read_space
 from agent.contexts.plans import sampled
-from agent.contexts.record import COMPLETE, PRUNED, Attempt, Trial
+from agent.contexts.record import COMPLETE, PRUNED, Attempt, RecordError, Trial
 from agent.contexts.study import Study
+from agent.contexts.trial_process import scores_of
+from agent.training.config import TrainConfig
 
-FILE = "optuna.db"
 TOLD = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
 WARM_UP = 5
 """Trials that end before the median gives any up."""
@@ -34,25 +37,26 @@ class SearchPlan:
     def __init__(self, study: Study) -> None:
         self._study, self._space = study, read_space(study.config.vary)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        path = (study.folder / FILE).absolute()
+        self._known = drawn_before(study, self._space)
         self._optuna = optuna.create_study(
-            storage=f"sqlite:///{path}",
-            study_name=study.name,
-            load_if_exists=True,
-            sampler=optuna.samplers.TPESampler(seed=study.base.seed, constant_liar=True),
+            sampler=optuna.samplers.TPESampler(seed=study.base.seed + len(self._known), constant_liar=True),
             pruner=_pruner(study.config.prune),
         )
         self._trials: dict[str, optuna.Trial] = {}
-        self._known = self._proposed_before()
         self._reported: dict[str, int] = {}
 
     def next_trial(self) -> Trial | None:
         """Proposes another trial, those first that were proposed before the study was stopped."""
         if self._known:
-            return self._trial(self._known.pop(0))
-        if len(self._optuna.get_trials(deepcopy=False)) >= self._study.config.trials:
+            name = next(iter(self._known))
+            self._optuna.enqueue_trial(self._known.pop(name))
+        elif len(self._trials) < self._study.config.trials:
+            name = f"{len(self._trials):03d}"
+        else:
             return None
-        return self._trial(self._optuna.ask())
+        proposed = self._trials[name] = self._optuna.ask()
+        values = {part.field: _suggest(proposed, part) for part in self._space}
+        return sampled(self._study.base, name, values)
 
     def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
         """Tells Optuna the scores; returns whether it gives the trial up."""
@@ -64,21 +68,42 @@ class SearchPlan:
         return len(scores) > known and bool(proposed.should_prune())
 
     def ended(self, trial: Trial, attempt: Attempt) -> None:
-        """Tells Optuna how a trial ended, unless it knows."""
+        """Tells Optuna how a trial ended, and the scores that it does not know."""
         proposed = self._trials[trial.name]
+        self.watch(trial, scores_of(self._study.trial_folder(trial)))
         state = TOLD.get(attempt.status, TrialState.FAIL)
         value = attempt.best_score if state is TrialState.COMPLETE else None
         self._optuna.tell(proposed.number, value, state, skip_if_finished=True)
 
-    def _proposed_before(self) -> list[optuna.Trial]:
-        trials = self._optuna.get_trials(deepcopy=False)
-        return [optuna.Trial(self._optuna, each._trial_id) for each in trials]
 
-    def _trial(self, proposed: optuna.Trial) -> Trial:
-        values = {part.field: _suggest(proposed, part) for part in self._space}
-        trial = sampled(self._study.base, f"{proposed.number:03d}", values)
-        self._trials[trial.name] = proposed
-        return trial
+def drawn_before(study: Study, space: Sequence[Choice | Range]) -> dict[str, dict[str, Any]]:
+    """Reads from a study's record what was drawn for each of its trials, in the order in which they began.
+
+    Returns:
+        Number that was drawn for each setting, of a choice its index, by the name of the trial.
+
+    Raises:
+        RecordError: a trial has a setting that the space lacks.
+    """
+    base, found = study.base.to_json(), {}
+    for attempt in study.record.attempts.values():
+        try:
+            values = TrainConfig.from_json({**base, **json.loads(attempt.config)}, "trial")
+            found[attempt.trial] = {part.field: _drawn(part, getattr(values, part.field)) for part in space}
+        except (TypeError, ValueError):
+            raise RecordError(
+                f"{study.folder / 'attempts.jsonl'}: attempt {attempt.attempt} was not drawn from the space "
+                "of this search; remove its lines"
+            ) from None
+    return found
+
+
+def _drawn(part: Choice | Range, value: Any) -> Any:
+    if isinstance(part, Choice):
+        return part.values.index(value)
+    if not part.least <= value <= part.most:
+        raise ValueError
+    return value
 
 
 def _suggest(proposed: optuna.Trial, part: Choice | Range) -> Any:

@@ -158,7 +158,7 @@ def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["4xv100", "2x4xa100", "placeto-k80:3"])
+@pytest.mark.parametrize("name", ["4xv100", "2xrtx3060", "2x4xa100", "placeto-k80:3"])
 def test_a_printed_preset_reads_back_as_the_same_cluster(name, tmp_path, capsys):
     from agent.commands import evaluate
 

@@ -15,6 +15,7 @@ Sources:
     V100: NVIDIA Tesla V100 architecture whitepaper WP-08608-001, SXM2 16 GB.
     A100: NVIDIA A100 Tensor Core GPU datasheet and architecture whitepaper (2020), SXM4 40 GB.
     H100: NVIDIA H100 Tensor Core GPU datasheet (2023), SXM5 80 GB; TF32 without sparsity.
+    RTX 3060: NVIDIA Ampere GA10x architecture and the board's specifications (2021), 12 GB.
     Xeon: NVIDIA DGX-1 datasheet (two E5-2698 v4, 512 GB DDR4-2133) and Intel ARK.
     PCIe: PCI Express base specifications 3.0 and 4.0, 16 lanes.
 """
@@ -37,6 +38,8 @@ K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s
 """GK210: 2,496 cores at 560 MHz, two flops each; 12 GB GDDR5."""
 V100 = Device("gpu", "v100", 16e9, flops_per_s=15.7e12, bytes_per_s=900e9, launch_s=6e-6)
 A100 = Device("gpu", "a100", 40e9, flops_per_s=156e12, bytes_per_s=1555e9, launch_s=6e-6)
+RTX3060 = Device("gpu", "rtx3060", 12e9, flops_per_s=12.7e12, bytes_per_s=360e9, launch_s=6e-6)
+"""12 GB: 3,584 cores at 1.777 GHz, two flops each; 192 bits of GDDR6 at 15 Gb/s."""
 H100 = Device("gpu", "h100", 80e9, flops_per_s=494.5e12, bytes_per_s=3350e9, launch_s=6e-6)
 XEON = Device("cpu", "xeon", 512e9, flops_per_s=2.8e12, bytes_per_s=136.5e9, launch_s=5e-6)
 """Two sockets: 40 cores at 2.2 GHz, 32 flops each (two AVX2 FMA units); eight channels of 17.06e9 B/s."""
@@ -101,6 +104,12 @@ def uniform(
 def two_k80() -> Cluster:
     """Builds the two GPUs of one K80 board, each behind the board's PCIe 3.0 switch."""
     return uniform("2xk80", K80, 2, PCIE3_BYTES_PER_S)
+
+
+@preset("2xrtx3060")
+def two_rtx3060() -> Cluster:
+    """Builds two consumer GPUs in one PCIe 3.0 host, with the bandwidth that was measured between such."""
+    return uniform("2xrtx3060", RTX3060, 2, measured_links()["pcie3"].bytes_per_s)
 
 
 @preset("4xv100")

@@ -240,6 +240,7 @@ def test_no_changed_record_crashes_the_reader(data: st.DataObject) -> None:
     ("name", "kinds"),
     [
         ("2xk80", ["k80"] * 2),
+        ("2xrtx3060", ["rtx3060"] * 2),
         ("4xv100", ["v100"] * 4),
         ("8xa100", ["a100"] * 8),
         ("4xh100", ["h100"] * 4),

@@ -5,7 +5,7 @@ PIP_ARGS ?=
 NAME := $(or $(NAME),default-$(shell date +%Y%m%d-%H%M%S))
 # What `make train` compares on: graphs kept from the training of two families, and two families never trained on.
 UNSEEN := cifar10 gpt inception bert
-PLACERS := single random round-robin contiguous memory-fill heft m-etf rollout annealing policy policy-sample policy-beam
+PLACERS := single random round-robin contiguous memory-fill heft m-etf rollout annealing local-search refine policy policy-sample policy-beam
 
 BIN := .venv/bin
 # Named after what the environment was made from, so that it is made anew when that changes and only then.

@@ -1,10 +1,12 @@
 """The numbers that a training reports: their names, and what they mean.
 
-The names are those of `metrics.jsonl` and of TensorBoard, which sorts them and shows the first two groups
-open: step times come first, what the optimizer does last.
+The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tag_of` gives
+shorter ones there; it sorts them, so that held-out graphs come first and what the optimizer does last.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 USES = {
     "train": "episodes drawn by the policy on the graphs it trains on, in this update",
@@ -17,7 +19,9 @@ REFERENCES = {
     "annealing": "annealing with 10,000 evaluations",
 }
 STEP_TIME, BY_FAMILY, TRAINING, UPDATE = "step_time", "step_times_by_family", "training", "update"
-"""Groups, as TensorBoard sorts them."""
+PHASE = f"{TRAINING}/phase"
+PHASES = ("imitation", "on-policy imitation", "reinforcement")
+"""Phases that learn; `PHASE` counts them from 1."""
 SCORE = f"{STEP_TIME}/score"
 ITERATION, PROGRESS = f"{TRAINING}/iteration", f"{TRAINING}/progress"
 WALL_S, CPU_S = f"{TRAINING}/wall_s", f"{TRAINING}/cpu_s"
@@ -27,6 +31,7 @@ MEANINGS = {
     SCORE: "greedy step time over the fastest single device, on training and validation graphs; the policy "
     "with the least is kept",
     ITERATION: "updates made",
+    PHASE: f"phase of this update: {', '.join(f'{at} {name}' for at, name in enumerate(PHASES, 1))}",
     PROGRESS: "share of the training that is done, of its decisions or of its time",
     WALL_S: "seconds trained",
     CPU_S: "processor seconds trained, of all threads of this process",
@@ -55,6 +60,43 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
     return f"{BY_FAMILY}/{use}_over_{reference}/{family}" if family else f"{STEP_TIME}/{use}_over_{reference}"
 
 
+LONGEST_TAG = 20
+"""Characters of a tag that TensorBoard shows in full."""
+LONGEST_FAMILY = 10
+GROUP_OF_USE = {"held_out": "held_out/", "validation": "seen/valid_", "train": "seen/train_"}
+TAGS = {
+    step_time_name(use, reference): f"{group}{reference}"
+    for use, group in GROUP_OF_USE.items()
+    for reference in REFERENCES
+} | {
+    SCORE: "seen/score",
+    SPEED: f"{TRAINING}/speed",
+    f"{TRAINING}/imitation_accuracy": f"{TRAINING}/accuracy",
+    f"{UPDATE}/entropy_weight": f"{UPDATE}/entropy_coef",
+    f"{UPDATE}/explained_variance": f"{UPDATE}/explained",
+    f"{UPDATE}/imitation_loss": f"{UPDATE}/imit_loss",
+    f"{UPDATE}/imitation_value_loss": f"{UPDATE}/imit_value",
+}
+"""Tags of TensorBoard that are not the metric's name."""
+OVER_SEARCH = TAGS[step_time_name("held_out", "annealing")]
+"""Tag of the first chart."""
+
+
+def tag_of(name: str) -> str:
+    """Tag of a metric in TensorBoard; empty where it is in `metrics.jsonl` alone.
+
+    Of step times by family those of held-out graphs over annealing are shown.
+    """
+    if not name.startswith(f"{BY_FAMILY}/"):
+        return TAGS.get(name, name)
+    kind, family = name.removeprefix(f"{BY_FAMILY}/").split("/", 1)
+    if kind != "held_out_over_annealing":
+        return ""
+    if len(family) > LONGEST_FAMILY:
+        family = family[: LONGEST_FAMILY - 5] + "~" + hashlib.sha256(family.encode()).hexdigest()[:4]
+    return f"of_family/{family}"
+
+
 def meanings() -> dict[str, str]:
     """What each metric means, by name; names by family end in `FAMILY`."""
     ratios = {
@@ -68,6 +110,6 @@ def meanings() -> dict[str, str]:
 
 
 def as_markdown() -> str:
-    """A table of `meanings`."""
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings().items()]
-    return "\n".join(["| metric | meaning |", "| --- | --- |", *rows])
+    """A table of tags, metrics and `meanings`."""
+    rows = [f"| {tag_of(name)} | `{name}` | {meaning} |" for name, meaning in meanings().items()]
+    return "\n".join(["| tag | in metrics.jsonl | meaning |", "| --- | --- | --- |", *rows])

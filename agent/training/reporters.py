@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -15,18 +15,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from agent.event_file import EventFile
 from agent.training.metrics import (
     ITERATION,
+    OVER_SEARCH,
+    PHASE,
+    PHASES,
     PROGRESS,
     SCORE,
     SPEED,
-    TRAINING,
     USES,
     as_markdown,
     step_time_name,
+    tag_of,
 )
 from graphs.errors import InputError
 from graphs.io.json_files import write_bytes_atomic
 
 Metrics = Mapping[str, float]
+CURVES, SEARCH = "curves", "search"
+"""Folder of the first chart's parts, and the part that is the search's level, beside those named by phase."""
 FINAL_RATIO = "best_score"
 """The closing number that hyperparameters are compared by: the step-time ratio of the policy kept."""
 MEND = "mend it, or train anew under another name"
@@ -87,8 +92,11 @@ class MetricsFile:
 class TensorBoard:
     """Writes scalars by decision, what they mean as text, and the hyperparameters with the closing numbers.
 
+    The first chart is written again in parts, as TensorBoard gives each folder a colour: one folder for each
+    phase, and one for the search's level, 1.
+
     Args:
-        folder: where an event file is made at the first report; scalars that a killed run left, of the same
+        folder: where event files are made at the first report; scalars that a killed run left, of the same
             or later decisions, are dropped from the curves.
         settings: the hyperparameters.
     """
@@ -100,6 +108,7 @@ class TensorBoard:
             for key, value in settings.items()
         }
         self._records: EventFile | None = None
+        self._parts: dict[str, EventFile] = {}
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Writes each metric as a scalar."""
@@ -107,8 +116,15 @@ class TensorBoard:
 
         records = self._records or self._open(timesteps)
         for name, value in metrics.items():
-            records.write(timesteps, summary=scalar(name, value))  # type: ignore[no-untyped-call]
+            if tag := tag_of(name):
+                records.write(timesteps, summary=scalar(tag, value))  # type: ignore[no-untyped-call]
         records.flush()
+        if (ratio := metrics.get(step_time_name("held_out", "annealing"))) is not None:
+            phase = PHASES[int(metrics[PHASE]) - 1]
+            for part, value in ((phase, ratio), (SEARCH, 1.0)):
+                events = self._parts.get(part) or self._open_part(part, timesteps)
+                events.write(timesteps, summary=scalar(OVER_SEARCH, value))  # type: ignore[no-untyped-call]
+                events.flush()
 
     def close(self, final: Metrics) -> None:
         """Writes the hyperparameters beside the closing numbers, if there are any."""
@@ -116,22 +132,42 @@ class TensorBoard:
 
         if self._records is None:
             return
-        with closing(self._records) as records:
+        with ExitStack() as files:
+            records = files.enter_context(closing(self._records))
+            for part in self._parts.values():
+                files.enter_context(closing(part))
             ratio_first = sorted(final, key=lambda name: name != FINAL_RATIO)
-            named = {f"{TRAINING}/final_{name}": final[name] for name in ratio_first}
+            tags = {name: f"result/{name.replace('best_timesteps', 'best_at')}" for name in ratio_first}
+            named = {tag: final[name] for name, tag in tags.items()}
             for summary in hparams(self._settings, named) if named else ():  # type: ignore[no-untyped-call]
                 records.write(0, summary=summary)
             for name, value in named.items():
                 records.write(0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
 
     def _open(self, first_timestep: int) -> EventFile:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
         from torch.utils.tensorboard.summary import text
 
-        records = self._records = EventFile(self._folder)
-        records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
+        records = self._records = _opened(self._folder, first_timestep)
         records.write(0, summary=text("metrics", as_markdown()))  # type: ignore[no-untyped-call]
+        for part in (*PHASES, SEARCH):
+            if (self._folder / CURVES / part).is_dir():
+                self._open_part(part, first_timestep)
         return records
+
+    def _open_part(self, part: str, first_timestep: int) -> EventFile:
+        folder = self._folder / CURVES / part
+        folder.mkdir(parents=True, exist_ok=True)
+        records = self._parts[part] = _opened(folder, first_timestep)
+        return records
+
+
+def _opened(folder: Path, first_timestep: int) -> EventFile:
+    """Makes an event file that replaces what earlier ones of the folder hold from a decision on."""
+    from tensorboard.compat.proto.event_pb2 import SessionLog
+
+    records = EventFile(folder)
+    records.write(first_timestep, session_log=SessionLog(status=SessionLog.START))
+    return records
 
 
 class ProgressBar:

@@ -14,7 +14,7 @@ from agent.training.config import TrainConfig
 from agent.training.context import Context
 from agent.training.imitation.phases import Imitation, OnPolicyImitation, SearchForDemonstrations
 from agent.training.inputs import Inputs, read_inputs
-from agent.training.metrics import CPU_S, ITERATION, PROGRESS, SPEED, WALL_S
+from agent.training.metrics import CPU_S, ITERATION, PHASE, PHASES, PROGRESS, SPEED, WALL_S
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
 from agent.training.phase import Phase
@@ -24,6 +24,9 @@ from agent.training.selection import PolicySelection
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import FIRST, any_worker, time_of_first
+
+EARLY_SHARE = 0.02
+"""Share of a training's time that an evaluation before the first regular one may take."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +159,11 @@ class _Training:
             return
         metrics[SPEED] = (self.state.decisions - before) / (time.monotonic() - began)
         self.state.count_update()
-        if phase.done or self._is_due(self.config.eval_every):
+        if phase.done or self._is_due(self.config.eval_every) or self._is_due_early:
             metrics |= self._evaluate()
         metrics |= {
             ITERATION: self.state.iteration,
+            PHASE: 1 + PHASES.index(phase.name),
             PROGRESS: self.state.progress,
             WALL_S: self.state.clock.wall_s,
             CPU_S: self.state.clock.elapsed.cpu_s,
@@ -193,6 +197,17 @@ class _Training:
 
     def _is_due(self, every: int) -> bool:
         return self.state.iteration % every == 0
+
+    @property
+    def _is_due_early(self) -> bool:
+        """Whether to evaluate after the first update, the second, fourth, ...: curves begin with imitation.
+
+        With a limit only the first does where evaluations are slow.
+        """
+        iteration, state = self.state.iteration, self.state
+        is_power_of_2 = iteration & (iteration - 1) == 0
+        is_cheap = not self.config.minutes or state.evaluation_s <= EARLY_SHARE * 60 * self.config.minutes
+        return is_power_of_2 and iteration < self.config.eval_every and is_cheap
 
     def _checkpoint(self, selection: PolicySelection) -> Checkpoint:
         saved = self.state.checkpoint()

@@ -66,8 +66,8 @@ def _write_placer(folder: Path, spec: EvaluationSpec, own: Sequence[Trial], tria
     """Writes what a placer was given beside what it found, the ratio to one device first."""
     best = best_times(trials)
     ratios = {
-        "final/ratio_to_single": geometric_mean(trial.ratio_to_single for trial in own),
-        "final/ratio_to_best": geometric_mean(ratio_to_best(trial, best) for trial in own),
+        "final/to_single": geometric_mean(trial.ratio_to_single for trial in own),
+        "final/to_best": geometric_mean(ratio_to_best(trial, best) for trial in own),
         "final/wall_s": float(np.mean([trial.wall_s for trial in own])),
     }
     found = {name: value for name, value in ratios.items() if value is not None}
@@ -128,6 +128,4 @@ def _write_heat_map(folder: Path, trials: Sequence[Trial]) -> None:
         figure.colorbar(shown, label="step time / best found")
 
     with _opened(folder) as events:
-        _write_image(
-            events, "step time over the best found", draw, 3.0 + 0.4 * len(runs), 2.0 + 0.16 * len(wheres)
-        )
+        _write_image(events, "over the best found", draw, 3.0 + 0.4 * len(runs), 2.0 + 0.16 * len(wheres))

@@ -75,10 +75,10 @@ def test_the_final_ratio_is_the_first_metric(written):
     *_, trials, events = written
     seen = read(events / "placers" / "heft")
     own = [each.ratio_to_single for each in trials if each.placer == "heft"]
-    assert seen.Scalars("final/ratio_to_single")[0].value == pytest.approx(np.exp(np.log(own).mean()))
+    assert seen.Scalars("final/to_single")[0].value == pytest.approx(np.exp(np.log(own).mean()))
     content = seen.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    assert experiment.metric_infos[0].name.tag == "final/ratio_to_single"
+    assert experiment.metric_infos[0].name.tag == "final/to_single"
     assert {info.name for info in experiment.hparam_infos} >= {"placer", "order", "budget_evaluations"}
 
 

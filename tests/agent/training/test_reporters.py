@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from agent.training.metrics import ITERATION
+from agent.training.metrics import ITERATION, PHASE
 from agent.training.reporters import MetricsError, MetricsFile, TensorBoard
 
 
@@ -91,8 +91,27 @@ def test_curves_of_a_run_that_goes_on_have_no_doubles(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     losses = [(event.step, event.value) for event in events.Scalars("update/loss")]
     assert losses == [(10, 1), (20, 2), (30, 3.5), (40, 4.5), (50, 5.5), (60, 6.5)]
-    assert [event.value for event in events.Scalars("training/final_best_score")] == [0.25]
+    assert [event.value for event in events.Scalars("result/best_score")] == [0.25]
     assert "metrics/text_summary" in events.Tags()["tensors"]
+
+
+def test_the_first_chart_has_a_part_for_each_phase_and_the_level_of_the_search(tmp_path: Path) -> None:
+    ratio = "step_time/held_out_over_annealing"
+    for phases in ((1, 2, 3, 3), (2, 3, 3)):  # the second goes on from the first update of a killed run
+        board = TensorBoard(tmp_path, {})
+        for at, phase in enumerate(phases, 5 - len(phases)):
+            board.report(10 * at, {PHASE: phase, ratio: phase - 0.1 * len(phases)})
+        board.close({})
+    expected = {
+        "": [(10, 0.6), (20, 1.7), (30, 2.7), (40, 2.7)],
+        "curves/imitation": [(10, 0.6)],
+        "curves/on-policy imitation": [(20, 1.7)],
+        "curves/reinforcement": [(30, 2.7), (40, 2.7)],
+        "curves/search": [(10, 1), (20, 1), (30, 1), (40, 1)],
+    }
+    for folder, points in expected.items():
+        events = EventAccumulator(str(tmp_path / folder)).Reload().Scalars("held_out/annealing")
+        assert [(event.step, round(event.value, 3)) for event in events] == points
 
 
 def test_hyperparameters_are_listed_against_the_final_ratio_first(tmp_path: Path) -> None:
@@ -102,7 +121,7 @@ def test_hyperparameters_are_listed_against_the_final_ratio_first(tmp_path: Path
     events = EventAccumulator(str(tmp_path)).Reload()
     content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     metrics = HParamsPluginData.FromString(content).experiment.metric_infos
-    assert metrics[0].name.tag == "training/final_best_score"
+    assert metrics[0].name.tag == "result/best_score"
     assert len(metrics) == 3
 
 

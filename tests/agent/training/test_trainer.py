@@ -15,7 +15,7 @@ from agent.policy.serialization import StoredPolicy, load_policy, read_card, rea
 from agent.training import checkpoints, inputs
 from agent.training.checkpoints import Checkpoint, CheckpointError
 from agent.training.config import ConfigError
-from agent.training.metrics import MEANINGS, SCORE, as_markdown, meanings
+from agent.training.metrics import MEANINGS, SCORE, as_markdown, meanings, step_time_name, tag_of
 from agent.training.problems import problems_of
 from agent.training.split import Split
 from agent.training.trainer import train
@@ -220,6 +220,10 @@ def test_metrics_are_complete_and_each_has_a_meaning(tmp_path: Path) -> None:
     assert reported - {"timesteps"} == set(meanings())
     assert set(MEANINGS) < set(meanings())
     assert all(f"| `{name}` |" in as_markdown() for name in reported - {"timesteps"})
+    rated = [row["training/phase"] for row in context.rows if SCORE in row]
+    assert rated[0] == 1, "curves begin with the first pass of imitation"
+    assert context.rows[0].keys() >= {SCORE, "step_time/held_out_over_annealing"}
+    assert set(rated) == {1, 2, 3}
 
 
 def tensorboard_key(tag: str) -> list[tuple[int, str]]:
@@ -227,9 +231,15 @@ def tensorboard_key(tag: str) -> list[tuple[int, str]]:
     return [(0, "") if sign in "/_" else (1, sign) for sign in tag]
 
 
-def test_tensorboard_opens_on_step_times_and_ends_with_updates() -> None:
-    groups = list(dict.fromkeys(tag.split("/")[0] for tag in sorted(meanings(), key=tensorboard_key)))
-    assert groups == ["step_time", "step_times_by_family", "training", "update"]
+def test_tensorboard_opens_on_held_out_graphs_and_shows_tags_in_full() -> None:
+    by_family = [step_time_name("held_out", "annealing", f"an_own_model_{at}") for at in range(9)]
+    tags = [tag for name in [*meanings(), *by_family] if (tag := tag_of(name))]
+    assert len(set(tags)) == len(tags)
+    assert max(map(len, tags)) <= 20
+    ordered = sorted(tags, key=tensorboard_key)
+    assert ordered[:3] == ["held_out/annealing", "held_out/list", "held_out/single"]
+    groups = list(dict.fromkeys(tag.split("/")[0] for tag in ordered))
+    assert groups == ["held_out", "of_family", "seen", "training", "update"]
 
 
 def test_references_are_those_of_annealing(tmp_path: Path) -> None:

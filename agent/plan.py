@@ -19,7 +19,7 @@ from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.handover.device_map import DeviceMap, project
 from agent.handover.explain import Explanation, explain
-from agent.handover.explain_text import explain_lines, one_device_line
+from agent.handover.explain_text import advice_line, explain_lines
 from agent.handover.files import write_handover, write_trace
 from agent.handover.tables import OpRow, op_rows
 from agent.placers.base import Placer, PlacerError
@@ -29,7 +29,8 @@ from envs.cluster.cluster import Cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
-from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
+from envs.simulator.data_parallel import DataParallelStep
+from envs.simulator.fastest_single import FastestSingle, fastest_single
 from envs.simulator.simulate import StepTime
 from graphs.errors import InputError
 from graphs.op_graph import OpGraph
@@ -52,7 +53,7 @@ class Plan:
         placer: name of what found it.
         placement: device index of each op.
         step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
-        single_s: step time of the fastest single device, its memory unlimited; seconds.
+        single: the fastest single device that has the memory; where none has, the fastest.
         lower_bound_s: no feasible placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
@@ -64,7 +65,7 @@ class Plan:
     placer: str
     placement: Placement
     step_time: StepTime
-    single_s: float
+    single: FastestSingle
     lower_bound_s: float
     evaluations: int
     wall_s: float
@@ -78,14 +79,19 @@ class Plan:
         return {op: devices[index] for op, index in zip(self.graph.op_names, placed, strict=True)}
 
     @property
+    def single_s(self) -> float:
+        """Step time of the fastest single device, seconds."""
+        return self.single.step_s
+
+    @property
     def ratio_to_single(self) -> float | None:
         """Step time over that of the fastest single device; None where the placement is out of memory."""
         return self.step_time.total_s / self.single_s if self.step_time.fits else None
 
-    @cached_property
+    @property
     def data_parallel(self) -> DataParallelStep:
         """What data parallelism, which is no placement, would do with the same devices."""
-        return simulate_data_parallel(self._problem)
+        return self.explanation.data_parallel
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -197,14 +203,14 @@ class Plan:
             f"{device.name} {count:,}" for device, count in zip(self.cluster.devices, counts, strict=True)
         )
         ratio = self.ratio_to_single
-        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's"
-        verdict = f"\n{one_device_line(self.explanation)}" if self.explanation.use_one_device else ""
+        given = "" if self.single.fits else ", had it the memory"
+        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
             f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
             f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s\n"
-            f"data parallel: {self.data_parallel}{verdict}"
+            f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
         )
 
 
@@ -282,7 +288,7 @@ def place(
         placer=placer,
         placement=found.placement,
         step_time=found.step_time,
-        single_s=problem.scale_s,
+        single=fastest_single(problem),
         lower_bound_s=lower_bound_s(problem),
         evaluations=found.evaluations,
         wall_s=found.wall_s,

@@ -39,7 +39,7 @@ def figures(line: Line) -> tuple[str, ...]:
     """Formats step time, the ratios to others and their spread, what is feasible, and what it cost."""
     return (
         milliseconds(line.step_time_s),
-        number(line.ratio_to_single),
+        to_single(line),
         number(line.seed_spread),
         number(line.ratio_to_best),
         number(line.ratio_to_bound),
@@ -49,6 +49,12 @@ def figures(line: Line) -> tuple[str, ...]:
         f"{line.cpu_s:.2g}",
         f"{line.wall_s:.2g}",
     )
+
+
+def to_single(line: Line) -> str:
+    """Formats the ratio to the fastest single device, with a * where none has the memory."""
+    is_marked = line.ratio_to_single is not None and not line.single_fits
+    return number(line.ratio_to_single) + ("*" if is_marked else "")
 
 
 def number(value: float | None) -> str:

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 
 
-OPTIONAL = frozenset({"improvements", "cpu_s"})
+OPTIONAL = frozenset({"improvements", "cpu_s", "single_fits"})
 """Fields of a trial that older journals lack."""
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
@@ -61,7 +61,8 @@ class Trial:
         evaluations, wall_s, cpu_s: what the placer used: placements simulated, seconds, processor seconds of
             all threads.
         lower_bound_s: no feasible placement has a shorter step; the same in all rows of a graph and cluster.
-        single_s: step time of the fastest single device, its memory unlimited.
+        single_s: step time of the fastest single device that has the memory; where none has, of the fastest.
+        single_fits: whether that device has the memory.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
         granularity: what one decision placed.
         improvements: when the best feasible placement got better, thinned; empty where that is unknown.
@@ -82,6 +83,7 @@ class Trial:
     seen: str
     granularity: str = "op"
     cpu_s: float = 0.0
+    single_fits: bool = True
     improvements: tuple[Improvement, ...] = field(default=(), compare=False)
 
     @property

@@ -17,6 +17,10 @@ DATA_PARALLEL_NOTE = (
     "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "
     "over the number of batches, so it may be below the bound."
 )
+SINGLE_NOTE = (
+    "the fastest single device that has the memory; * where none has it for some graph: there the fastest, "
+    "as if it had"
+)
 SIMULATED = "Step times are what the described cluster's runner would take; simulated, not measured."
 
 
@@ -38,6 +42,7 @@ class Line:
         granularity: what one decision placed.
         ratio_to_refine: geometric mean of step time over what `refine` had found in the same processor time;
             None if that is not known for each feasible trial.
+        single_fits: whether each graph has a single device with the memory for it.
     """
 
     family: str
@@ -58,6 +63,7 @@ class Line:
     granularity: str
     cpu_s: float
     ratio_to_refine: float | None
+    single_fits: bool
 
 
 COLUMNS = tuple(item.name for item in fields(Line))
@@ -90,6 +96,7 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             granularity=granularity,
             cpu_s=fmean(trial.cpu_s for trial in group),
             ratio_to_refine=_mean_of_all([in_equal_time.get(trial.key) for trial in group if trial.feasible]),
+            single_fits=all(trial.single_fits for trial in group),
         )
         for (family, cluster, placer, order, seen, granularity), group in groups.items()
     ]

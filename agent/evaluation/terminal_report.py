@@ -20,7 +20,7 @@ from rich.progress import (
 
 from agent.evaluation.cells import by_case, figures, title
 from agent.evaluation.failures import failed_line
-from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, Line
+from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
 from agent.evaluation.text_table import text_table
 from agent.evaluation.time_left import clock_text
 
@@ -32,9 +32,10 @@ EXPENDABLE = ("graphs", "evals", "s", "/bound", "±", "/best", "cpu_s", "feasibl
 """Columns that a narrow terminal leaves out, the first one first."""
 LEGEND = (
     f"{SIMULATED}\n"
-    "ms: step time in milliseconds; /single, /best, /bound: step time over that of the fastest single "
-    "device, of the best placement found here, and over the lower bound. All are geometric means over graphs "
-    "and seeds of feasible placements; /refine: over what refine had found in the same processor time, - "
+    "ms: step time in milliseconds; /single, /best, /bound: step time over that of a single "
+    f"device ({SINGLE_NOTE}), of the best placement found here, "
+    "and over the lower bound. All are geometric means over graphs and seeds of feasible placements; "
+    "/refine: over what refine had found in the same processor time, - "
     "where it did not run so long; ±: standard deviation of /single over seeds; feasible: their share; "
     "evals: simulated placements, cpu_s: processor seconds, and s: seconds, means per trial. "
     f"{DATA_PARALLEL_NOTE}"

@@ -16,6 +16,7 @@ from agent.policy.seen import NOT_SEEN
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
+from envs.simulator.fastest_single import fastest_single
 from graphs.op_graph import IntArray
 
 Outcome = tuple[Trial, IntArray | None] | Failure
@@ -58,6 +59,7 @@ class Worker:
             self._at = (-1, -1)  # until all of it is loaded
             self._problem = Problem(self.spec.graphs[task.graph], self.spec.clusters[task.cluster])
             self._bound_s = lower_bound_s(self._problem)
+            self._single = fastest_single(self._problem)
             n_groups = self.spec.coarsen
             self._coarse = None if n_groups is None else coarse_problem(self._problem, n_groups)
             self._at = (task.graph, task.cluster)
@@ -99,7 +101,8 @@ class Worker:
             evaluations=evaluations,
             wall_s=0.0,
             lower_bound_s=self._bound_s,
-            single_s=problem.scale_s,
+            single_s=self._single.step_s,
+            single_fits=self._single.fits,
             seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),
             granularity=self.spec.granularity,
         )

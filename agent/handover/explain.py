@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
+from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
+from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
 from graphs.levels import b_level
 from graphs.limits import MAX_PER_S
@@ -35,6 +38,7 @@ class Explanation:
         link_busy_s: how long it is busy.
         single: the fastest device that has the memory for all ops, None if none has.
         single_s: the step on it.
+        data_parallel: what data parallelism would do with the same devices.
         device_names: of the cluster.
         fullest: device with the greatest share of its memory in use.
         fullest_share: that share at its peak.
@@ -50,14 +54,26 @@ class Explanation:
     link_busy_s: float
     single: str | None
     single_s: float | None
+    data_parallel: DataParallelStep
     device_names: tuple[str, ...]
     fullest: str
     fullest_share: float
 
     @property
-    def use_one_device(self) -> bool:
-        """Whether the best single device is within 2 % of the placement."""
-        return self.single_s is not None and self.total_s > (1.0 - WORTH_IT) * self.single_s
+    def advice(self) -> str:
+        """What to use: `one device`, `placement` or `data parallel`; `memory` if none has the memory.
+
+        A placement must be 2 % faster than one device, and data parallelism per batch 2 % faster than both.
+        """
+        found = "memory", math.inf
+        if self.single_s is not None:
+            found = "one device", self.single_s
+        if self.bottleneck != "memory" and self.total_s <= (1.0 - WORTH_IT) * found[1]:
+            found = "placement", self.total_s
+        copies = self.data_parallel
+        if copies.fits and copies.seconds_per_batch < (1.0 - WORTH_IT) * found[1]:
+            found = "data parallel", copies.seconds_per_batch
+        return found[0]
 
     @property
     def busiest(self) -> int:
@@ -83,14 +99,15 @@ def explain(problem: Problem, device_of: IntArray) -> Explanation:
     link, link_busy_s = _busiest_link(problem, device_of)
     share = step.peak_bytes / problem.cluster.memory_bytes
     names = tuple(device.name for device in problem.cluster.devices)
-    single, single_s = best_single(problem)
+    single = fastest_single(problem)
     return Explanation(
         bottleneck=_bottleneck(step, times),
         busy_s=tuple(step.busy_s.tolist()),
         link=link,
         link_busy_s=link_busy_s,
-        single=None if single is None else names[single],
-        single_s=single_s,
+        single=names[single.device] if single.fits else None,
+        single_s=single.step_s if single.fits else None,
+        data_parallel=simulate_data_parallel(problem),
         device_names=names,
         fullest=names[int(np.argmax(share))],
         fullest_share=float(share.max()),
@@ -127,16 +144,6 @@ def balanced_s(problem: Problem) -> float:
     """Seconds in which all devices together do the work, if each takes its part of every op."""
     whole = problem.op_seconds.sum(axis=0)
     return float(1.0 / (1.0 / whole).sum()) if (whole > 0).all() else 0.0
-
-
-def best_single(problem: Problem) -> tuple[int | None, float | None]:
-    """Finds the fastest device that has the memory for all ops, and its step; None, None if none has."""
-    found: tuple[int | None, float | None] = None, None
-    for device in range(problem.n_devices):
-        step = simulate_problem(problem, np.full(problem.graph.n_ops, device, dtype=np.int64))
-        if step.fits and (found[1] is None or step.total_s < found[1]):
-            found = device, step.total_s
-    return found
 
 
 def _bottleneck(step: StepTime, times: dict[str, float]) -> str:

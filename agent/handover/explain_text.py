@@ -6,21 +6,52 @@ from agent.handover.explain import Explanation
 
 
 def explain_lines(found: Explanation) -> list[str]:
-    """Describes what bounds a step, with what removing it would give, in lines of at most 80 characters."""
-    lines = [REASONS[found.bottleneck](found), *_what_if(found)]
-    if found.use_one_device:
-        lines.insert(0, one_device_line(found))
-    return lines
+    """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
+    return [advice_line(found), REASONS[found.bottleneck](found), *_what_if(found)]
 
 
-def one_device_line(found: Explanation) -> str:
-    """Says which device to use alone, and why."""
-    assert found.single is not None
+def advice_line(found: Explanation) -> str:
+    """Says what to use: this placement, one device or data parallelism, and what that gives."""
+    return ADVICE[found.advice](found)
+
+
+def _use_placement(found: Explanation) -> str:
+    if found.single_s is None:
+        return f"use this placement, {_ms(found.total_s)}: no single device has the memory"
+    times = _times(found.single_s, found.total_s)
+    return f"use this placement: {times} as fast as one device, {found.single}"
+
+
+def _use_one_device(found: Explanation) -> str:
     assert found.single_s is not None
-    saved = 1.0 - found.total_s / found.single_s
+    saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
     worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
     why = f"placing {worth}, as {CAUSES[found.bottleneck]}"
     return f"use one device, {found.single}: {_ms(found.single_s)}; {why}"
+
+
+def _use_data_parallel(found: Explanation) -> str:
+    batch_s = found.data_parallel.seconds_per_batch
+    if found.bottleneck == "memory":
+        return f"use data parallelism, {_ms(batch_s)} a batch: this placement lacks memory"
+    return f"use data parallelism: {_times(found.total_s, batch_s)} as fast per batch as this placement"
+
+
+def _use_nothing(found: Explanation) -> str:
+    return "nothing here has the memory: not this placement, and no device for the whole model"
+
+
+ADVICE = {
+    "placement": _use_placement,
+    "one device": _use_one_device,
+    "data parallel": _use_data_parallel,
+    "memory": _use_nothing,
+}
+"""The line of each advice."""
+
+
+def _times(longer_s: float, shorter_s: float) -> str:
+    return f"{longer_s / shorter_s:.2f} times" if shorter_s else "many times"
 
 
 def _memory(found: Explanation) -> str:

@@ -36,7 +36,7 @@ def test_a_plan_says_where_every_op_goes_and_what_that_is_worth(plan):
     assert list(plan.device_of) == list(GRAPH.op_names)
     assert set(plan.device_of.values()) <= {"gpu0", "gpu1"}
     assert plan.step_time.total_s == simulate(GRAPH, cluster, plan.placement).total_s
-    assert plan.single_s == Problem(GRAPH, cluster).scale_s
+    assert plan.single_s == pytest.approx(Problem(GRAPH, cluster).scale_s)
     assert plan.ratio_to_single == plan.step_time.total_s / plan.single_s
     assert plan.lower_bound_s == lower_bound_s(Problem(GRAPH, cluster)) <= plan.step_time.total_s
     assert 1 <= plan.evaluations <= 20
@@ -50,13 +50,14 @@ def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
     assert json.loads((tmp_path / "mine.json").read_text())["device_of"] == plan.device_of
 
 
-def test_a_plan_prints_in_four_short_lines(plan):
-    first, second, third, fourth = lines = str(plan).splitlines()
+def test_a_plan_prints_in_five_short_lines(plan):
+    first, second, third, fourth, fifth = lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
     assert first.startswith("toy on 2xk80 by heft: a step takes ")
     assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
     assert third.startswith("ops: gpu0 ")
     assert fourth == f"data parallel: {plan.data_parallel}"
+    assert fifth.startswith("use ")
 
 
 def test_a_notebook_shows_plans_graphs_and_clusters_in_short(plan):

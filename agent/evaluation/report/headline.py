@@ -1,4 +1,4 @@
-"""The headline of the report: which placer is best, and by how much, in words."""
+"""The headline of the report: what to use, and by how much it is better, in words."""
 
 from __future__ import annotations
 
@@ -17,30 +17,53 @@ from agent.evaluation.report.ratios import (
 )
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.summary import geometric_mean
+from agent.handover.explain import WORTH_IT
 from agent.intervals import Interval
 
 LEAST = 0.0005
 """Differences below this share are none."""
+ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
+"""Trials by placer and order, then by graph and cluster."""
 
 
 def headline(trials: Sequence[Trial]) -> str:
-    """Says in words how the best placer compares with the others, as HTML."""
+    """Says in words what to use and how the best placer compares with the others, as HTML."""
     runs = by_run(trials)
     ranked = _ranked(runs)
     if not ranked:
         return '<p class="headline">No placement is feasible so far.</p>'
     best = ranked[0]
+    return f'<p class="headline">{_advice(runs, best)} {_against_others(runs, best, ranked[1:])}</p>'
+
+
+def _advice(runs: ByRun, best: Run) -> str:
+    """Says what to use: the best placement, one device or data parallelism; each must be 2 % faster."""
     own = runs[best]
-    solved = [trial for where in own.values() for trial in where if trial.feasible]
-    step_s = geometric_mean(trial.step_time_s for trial in solved)
+    solved = _solved(own)
     n_graphs = len({trial.graph for trial in solved})
     over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {text(solved[0].graph)}"
-    parts = [f"<b>{text(name_of(*best))}</b> finds the fastest steps: {milliseconds(step_s)} ms{over}."]
-    parts += _against_others(runs, best, ranked[1:], solved)
-    return f'<p class="headline">{" ".join(parts)}</p>'
+    step_s = geometric_mean(trial.step_time_s for trial in solved)
+    name, found = f"<b>{text(name_of(*best))}</b>", f"{milliseconds(step_s)} ms{over}"
+    alone = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
+    parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
+    # Relative to the best placement: what a single device takes, and what data parallelism does.
+    alone_ratio = 1 / alone.mean if alone else math.inf
+    parallel_ratio = 1 / parallel.mean if parallel else math.inf
+    use_one = (1 - WORTH_IT) * alone_ratio < 1
+    if parallel_ratio < (1 - WORTH_IT) * min(alone_ratio, 1.0):
+        batches = f"{1 / parallel_ratio:.2f} times as fast per batch as the best placement"
+        return f"<b>Use data parallelism</b>: it is {batches}, that of {name} ({found})."
+    if use_one:
+        saved = max(1 - 1 / alone_ratio, 0.0)
+        return (
+            f"<b>Use one device</b>: the best placement, by {name} ({found}), saves {saved:.1%} of its step."
+        )
+    if alone:
+        return f"<b>Use the placement of</b> {name}: {found}; {alone_ratio:.2f} times as fast as one device."
+    return f"<b>Use the placement of</b> {name}: {found}; no single device has the memory for all of it."
 
 
-def _ranked(runs: Mapping[Run, Mapping[Where, Sequence[Trial]]]) -> list[Run]:
+def _ranked(runs: ByRun) -> list[Run]:
     """Placers by the number of graphs that they solved, then by step time on those that all of these did."""
     solved = {
         run: {where: log for where, each in by_where.items() if (log := log_time(each)) is not None}
@@ -59,35 +82,34 @@ def _ranked(runs: Mapping[Run, Mapping[Where, Sequence[Trial]]]) -> list[Run]:
     return sorted(full, key=lambda run: (mean(run), run))
 
 
-def _against_others(
-    runs: Mapping[Run, Mapping[Where, Sequence[Trial]]],
-    best: Run,
-    others: Sequence[Run],
-    solved: Sequence[Trial],
-) -> list[str]:
+def _against_others(runs: ByRun, best: Run, others: Sequence[Run]) -> str:
     own = runs[best]
+    solved = _solved(own)
     differences = []
     if others and (next_best := compared(own, runs[others[0]])):
-        differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best"))
-    if single := ratio_to_single(solved):
-        differences.append(_difference(single, "the fastest single device"))
+        differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
     if parallel and (against := compared(own, parallel)):
-        differences.append(_difference(against, "data parallelism on the same devices"))
-    parts = [f"That is {'; '.join(differences)}."] if differences else []
+        differences.append(_difference(against, "data parallelism per batch", solved))
+    parts = [f"That placement {'; it '.join(differences)}."] if differences else []
     bound = geometric_mean(
         trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
     )
     if bound:
         parts.append(f"The lower bound, which no placement can beat, is {1 - 1 / bound:.1%} below it.")
-    return parts
+    return " ".join(parts)
 
 
-def _difference(ratio: Interval, other: str) -> str:
-    """Says how a step time compares with another's, with the interval of the ratio."""
-    interval = f"95 % interval of the ratio: {ratio.low:.3f} to {ratio.high:.3f}"
+def _solved(own: Mapping[Where, Sequence[Trial]]) -> list[Trial]:
+    return [trial for trials in own.values() for trial in trials if trial.feasible]
+
+
+def _difference(ratio: Interval, other: str, solved: Sequence[Trial]) -> str:
+    """Says how a step time compares with another's; of several graphs with the interval of the ratio."""
     if abs(ratio.mean - 1) < LEAST:
-        return f"the same as {other}"
-    share, word = abs(ratio.mean - 1), "less" if ratio.mean < 1 else "more"
-    shown = ", so no difference is shown" if ratio.low <= 1.0 <= ratio.high else ""
-    return f"{share:.1%} {word} than {other} ({interval}{shown})"
+        return f"takes as long as {other}"
+    shown = ""
+    if len({(trial.graph, trial.cluster) for trial in solved}) > 1:
+        none = ", so no difference is shown" if ratio.low <= 1.0 <= ratio.high else ""
+        shown = f" (95 % interval: {ratio.low:.3f} to {ratio.high:.3f}{none})"
+    return f"takes {ratio.mean:.3f} of the time of {other}{shown}"

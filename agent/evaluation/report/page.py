@@ -16,7 +16,7 @@ from agent.evaluation.report.style import SCRIPT, STYLE
 from agent.evaluation.report.tables import graph_table, loss_table, main_tables, order_maps
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, summarise
+from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from graphs.io.json_files import write_bytes_atomic
 
 VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -24,7 +24,7 @@ CAVEATS = (
     f"{SIMULATED} Compare placers by them, and do not read them as a promise.",
     "Step times and ratios are geometric means over graphs and seeds, of feasible placements; "
     "“feasible” is their share. Lower is better.",
-    "“To single” is relative to the fastest single device, its memory taken as unlimited. Its 95 % interval "
+    f"“To single” is relative to {SINGLE_NOTE}. Its 95 % interval "
     "is by bootstrap: families are drawn, graphs of each, and seeds of each graph. With one graph, it says "
     "how seeds differ, and nothing of other graphs.",
     "A bar is as long as “to single”; its red line is the lower bound, the dashed line a single device.",

@@ -1,5 +1,6 @@
 """The report: what it says, its structure, that colours follow the theme, and its size."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -137,10 +138,26 @@ def test_headline_compares_the_best():
     trials = times(heft=[1.0, 1.0], annealing=[2.0, 2.0], single=[4.0, 4.0])
     trials += [make_trial(graph=f"g{i}", placer=DATA_PARALLEL, step_time_s=0.5) for i in range(2)]
     said = headline(trials)
-    assert "<b>heft</b> finds the fastest steps: 1,000 ms" in said
-    assert "50.0% less than annealing, the next best" in said
-    assert "75.0% less than the fastest single device" in said
-    assert "100.0% more than data parallelism" in said
+    assert "<b>Use data parallelism</b>: it is 2.00 times as fast per batch as the best placement" in said
+    assert "that of <b>heft</b> (1,000 ms, a geometric mean over 2 graphs)" in said
+    assert "takes 0.500 of the time of annealing, the next best (95 % interval: 0.500 to 0.500)" in said
+    assert "takes 2.000 of the time of data parallelism per batch" in said
+
+
+def test_headline_says_what_to_do():
+    placement = times(heft=[1.0], single=[4.0])
+    said = headline(placement)
+    assert (
+        "<b>Use the placement of</b> <b>heft</b>: 1,000 ms on g0; 4.00 times as fast as one device." in said
+    )
+    assert "interval" not in said
+    said = headline(times(heft=[3.95], single=[4.0]))
+    assert "<b>Use one device</b>" in said
+    assert "saves 1.2% of its step" in said
+    said = headline([replace(trial, single_fits=False) for trial in placement])
+    assert "no single device has the memory" in said
+    slower = make_trial(graph="g0", placer=DATA_PARALLEL, step_time_s=2.0)
+    assert "<b>Use the placement of</b>" in headline([*placement, slower])
 
 
 def test_headline_prefers_placers_that_solve_all():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from torch import nn
 
 from agent import place
 from agent.handover.device_map import project
-from agent.handover.explain import best_single, explain
+from agent.handover.explain import explain
+from agent.handover.explain_text import advice_line
 from agent.handover.trace import trace_events
 from envs.problem import Problem
+from envs.simulator.fastest_single import fastest_single
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import make_cluster
 from tests.envs.hand_made_problems import chain_problem
@@ -34,11 +37,33 @@ def test_the_copy_is_what_bounds_a_chain_that_is_cut():
     assert found.balanced_s == pytest.approx(1.0)
     assert (found.link, found.link_busy_s) == ("slow out", 0.5)
     assert (found.single, found.single_s) == ("fast", 1.5)
-    assert found.use_one_device
+    assert found.advice == "one device"
+    assert advice_line(found) == "use one device, fast: 1500 ms; placing saves nothing, as copies bound it"
+
+
+def test_the_advice_is_data_parallelism_only_where_it_is_faster():
+    found = explain(chain_problem(), np.array([0, 1]))
+    batch = replace(found.data_parallel, devices=(0, 1), step_s=2.0, fits=True)
+    twice = replace(found, data_parallel=batch)
+    assert advice_line(twice) == "use data parallelism: 3.25 times as fast per batch as this placement"
+    fast = replace(found, total_s=0.75)
+    assert advice_line(fast) == "use this placement: 2.00 times as fast as one device, fast"
+    assert replace(fast, data_parallel=batch).advice == "placement"
+    assert replace(fast, bottleneck="memory", single=None, single_s=None).advice in (
+        "data parallel",
+        "memory",
+    )
 
 
 def test_a_device_without_the_memory_is_no_single_device():
-    assert best_single(chain_problem(memory_bytes=5.0)) == (0, 3.0)
+    assert fastest_single(chain_problem(memory_bytes=5.0)) == (0, 3.0, True)
+
+
+def test_where_no_device_has_the_memory_the_fastest_is_marked():
+    problem = chain_problem()
+    devices = tuple(replace(device, memory_bytes=5.0) for device in problem.cluster.devices)
+    tight = Problem(problem.graph, replace(problem.cluster, devices=devices))
+    assert fastest_single(tight) == (1, 1.5, False)
 
 
 def test_a_map_names_the_coarsest_modules_and_keeps_their_ops():

@@ -29,7 +29,12 @@ def test_the_example_runs() -> None:
     )
     assert n == 1
     names: dict[str, object] = {}
-    exec(short, names)
+    n_threads = torch.get_num_threads()
+    try:
+        exec(short, names)
+        assert torch.get_num_threads() == 1, "more threads take several times as long"
+    finally:
+        torch.set_num_threads(n_threads)
     model = names["model"]
     assert model.num_timesteps == 64
 

@@ -131,9 +131,3 @@ def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
         [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
-
-
-def test_a_policy_loads_no_graph_library() -> None:
-    """`torch_geometric` imports transformers and torch's compiler, two seconds."""
-    code = "from agent.policy import policy\nfrom agent.policy.encoders.base import ENCODERS\nlist(ENCODERS)"
-    assert "torch_geometric" not in loaded(code)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,10 @@ from agent.policy.node_features import contract, graph_features, node_features
 from envs.problem import Problem
 
 with warnings.catch_warnings():
-    # It warns once a process that CSR tensors are in beta.
+    # Both libraries warn once a process: of their own use of TorchScript, and that CSR tensors are in beta.
     warnings.simplefilter("ignore")
+    from torch_geometric import EdgeIndex
+
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1))
 
@@ -69,62 +70,6 @@ class GraphTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbours:
-    """Edges of a graph in one direction, as matrices that add up states along them and against them.
-
-    Attributes:
-        edges: (sender, receiver) columns sorted by receiver, int64 (2, n_edges).
-        sums: 1 where the column's node sends to the row's, sparse CSR float32 (n_nodes, n_nodes).
-        transposed: its transpose, in the same format.
-        counts: number of senders of each node, at least 1, float32 (n_nodes, 1).
-    """
-
-    edges: Tensor
-    sums: Tensor
-    transposed: Tensor
-    counts: Tensor
-
-    @staticmethod
-    def of(edges: Tensor, n_nodes: int) -> Neighbours:
-        """Makes the matrices of edges that are sorted by receiver."""
-        senders, receivers = edges
-        sums = _csr(receivers, senders, n_nodes)
-        by_sender = torch.argsort(senders, stable=True)
-        transposed = _csr(senders[by_sender], receivers[by_sender], n_nodes)
-        counts = sums.crow_indices().diff().clamp(min=1)[:, None].float()
-        return Neighbours(edges.contiguous(), sums, transposed, counts)
-
-    def mean(self, state: Tensor) -> Tensor:
-        """Averages the states of each node's senders, zero without any; (n_nodes, width) both."""
-        summed: Tensor = _Sum.apply(state, self)  # type: ignore[no-untyped-call]
-        return summed / self.counts
-
-
-class _Sum(torch.autograd.Function):
-    """Adds up states of senders; PyTorch has no gradient for a product with a constant CSR matrix."""
-
-    @staticmethod
-    def forward(ctx: Any, state: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.transposed = neighbours.transposed
-        if state.is_cuda:
-            return neighbours.sums @ state
-        summed: Tensor = torch.sparse.mm(neighbours.sums, state, "sum")
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.transposed @ gradients[0], None
-
-
-def _csr(rows: Tensor, columns: Tensor, n_nodes: int) -> Tensor:
-    """Makes a square matrix of ones at given places, which are sorted by row."""
-    start = torch.zeros(n_nodes + 1, dtype=torch.int64, device=rows.device)
-    start[1:] = torch.bincount(rows, minlength=n_nodes).cumsum(0)
-    ones = torch.ones(len(rows), device=rows.device)
-    return torch.sparse_csr_tensor(start, columns, ones, (n_nodes, n_nodes))
-
-
-@dataclass(frozen=True, eq=False)
 class GraphBatch:
     """A disjoint union of graphs.
 
@@ -135,7 +80,7 @@ class GraphBatch:
         parts: the graphs themselves.
         start: first node of each graph, int64 (n_graphs,).
         sizes: nodes of each graph, float32 (n_graphs, 1).
-        to_consumers, to_producers: the edges in each direction.
+        to_consumers, to_producers: the edges in each direction, with both orders cached.
     """
 
     nodes: Tensor
@@ -144,8 +89,8 @@ class GraphBatch:
     parts: tuple[GraphTensors, ...]
     start: Tensor
     sizes: Tensor
-    to_consumers: Neighbours
-    to_producers: Neighbours
+    to_consumers: EdgeIndex
+    to_producers: EdgeIndex
 
     @staticmethod
     def of(parts: Sequence[GraphTensors]) -> GraphBatch:
@@ -164,19 +109,30 @@ class GraphBatch:
             parts=tuple(parts),
             start=start,
             sizes=sizes[:, None].float(),
-            to_consumers=Neighbours.of(edges[:, by_consumer], n_nodes),
-            to_producers=Neighbours.of(backward, n_nodes),
+            to_consumers=_edge_index(edges[:, by_consumer], n_nodes),
+            to_producers=_edge_index(backward, n_nodes),
         )
 
     def mean_of_producers(self, state: Tensor) -> Tensor:
         """Averages the states that each node reads, zero without any; (n_nodes, width) both."""
-        return self.to_consumers.mean(state)
+        return _mean(self.to_consumers, state)
 
     def mean_of_consumers(self, state: Tensor) -> Tensor:
         """Averages the states of each node's readers, zero without any; (n_nodes, width) both."""
-        return self.to_producers.mean(state)
+        return _mean(self.to_producers, state)
 
     def mean_of_graph(self, state: Tensor) -> Tensor:
         """Averages the states of each graph's nodes, (n_graphs, width)."""
         total = state.new_zeros(len(self.sizes), state.shape[1]).index_add(0, self.member, state)
         return total / self.sizes
+
+
+def _edge_index(edges: Tensor, n_nodes: int) -> EdgeIndex:
+    return EdgeIndex(edges.contiguous(), sparse_size=(n_nodes, n_nodes), sort_order="col").fill_cache_()
+
+
+def _mean(edges: EdgeIndex, state: Tensor) -> Tensor:
+    if edges.shape[1] == 0:
+        return torch.zeros_like(state)
+    mean: Tensor = edges.matmul(state, reduce="mean", transpose=True)
+    return mean

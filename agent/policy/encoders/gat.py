@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import Tensor, nn
+from torch_geometric.nn import GATv2Conv
 
 from agent.policy.encoders.base import encoder
 from agent.policy.encoders.sage import Sage
@@ -17,10 +16,6 @@ class AttentionRound(nn.Module):
     """One round: own state, attention over producers, attention over consumers; normalised, residual."""
 
     def __init__(self, hidden: int, heads: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its own use of TorchScript
-            from torch_geometric.nn import GATv2Conv
-
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
         self.own = nn.Linear(hidden, hidden)
@@ -32,8 +27,8 @@ class AttentionRound(nn.Module):
         message = self.norm(state)
         aggregate: Tensor = (
             self.own(message)
-            + self.from_producers(message, batch.to_consumers.edges)
-            + self.from_consumers(message, batch.to_producers.edges)
+            + self.from_producers(message, batch.to_consumers)
+            + self.from_consumers(message, batch.to_producers)
         )
         update: Tensor = self.activation(aggregate)
         return state + update

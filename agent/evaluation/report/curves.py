@@ -15,7 +15,7 @@ from agent.evaluation.results import Trial
 
 N_POINTS = 60
 """Points of a line."""
-SIZE_IN = (7.0, 3.6)
+SIZE_IN = (5.0, 3.6)
 STYLES = ("-", "--", ":", "-.")
 """Line styles, which tell lines of one colour apart."""
 
@@ -83,6 +83,6 @@ def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
         axes.set_xlabel("evaluations" if of == "evaluations" else "seconds a trial took")
         axes.set_ylabel("step time / one device")
         axes.grid(True)
-        figure.legend(loc="outside right upper", fontsize=8)
+        figure.legend(loc="outside upper left", ncols=2, fontsize=8)
 
     return draw

@@ -111,4 +111,4 @@ def _curves(trials: Sequence[Trial]) -> str:
         "every graph that any is feasible on. A line begins where the last of its trials has a placement. A "
         "dot is a placer that stops at once."
     )
-    return f'<p class="note">{note}</p><div class="pair">{"".join(charts)}</div>'
+    return f'<p class="note">{note}</p><div class="pair curves">{"".join(charts)}</div>'

@@ -26,18 +26,18 @@ h1, h2, h3 {{ line-height: 1.25 }} h2 {{ margin-top: 2.2rem }} a {{ color: var(-
 .headline {{ font-size: 1.2rem; max-width: 60rem }} .note {{ color: var(--muted) }}
 .wide {{ overflow: auto; margin: 1rem 0; max-width: 100% }} .tall {{ max-height: 36rem }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .2rem .6rem; text-align: right; white-space: nowrap;
+th, td {{ padding: .2rem .45rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid) }}
 th {{ background: var(--paper); position: sticky; top: 0; z-index: 1; font-weight: 600 }}
 .sortable th {{ cursor: pointer }} th[aria-sort=ascending]::after {{ content: " \\25B4" }}
 th[aria-sort=descending]::after {{ content: " \\25BE" }}
-.words td, .words th, tr > :first-child, .placers tr > :nth-child(2) {{ text-align: left }}
+.words td, .words th, tr > :first-child {{ text-align: left }}
 code {{ background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere }}
 td a {{ color: inherit; text-decoration-color: var(--muted) }}
 svg {{ vertical-align: middle }} svg text {{ font-family: system-ui, sans-serif !important }}
 .chart svg {{ min-width: 34rem; width: 100%; max-width: 60rem; height: auto; display: block }}
 .pair {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem }}
-.pair > * {{ min-width: 0 }}
+.pair > * {{ min-width: 0 }} .curves .chart svg {{ min-width: 0 }}
 .bar {{ fill: var(--s0) }} .bound {{ stroke: var(--s6); stroke-width: 2 }}
 .one {{ stroke: var(--ink); stroke-dasharray: 2 2 }} .none {{ color: var(--muted) }}
 select {{ font: inherit; max-width: 100% }}

@@ -16,8 +16,8 @@ BAR_WIDTH, BAR_HEIGHT = 110, 14
 MOST_LOSSES = 25
 """Losses that are listed."""
 HEADINGS = (
-    *("placer", "order", "graphs", "ms", "to single", "95 % interval", "", "±"),
-    *("to best", "to bound", "to refine", "feasible", "evaluations", "CPU s", "s"),
+    *("placer", "to single", "", "ms", "graphs", "95 % interval", "±"),
+    *("to best", "to bound", "to refine", "feasible", "evals", "CPU s", "s"),
 )
 
 
@@ -36,11 +36,14 @@ def main_tables(trials: Sequence[Trial], lines: Sequence[Line]) -> str:
             if trial.single_s
         )
         widest = max([1.0, *(line.ratio_to_single or 0.0 for line in part)])
-        rows = [
-            _row(line, ratio_to_single(of_case[line.placer, line.order]), bound or 0.0, widest)
+        cells = [
+            _cells(line, ratio_to_single(of_case[line.placer, line.order]), bound or 0.0, widest)
             for line in part
         ]
-        parts.append(f"<h3>{text(title(case))}</h3>{table(HEADINGS, rows, 'sortable placers')}")
+        known = [at for at in range(len(HEADINGS)) if any(each[at] != "-" for each in cells)]
+        headings = [HEADINGS[at] for at in known]
+        rows = [row([each[at] for at in known]) for each in cells]
+        parts.append(f"<h3>{text(title(case))}</h3>{table(headings, rows)}")
     return "".join(parts)
 
 
@@ -48,13 +51,13 @@ def _case(trial: Trial) -> Case:
     return trial.family, trial.cluster, trial.seen, trial.granularity
 
 
-def _row(line: Line, interval: Interval | None, bound: float, widest: float) -> str:
+def _cells(line: Line, interval: Interval | None, bound: float, widest: float) -> tuple[str, ...]:
+    """Formats the cells of a row; the interval is left out for one graph, of which it says nothing."""
     step_time, to_single, *others = figures(line)
-    span = f"{interval.low:.3f} to {interval.high:.3f}" if interval else "-"
+    span = f"{interval.low:.3f} to {interval.high:.3f}" if interval and line.graphs > 1 else "-"
     bar = _bar(line.ratio_to_single, bound, widest)
-    return row(
-        (text(line.placer), text(line.order), str(line.graphs), step_time, to_single, span, bar, *others)
-    )
+    placer = text(name_of(line.placer, line.order))
+    return (placer, to_single, bar, step_time, str(line.graphs), span, *others)
 
 
 def _bar(ratio: float | None, bound: float, widest: float) -> str:

@@ -28,6 +28,9 @@ const shown = () => [...document.querySelectorAll("[data-graph]")]
 found.first = shown();
 const choice = document.querySelector("select");
 choice.value = "1"; choice.dispatchEvent(new Event("change")); found.second = shown();
+const cut = part => part.scrollWidth > part.clientWidth ? 1 : 0;
+found.cut = [...document.querySelectorAll(".curves .chart")].map(cut).join("") + cut(first.parentNode);
+found.ratio = Math.ceil(first.rows[0].cells[1].getBoundingClientRect().right);
 const ink = document.querySelector(".chart svg text");
 found.ink = getComputedStyle(ink).fill;
 for (const [key, value] of Object.entries(found)) document.body.setAttribute("data-" + key, value);
@@ -68,6 +71,8 @@ def test_the_page_fits_the_window_and_works(page, tmp_path, width, theme):
     found = probed(page, tmp_path, width, theme)
     assert int(found["width"]) <= int(found["window"])
     assert abs(int(found["window"]) - width) <= 120  # a headless window has a least width
+    assert found["cut"] == ("001" if width == 400 else "000")
+    assert int(found["ratio"]) <= int(found["window"])
     up, down = ([float(cell) for cell in found[key].split("|")] for key in ("up", "down"))
     assert up == sorted(up)
     assert down == up[::-1]

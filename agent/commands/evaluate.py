@@ -123,9 +123,10 @@ def _compare(
     spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, engine: str, command: str
 ) -> tuple[list[Trial], int]:
     """Makes the trials, the tables and the report; returns the trials, and how many failed."""
+    from agent.evaluation.report.headline import learned_line
     from agent.evaluation.run import evaluate
     from agent.evaluation.summary import summarise
-    from agent.evaluation.terminal_report import print_tables, progress_bar
+    from agent.evaluation.terminal_report import print_lines, print_tables, progress_bar
 
     with progress_bar() as (report, show_time_left):
         found = evaluate(
@@ -141,6 +142,8 @@ def _compare(
     lines, n_failed = summarise(found.trials), len(found.failures)
     _write_report(spec, out, found, command)
     print_tables(lines, n_failed)
+    if learned := learned_line(found.trials):
+        print_lines([learned])
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed
 

@@ -19,6 +19,7 @@ from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.summary import geometric_mean
 from agent.handover.explain import WORTH_IT
 from agent.intervals import Interval
+from agent.policy.placers import LEARNED
 
 LEAST = 0.0005
 """Differences below this share are none."""
@@ -63,6 +64,29 @@ def _advice(runs: ByRun, best: Run) -> str:
     return f"<b>Use the placement of</b> {name}: {found}; no single device has the memory for all of it."
 
 
+def learned_line(trials: Sequence[Trial]) -> str:
+    """Compares the best learned placer with the best that learned nothing; empty without one of them."""
+    runs = by_run(trials)
+    return _learned_line(runs, _ranked(runs))
+
+
+def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
+    found = _learned_and_other(ranked)
+    ratio = compared(runs[found[0]], runs[found[1]]) if found else None
+    if not found or ratio is None:
+        return ""
+    learned, other = (name_of(*run) for run in found)
+    best_other = f"{other}, the best placer that learned nothing"
+    return f"{learned}, the best learned placer, {_difference(ratio, best_other, _solved(runs[found[0]]))}."
+
+
+def _learned_and_other(ranked: Sequence[Run]) -> tuple[Run, Run] | None:
+    """Finds the best learned placer and the best other one."""
+    learned = next((run for run in ranked if run[0] in LEARNED), None)
+    other = next((run for run in ranked if run[0] not in LEARNED), None)
+    return (learned, other) if learned and other else None
+
+
 def _ranked(runs: ByRun) -> list[Run]:
     """Placers by the number of graphs that they solved, then by step time on those that all of these did."""
     solved = {
@@ -86,12 +110,13 @@ def _against_others(runs: ByRun, best: Run, others: Sequence[Run]) -> str:
     own = runs[best]
     solved = _solved(own)
     differences = []
-    if others and (next_best := compared(own, runs[others[0]])):
+    if not _learned_and_other([best, *others]) and others and (next_best := compared(own, runs[others[0]])):
         differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
     if parallel and (against := compared(own, parallel)):
         differences.append(_difference(against, "data parallelism per batch", solved))
     parts = [f"That placement {'; it '.join(differences)}."] if differences else []
+    parts += [text(said)] if (said := _learned_line(runs, [best, *others])) else []
     bound = geometric_mean(
         trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
     )

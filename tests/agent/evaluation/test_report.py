@@ -9,7 +9,7 @@ import pytest
 from agent.evaluation.report.chosen import losses, pairs
 from agent.evaluation.report.curves import lines_of
 from agent.evaluation.report.details import detail_section
-from agent.evaluation.report.headline import headline
+from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.layers import aggregated, levels, positions
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
@@ -158,6 +158,15 @@ def test_headline_says_what_to_do():
     assert "no single device has the memory" in said
     slower = make_trial(graph="g0", placer=DATA_PARALLEL, step_time_s=2.0)
     assert "<b>Use the placement of</b>" in headline([*placement, slower])
+
+
+def test_the_best_learned_placer_is_compared_with_the_best_search():
+    trials = times(single=[4.0], policy=[2.0], refine=[1.0], heft=[3.0])
+    other = "refine, the best placer that learned nothing"
+    told = f"policy, the best learned placer, takes 2.000 of the time of {other}."
+    assert learned_line(trials) == told
+    assert told in headline(trials)
+    assert learned_line(times(single=[4.0], refine=[1.0])) == ""
 
 
 def test_headline_prefers_placers_that_solve_all():

@@ -12,6 +12,7 @@ import os
 import pickle
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -63,6 +64,7 @@ def kernel(
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=True, error_model="numpy", **options)(function)
         dispatcher._cache = _Cache(function)
+        _CACHES.append(dispatcher._cache)
         return dispatcher
 
     return compiled if function is None else compiled(function)
@@ -147,10 +149,16 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             with suppress(OSError):
                 self.flush()
         if found is None:
-            _announce()
+            _PROGRESS.begin()
         return found
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the kernel was kept by earlier processes, as far as this one can tell."""
+        return not (self._enabled and Path(self._cache_file._index_path).exists())
+
     def save_overload(self, signature: object, data: object) -> None:
+        _PROGRESS.count()
         try:
             super().save_overload(signature, data)
         except (OSError, DamagedError) as error:
@@ -212,8 +220,38 @@ def _file_digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def _announce() -> None:
-    _say_once("compiling", "Compiling loops, once after an installation or a change (half a minute) ...")
+class _Progress:
+    """Prints how many kernels this process has compiled, at most every `PERIOD_S` seconds."""
+
+    def __init__(self) -> None:
+        self.n_compiled, self.n_most = 0, 0
+        self._said_s = 0.0
+
+    def begin(self) -> None:
+        """Says before the first kernel how many have to be compiled at most."""
+        if not self.n_most:
+            self.n_most = sum(cache.is_empty for cache in _CACHES) or len(_CACHES)
+            self._say(f"Compiling loops, at most {self.n_most}, and keeping them for later commands ...")
+
+    def count(self) -> None:
+        """Counts a kernel that was compiled."""
+        self.n_compiled += 1
+        if time.monotonic() - self._said_s > PERIOD_S:
+            self._say(
+                f"Compiling loops, {self.n_compiled} of at most {max(self.n_most, self.n_compiled)} done ..."
+            )
+
+    def _say(self, line: str) -> None:
+        self._said_s = time.monotonic()
+        with suppress(OSError, ValueError):  # nobody needs to read it
+            print(line, file=sys.stderr)
+
+
+PERIOD_S = 10.0
+"""Seconds between two lines about compiling."""
+_CACHES: list[_Cache] = []
+"""Caches of all kernels that are imported."""
+_PROGRESS = _Progress()
 
 
 def _report_no_cache(error: Exception) -> None:

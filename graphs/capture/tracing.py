@@ -26,7 +26,7 @@ from graphs.capture.module_calls import record_calls
 from graphs.capture.step import CaptureError, Step
 from graphs.capture.trace_failures import describe_failure, needs_values
 
-TESTED_TORCH = ("2.13",)
+TESTED_TORCH = ("2.13", "2.14")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
 
 

@@ -159,8 +159,9 @@ class _Training:
             return
         metrics[SPEED] = (self.state.decisions - before) / (time.monotonic() - began)
         self.state.count_update()
-        if phase.done or self._is_due(self.config.eval_every) or self._is_due_early:
-            metrics |= self._evaluate()
+        is_regular = phase.done or self._is_due(self.config.eval_every)
+        if is_regular or self._is_due_early:
+            metrics |= self._evaluate(keep=is_regular)
         metrics |= {
             ITERATION: self.state.iteration,
             PHASE: 1 + PHASES.index(phase.name),
@@ -177,12 +178,16 @@ class _Training:
                 self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
             ppo.begin_episodes(self.state.ppo, self.state.env)
 
-    def _evaluate(self) -> dict[str, float]:
-        """Evaluates the policy in the first worker; the others wait for it at their next exchange."""
+    def _evaluate(self, *, keep: bool) -> dict[str, float]:
+        """Evaluates the policy in the first worker; the others wait for it at their next exchange.
+
+        Args:
+            keep: whether the policy is kept if it is the best so far.
+        """
         self.state.check_workers()
         clock = self.state.clock
         began_s = clock.wall_s
-        metrics = self._selection.evaluate() if self._selection is not None else {}
+        metrics = self._selection.evaluate(keep=keep) if self._selection is not None else {}
         clock.agree()
         self.state.evaluation_s = clock.wall_s - began_s
         return metrics
@@ -202,7 +207,7 @@ class _Training:
     def _is_due_early(self) -> bool:
         """Whether to evaluate after the first update, the second, fourth, ...: curves begin with imitation.
 
-        With a limit only the first does where evaluations are slow.
+        No policy is kept then. With a limit only the first does where evaluations are slow.
         """
         iteration, state = self.state.iteration, self.state
         is_power_of_2 = iteration & (iteration - 1) == 0

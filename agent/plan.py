@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from envs.execution.runner import StepRunner
     from graphs.capture.captured_step import CapturedStep
+    from graphs.capture.loss import Loss
 
 TORCHRUN = "torchrun"
 
@@ -227,6 +228,7 @@ def place(
     seed: int = 0,
     optimizer: str | None = "adam",
     training: bool = True,
+    loss: Loss | None = None,
     precision: str | None = None,
     granularity: str = "op",
 ) -> Plan:
@@ -245,6 +247,7 @@ def place(
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
         training: whether a module's backward pass and update are placed too.
+        loss: of the module's outputs, as `graphs.capture.capture` takes it.
         precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
         granularity: from `graphs.step_settings.GRANULARITIES`: what one decision places.
 
@@ -269,7 +272,7 @@ def place(
     if isinstance(model, OpGraph):
         captured, graph = None, model
     else:
-        captured = _capture(model, inputs, optimizer, training)
+        captured = _capture(model, inputs, optimizer, training, loss)
         graph = captured.graph
     graph = prepared(graph, precision, granularity)
     problem = Problem(graph, chosen)
@@ -301,12 +304,14 @@ def _runner() -> TrialRunner:
     return TrialRunner()
 
 
-def _capture(module: nn.Module, inputs: Any, optimizer: str | None, training: bool) -> CapturedStep:
+def _capture(
+    module: nn.Module, inputs: Any, optimizer: str | None, training: bool, loss: Loss | None
+) -> CapturedStep:
     from graphs.capture.capture import capture_step
 
     if inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture_step(module, inputs, optimizer=optimizer, training=training, sources=True)
+    return capture_step(module, inputs, optimizer=optimizer, training=training, loss=loss, sources=True)
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph, granularity: str) -> Placer:

@@ -36,7 +36,7 @@ def load_runnable(spec: str, *, optimizer: str, training: bool) -> RunnableModel
     """
     made = make_model(spec)
     captured = capture_model(spec, made, optimizer=optimizer, training=training)
-    return RunnableModel(captured, *with_values(*made))
+    return RunnableModel(captured, *with_values(made.module, made.inputs))
 
 
 def with_values(module: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:

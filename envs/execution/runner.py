@@ -18,7 +18,7 @@ from envs.execution.packing import pack, pack_all, unpack, unpack_all
 from envs.execution.program import ExecutionError, TensorSpec
 from envs.execution.transports import SharedMemory, offsets_of
 from graphs.capture.captured_step import CapturedStep
-from graphs.capture.step import CaptureError
+from graphs.capture.step import CaptureError, unwrapped
 from graphs.op_graph import IntArray
 
 
@@ -79,7 +79,7 @@ class StepRunner:
         seed: int = 0,
         check_finite: bool = True,
     ) -> None:
-        self.captured, self.processes = captured, processes
+        self.captured, self.processes, module = captured, processes, unwrapped(module)
         self.programs = cut(captured, device_of, processes.n_devices)
         self.check_finite = check_finite
         self.n_steps = 0

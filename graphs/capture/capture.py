@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
+from graphs.capture.loss import Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
-from graphs.capture.step import CaptureError, Step
+from graphs.capture.step import CaptureError, Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.errors import printable
 from graphs.op_graph import OpGraph
@@ -34,6 +35,7 @@ def capture(
     *,
     optimizer: str | None = "adam",
     training: bool = True,
+    loss: Loss | None = None,
     name: str | None = None,
     family: str = "",
     sources: bool = False,
@@ -50,8 +52,11 @@ def capture(
             train and evaluation modes hold; in inference all of it is in evaluation mode.
         inputs: its arguments: one tensor, a sequence, or a mapping by keyword; of any nesting, on any device.
         optimizer: key of `OPTIMIZERS`, or None for a step that ends with the gradients. Unused in inference.
-        training: whether to capture the backward pass of the loss too, which is the result if that is a real
-            scalar, else the mean of the float outputs. If false, only the weights are resident.
+        training: whether to capture the backward pass of the loss too. If false, only the weights are
+            resident.
+        loss: the key or attribute of the loss in what the module returns, or a function of that. By default a
+            scalar `loss` in it, else a scalar result or the first scalar of a tuple, else the mean of the
+            float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
         sources: whether ops have a `source`, the line of code that ran them, and a `shape`.
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
@@ -71,6 +76,7 @@ def capture(
         inputs,
         optimizer=optimizer,
         training=training,
+        loss=loss,
         name=name,
         family=family,
         sources=sources,
@@ -84,6 +90,7 @@ def capture_step(
     *,
     optimizer: str | None = "adam",
     training: bool = True,
+    loss: Loss | None = None,
     name: str | None = None,
     family: str = "",
     sources: bool = False,
@@ -94,6 +101,7 @@ def capture_step(
     Raises:
         CaptureError: as `capture`.
     """
+    module = unwrapped(module)
     name, family = printable(name or type(module).__name__), printable(family)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise CaptureError(
@@ -102,7 +110,7 @@ def capture_step(
     try:
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
-                step = Step(module, inputs, training=training)
+                step = Step(module, inputs, training=training, loss=loss)
                 with SourceLines() if sources else nullcontext():
                     traced = trace(step)
             if traced.why_no_calls:
@@ -110,6 +118,8 @@ def capture_step(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
+            if step.averaged:
+                notify(f"model '{name}': {averaged_line(step.averaged)}")
             if regions.lost:
                 notify(
                     f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "

@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from graphs.op_graph import GraphError
-
-
-class CaptureError(GraphError):
-    """A model that cannot be captured; the message names the op or the reason."""
+from graphs.capture.loss import CaptureError, Loss, find_loss
+from graphs.capture.structures import as_arguments, leaves_of
 
 
 class Step(nn.Module):
@@ -29,17 +26,20 @@ class Step(nn.Module):
     Args:
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
         training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
+        loss: what of the outputs is the loss, as `graphs.capture.loss.find_loss` takes it.
 
     Attributes:
         model: the copy.
         tensors: the fake tensors among the inputs.
+        averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
     """
 
-    def __init__(self, module: nn.Module, inputs: Any, *, training: bool) -> None:
+    def __init__(self, module: nn.Module, inputs: Any, *, training: bool, loss: Loss | None = None) -> None:
         super().__init__()
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.model = self._fake_module(module)
-        self.has_loss = training
+        self.has_loss, self._loss = training, loss
+        self.averaged: list[str] = []
         if not training:
             self.model.eval().requires_grad_(False)
         leaves, self._spec = tree_flatten(as_arguments(inputs))
@@ -63,8 +63,9 @@ class Step(nn.Module):
         inputs = tree_unflatten(leaves, self._spec)
         returned = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
         if self.has_loss:
-            return mean_loss(returned)
-        return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+            value, self.averaged = find_loss(returned, self._loss)
+            return value
+        return [leaf for leaf in leaves_of(returned) if isinstance(leaf, Tensor)]
 
     def flat_inputs(self, inputs: Any) -> list[Tensor]:
         """Returns the tensors among other inputs, in the order of `tensors`.
@@ -120,35 +121,13 @@ def _differs(leaf: Any, captured: Any) -> bool:
     return bool(leaf != captured)
 
 
-def as_arguments(inputs: Any) -> Any:
-    """Returns a module's arguments as a sequence or mapping, where they may be one tensor."""
-    return (inputs,) if isinstance(inputs, Tensor) else inputs
-
-
 def one_line(error: Exception) -> str:
     """Returns the class and the first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def mean_loss(returned: Any) -> Tensor:
-    """Returns a real scalar itself; of anything else, the average of the means of its float tensors.
-
-    The mean of a complex tensor is that of its real and imaginary parts.
-
-    Raises:
-        CaptureError: no float tensor is returned.
-    """
-    if isinstance(returned, Tensor) and returned.dim() == 0 and not returned.is_complex():
-        return returned.clone()  # the traces cannot differentiate an output that is a view
-    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-    if not floats:
-        raise CaptureError("it returns no float tensor to take the loss of; return a loss or float outputs")
-    means = [_real(tensor).mean() for tensor in floats]
-    return means[0] if len(means) == 1 else torch.stack(means).mean()
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """The tensor itself if it is real, else its real and imaginary parts."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Returns the module that `torch.compile` wrapped; any other as it is."""
+    original = getattr(module, "_orig_mod", module)
+    return original if isinstance(original, nn.Module) else module

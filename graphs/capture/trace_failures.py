@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from graphs.capture.step import one_line
 from graphs.user_line import user_line
+
+VALUE_OF = torch.ops.aten._local_scalar_dense.default
+NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 
 
 def needs_values(error: Exception) -> bool:
@@ -17,8 +21,9 @@ def describe_failure(error: Exception) -> str:
     """Describes a failed trace in one line: `models.py:12: <what is wrong>`."""
     reason = one_line(error)
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        needs = NEEDS_VALUE if error.func is VALUE_OF else f"needs the values that {error.func} yields"
         reason = (
-            f"needs the values that {error.func} yields, and a trace has shapes only; "
+            f"{needs}, and a trace has shapes only; "
             "avoid .item(), nonzero, masks as indices and branches on tensors"
         )
     line = user_line(error)

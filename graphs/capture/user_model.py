@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.errors import InputError, printable
 from graphs.user_line import user_line
@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graphs.capture.captured_step import CapturedStep
+    from graphs.capture.loss import Loss
 
 MODEL = "model"
 """Family of a graph that was captured from a model of the user's."""
-ModuleAndInputs: TypeAlias = "tuple[nn.Module, Any]"
+RETURNS = "return (module, inputs) or (module, inputs, loss)"
+
+
+class UserModel(NamedTuple):
+    """What a function of the user's returns; `loss` is as `graphs.capture.capture` takes it."""
+
+    module: nn.Module
+    inputs: Any
+    loss: Loss | None = None
 
 
 class SourceError(InputError):
@@ -28,7 +37,7 @@ class SourceError(InputError):
 
 
 def capture_model(
-    spec: str, made: ModuleAndInputs | None = None, *, optimizer: str = "adam", training: bool = True
+    spec: str, made: UserModel | None = None, *, optimizer: str = "adam", training: bool = True
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
@@ -41,13 +50,14 @@ def capture_model(
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
-    module, inputs = make_model(spec) if made is None else made
+    made = make_model(spec) if made is None else made
     from graphs.capture.capture import capture_step
 
     with _users_code(spec, "cannot be captured"):
         return capture_step(
-            module,
-            inputs,
+            made.module,
+            made.inputs,
+            loss=made.loss,
             optimizer=optimizer,
             training=training,
             name=spec.rpartition(":")[2],
@@ -56,12 +66,12 @@ def capture_model(
         )
 
 
-def make_model(spec: str) -> ModuleAndInputs:
+def make_model(spec: str) -> UserModel:
     """Call the function of the user's that makes a model.
 
     Args:
         spec: `package.module:function`, importable from the working directory; the function takes nothing
-            and returns `(module, inputs)`.
+            and returns `(module, inputs)`, or `(module, inputs, loss)`.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -69,17 +79,17 @@ def make_model(spec: str) -> ModuleAndInputs:
     function = _find_function(spec)
     with _users_code(spec, "the function failed"):
         made = function()
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise SourceError(f"--model {spec}: returned {type(made).__name__}; return (module, inputs)")
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise SourceError(f"--model {spec}: returned {type(made).__name__}; {RETURNS}")
     from torch import nn
 
-    module, inputs = made
-    if not isinstance(module, nn.Module):
+    model = UserModel(*made)
+    if not isinstance(model.module, nn.Module):
         raise SourceError(
-            f"--model {spec}: the first thing returned is {type(module).__name__}; return (module, inputs) "
+            f"--model {spec}: the first thing returned is {type(model.module).__name__}; {RETURNS} "
             "with a torch.nn.Module"
         )
-    return module, inputs
+    return model
 
 
 def _find_function(spec: str) -> Callable[[], Any]:
@@ -141,5 +151,5 @@ class _MarkedLines(io.TextIOBase):
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return f"it calls sys.exit({error.code!r}); return (module, inputs)"
+        return f"it calls sys.exit({error.code!r}); {RETURNS}"
     return " ".join(f"{type(error).__name__}: {error}".split())

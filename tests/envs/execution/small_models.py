@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from envs.execution.interpreter import OPTIMIZERS
-from graphs.capture.step import mean_loss
+from graphs.capture.loss import find_loss
 from graphs.families import bert, cifar10, gpt, inception, llama, moe, nmt, ptb, randwire, resnet, vit
 from graphs.op_graph import IntArray, OpGraph
 
@@ -131,7 +131,7 @@ def plain_steps(
     losses = []
     for _ in range(count):
         chosen.zero_grad()
-        loss = mean_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+        loss, _ = find_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
         loss.backward()
         chosen.step()
         losses.append(float(loss.detach()))

@@ -1,0 +1,100 @@
+"""Finds the loss in what a module returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from graphs.capture.structures import leaves_of
+from graphs.op_graph import GraphError
+
+Loss: TypeAlias = str | Callable[[Any], Tensor]
+"""A key or attribute of what a module returns, or a function of that."""
+LOSS = "loss"
+N_NAMED = 6
+
+
+class CaptureError(GraphError):
+    """A model that cannot be captured; the message names the op or the reason."""
+
+
+def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str]]:
+    """Finds the loss in what a module returns.
+
+    Without `loss`, it is a scalar under the key or attribute `loss`, else a scalar result or the first
+    scalar of a tuple, else the average of the means of all float outputs. The mean of a complex tensor is
+    that of its real and imaginary parts.
+
+    Returns:
+        The loss, and the names of the outputs that were averaged; no names if the loss is an output.
+
+    Raises:
+        CaptureError: nothing is found, or what is found is no real float scalar.
+    """
+    if loss is not None:
+        return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
+    for found in (_part(returned, LOSS), returned):
+        if isinstance(found, Tensor) and found.numel() == 1 and (found.dim() == 0 or found is not returned):
+            if not found.is_complex():
+                return _scalar(found, LOSS), []
+    if isinstance(returned, tuple | list):
+        for item in returned:
+            if isinstance(item, Tensor) and item.dim() == 0 and item.is_floating_point():
+                return item.clone(), []
+    return _average(returned)
+
+
+def _part(returned: Any, key: str) -> Any:
+    """An item or attribute of what a module returns; None if there is none."""
+    return returned.get(key) if isinstance(returned, Mapping) else getattr(returned, key, None)
+
+
+def _chosen(returned: Any, key: str) -> Any:
+    found = _part(returned, key)
+    if found is None:
+        keys = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
+        raise CaptureError(
+            f"loss='{key}' is no key or attribute of what it returns: {type(returned).__name__}{keys}"
+        )
+    return found
+
+
+def _scalar(found: Any, loss: Loss) -> Tensor:
+    name = f"its '{loss}'" if isinstance(loss, str) else "what the loss function returns"
+    is_tensor = isinstance(found, Tensor)
+    if not is_tensor or found.numel() != 1 or not found.is_floating_point():
+        kind = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
+        raise CaptureError(f"{name} is {kind}, by which nothing is trained; a loss is one float number")
+    return found.reshape(()).clone()  # the traces cannot differentiate an output that is a view
+
+
+def _average(returned: Any) -> tuple[Tensor, list[str]]:
+    leaves_of(returned)
+    named = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(returned)[0]]
+    floats = {
+        name: leaf
+        for name, leaf in named
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    }
+    if not floats:
+        raise CaptureError(
+            f"it returns {type(returned).__name__}, in which there is no float tensor to take the loss of; "
+            "return a loss or float outputs"
+        )
+    means = [_real(tensor).mean() for tensor in floats.values()]
+    return means[0] if len(means) == 1 else torch.stack(means).mean(), [f"output{name}" for name in floats]
+
+
+def averaged_line(names: list[str]) -> str:
+    """Says which outputs a loss is the mean of."""
+    more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
+    return f"it returns no loss; the mean of {', '.join(names[:N_NAMED])}{more} is taken for it, see `loss`"
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor itself if it is real, else its real and imaginary parts."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

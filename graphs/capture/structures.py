@@ -1,0 +1,47 @@
+"""Nested inputs and outputs of modules, dataclasses among them, as torch's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Returns what is nested in a value; dataclasses in it are trees to torch from then on."""
+    leaves = pytree.tree_leaves(value)
+    unknown = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+    for kind in unknown:
+        _register(kind)
+    return leaves_of(value) if unknown else leaves
+
+
+def as_arguments(inputs: Any) -> Any:
+    """Returns a module's arguments as a sequence or mapping, where they may be one tensor or dataclass."""
+    leaves_of(inputs)
+    is_one = isinstance(inputs, Tensor) or (is_dataclass(inputs) and not isinstance(inputs, Mapping))
+    return (inputs,) if is_one else inputs
+
+
+def _register(kind: type) -> None:
+    """Makes a dataclass a tree of its fields; it is rebuilt without `__init__`, whose checks need values."""
+    names = [field.name for field in fields(kind)]
+
+    def flatten(value: Any) -> tuple[list[Any], list[str]]:
+        present = [name for name in names if hasattr(value, name)]
+        return [getattr(value, name) for name in present], present
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
+        leaves, present = flatten(value)
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(present, leaves, strict=True)], present
+
+    def unflatten(leaves: Any, present: list[str]) -> Any:
+        value = object.__new__(kind)
+        for name, leaf in zip(present, leaves, strict=True):
+            object.__setattr__(value, name, leaf)
+        return value
+
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

@@ -18,7 +18,8 @@ from envs.execution.packing import pack, pack_all, unpack, unpack_all
 from envs.execution.program import ExecutionError, TensorSpec
 from envs.execution.transports import SharedMemory, offsets_of
 from graphs.capture.captured_step import CapturedStep
-from graphs.capture.step import CaptureError, unwrapped
+from graphs.capture.loss import CaptureError
+from graphs.capture.step import unwrapped
 from graphs.op_graph import IntArray
 
 

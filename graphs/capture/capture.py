@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.loss import Loss, averaged_line
+from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
-from graphs.capture.step import CaptureError, Step, unwrapped
+from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.errors import printable
 from graphs.op_graph import OpGraph

@@ -37,10 +37,11 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     """
     if loss is not None:
         return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
-    for found in (_part(returned, LOSS), returned):
-        if isinstance(found, Tensor) and found.numel() == 1 and (found.dim() == 0 or found is not returned):
-            if not found.is_complex():
-                return _scalar(found, LOSS), []
+    own = _part(returned, LOSS)
+    if isinstance(own, Tensor) and own.numel() == 1:
+        return _scalar(own, LOSS), []
+    if isinstance(returned, Tensor) and returned.dim() == 0 and not returned.is_complex():
+        return _scalar(returned), []
     if isinstance(returned, tuple | list):
         for item in returned:
             if isinstance(item, Tensor) and item.dim() == 0 and item.is_floating_point():
@@ -63,10 +64,11 @@ def _chosen(returned: Any, key: str) -> Any:
     return found
 
 
-def _scalar(found: Any, loss: Loss) -> Tensor:
+def _scalar(found: Any, loss: Loss | None = None) -> Tensor:
     name = f"its '{loss}'" if isinstance(loss, str) else "what the loss function returns"
-    is_tensor = isinstance(found, Tensor)
-    if not is_tensor or found.numel() != 1 or not found.is_floating_point():
+    name = "its result" if loss is None else name
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+        is_tensor = isinstance(found, Tensor)
         kind = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
         raise CaptureError(f"{name} is {kind}, by which nothing is trained; a loss is one float number")
     return found.reshape(()).clone()  # the traces cannot differentiate an output that is a view

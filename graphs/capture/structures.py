@@ -39,7 +39,7 @@ def _register(kind: type) -> None:
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(present, leaves, strict=True)], present
 
     def unflatten(leaves: Any, present: list[str]) -> Any:
-        value = object.__new__(kind)
+        value: Any = object.__new__(kind)
         for name, leaf in zip(present, leaves, strict=True):
             object.__setattr__(value, name, leaf)
         return value

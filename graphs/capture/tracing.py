@@ -22,8 +22,9 @@ from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
-from graphs.capture.step import CaptureError, Step
+from graphs.capture.step import Step
 from graphs.capture.trace_failures import describe_failure, needs_values
 
 TESTED_TORCH = ("2.13", "2.14")

@@ -17,8 +17,8 @@ from tests.graphs.capture.capture_cases import Calls, Mlp
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda layer, x: layer(x) if x.sum() > 0 else x, "aten._local_scalar_dense"),
-        (lambda layer, x: layer(x) * x.sum().item(), "aten._local_scalar_dense"),
+        (lambda layer, x: layer(x) if x.sum() > 0 else x, "needs a tensor's value"),
+        (lambda layer, x: layer(x) * x.sum().item(), "needs a tensor's value"),
         (lambda layer, x: layer(x)[x[:, 0] > 0], "aten.nonzero"),
         (lambda layer, x: layer(x.T), "must have same reduction dim"),
         (lambda layer, x: x.long(), "no float tensor"),
@@ -51,10 +51,10 @@ def test_an_unknown_optimizer_is_refused() -> None:
 
 
 BRANCHES = {
-    "x.sum().item()": "aten._local_scalar_dense",
-    "x[x > 0]": "aten.nonzero",
-    "x.nonzero()": "aten.nonzero",
-    "bool(x.sum() > 0)": "aten._local_scalar_dense",
+    "x.sum().item()": "a tensor's value (`.item()`, `if tensor`)",
+    "x[x > 0]": "the values that aten.nonzero.default yields",
+    "x.nonzero()": "the values that aten.nonzero.default yields",
+    "bool(x.sum() > 0)": "a tensor's value (`.item()`, `if tensor`)",
 }
 
 
@@ -88,7 +88,7 @@ def test_an_op_that_needs_values_is_named_with_its_line(
     expression: str, training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = load_model(tmp_path / "sub" / "models.py", expression)
-    reason = re.escape(f"models.py:9: needs the values that {BRANCHES[expression]}.default yields")
+    reason = re.escape(f"models.py:9: needs {BRANCHES[expression]}")
     with pytest.raises(CaptureError, match=re.escape(f"captured: {tmp_path}/sub/") + reason):
         capture(module, torch.zeros(2, 4), training=training)
     monkeypatch.chdir(tmp_path)
@@ -100,11 +100,11 @@ def test_an_error_in_an_installed_model_is_named_with_the_line_of_the_package_or
     tmp_path: Path,
 ) -> None:
     installed = load_model(tmp_path / "site-packages" / "zoo" / "net.py", "x.sum().item()")
-    with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs the values"):
+    with pytest.raises(CaptureError, match=r"captured: zoo/net\.py:9: needs a tensor's value"):
         capture(installed, torch.zeros(2, 4))
     user = load_model(tmp_path / "mine.py", "self.net(x)")
     user.net = installed
-    with pytest.raises(CaptureError, match=r"/mine\.py:9: needs the values"):
+    with pytest.raises(CaptureError, match=r"/mine\.py:9: needs a tensor's value"):
         capture(user, torch.zeros(2, 4))
 
 

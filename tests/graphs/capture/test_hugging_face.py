@@ -82,5 +82,7 @@ def test_every_product_keeps_its_module(build: Callable[[], nn.Module], inputs: 
 
 def test_given_positions_are_traced_with_module_names() -> None:
     positions = torch.arange(16)[None]
-    graph = capture_silently(llama(), {"input_ids": TOKENS, "position_ids": positions}, training=True)
+    graph = capture_silently(
+        llama(), {"input_ids": TOKENS, "position_ids": positions, "labels": TOKENS}, training=True
+    )
     assert "model.layers.1.mlp.down_proj/mm" in graph.op_names

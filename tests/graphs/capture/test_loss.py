@@ -1,0 +1,119 @@
+"""The loss that a captured step trains is the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from agent import place
+from graphs.capture.capture import capture, capture_step
+from graphs.capture.loss import CaptureError, find_loss
+
+
+class Returns(nn.Module):
+    """Returns what a function makes of its output and its loss."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(4, 3), make
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        return self.make(y, y.square().mean())
+
+
+@dataclass
+class Outputs:
+    """What a model returns, as a dataclass."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+@dataclass
+class Inputs:
+    """What a model takes, as a dataclass."""
+
+    x: Tensor
+
+
+class OfDataclass(nn.Module):
+    """Takes and returns dataclasses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Inputs) -> Outputs:
+        logits = self.layer(inputs.x)
+        return Outputs(logits, 3 * logits)
+
+
+def first_step(module: nn.Module, inputs: Any, **options: Any) -> float:
+    plan = place(module, inputs, cluster="2xk80", placer="heft", **options)
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
+        return float(runner.step(**inputs) if isinstance(inputs, dict) else runner.step(inputs))
+
+
+def test_gpt2_with_labels_trains_its_own_loss() -> None:
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    module = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
+    ids = torch.randint(100, (2, 16))
+    batch = {"input_ids": ids, "labels": ids}
+    assert first_step(module, batch) == pytest.approx(float(module(**batch).loss.detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (lambda y, loss: {"logits": y, "loss": loss}, None),
+        (lambda y, loss: (y, loss), None),
+        (lambda y, loss: (loss, y, y.sum()), None),
+        (lambda y, loss: {"nll": loss, "loss": y.mean()}, "nll"),
+        (lambda y, loss: (y.sum(), {"all": loss}), lambda returned: returned[1]["all"]),
+    ],
+)
+def test_the_loss_is_found_in_what_is_returned(make: Any, loss: Any) -> None:
+    y = torch.randn(5, 3)
+    expected = y.square().mean()
+    assert find_loss(make(y, expected), loss) == (expected, [])
+
+
+def test_a_module_that_returns_loss_and_logits_trains_the_loss() -> None:
+    module, x = Returns(lambda y, loss: {"loss": loss, "logits": y}), torch.randn(5, 4)
+    assert first_step(module, x) == pytest.approx(float(module.layer(x).square().mean().detach()), abs=1e-6)
+
+
+def test_a_mean_of_outputs_is_named_in_one_line() -> None:
+    said: list[str] = []
+    capture(OfDataclass(), Inputs(torch.randn(5, 4)), notify=said.append)
+    (line,) = said
+    assert "the mean of output.logits, output.hidden is taken for it" in line
+    with pytest.raises(CaptureError, match=r"loss='nll' is no key or attribute.* with logits"):
+        find_loss({"logits": torch.ones(2)}, "nll")
+
+
+def test_dataclasses_are_read() -> None:
+    module, x = OfDataclass(), torch.randn(5, 4)
+    assert first_step(module, Inputs(x)) == pytest.approx(
+        float(2 * module.layer(x).mean().detach()), abs=1e-6
+    )
+
+
+def test_an_integer_loss_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"its result is torch.int64.*by which nothing is trained"):
+        capture(Returns(lambda y, loss: (y > 0).sum()), torch.randn(5, 4))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_module_is_unwrapped() -> None:
+    plain, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(5, 4)
+    steps = [capture_step(module, x, notify=lambda line: None) for module in (plain, torch.compile(plain))]
+    assert steps[0].graph.op_names == steps[1].graph.op_names

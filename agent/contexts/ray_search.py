@@ -3,8 +3,9 @@
 Tune runs and stops the trials; each keeps its own run's folder and goes on from its own checkpoint. A trial
 writes what it is at into its folder, and the study's process takes its record from there.
 
-Traps of Ray 2.60: a restored tuner reads its own pickles in the study's folder; a function that Tune runs is
-in no main thread, so signals are the study's.
+Tune unpickles what it goes on with, so every start is a new one: the study's record says what was drawn and
+how it ended, and nothing that Tune wrote before is read. A function that Tune runs is in no main thread, so
+signals are the study's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
@@ -23,12 +25,13 @@ from typing import Any
 import optuna
 import ray
 from ray import tune
-from ray.tune.search.optuna import OptunaSearch
 
 from agent.contexts.assignments import Choice, Range, read_space
 from agent.contexts.plans import sampled
+from agent.contexts.ray_proposals import TRIAL, Proposals, values_of
 from agent.contexts.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, Trial
 from agent.contexts.scheduler import Report
+from agent.contexts.search import drawn_before
 from agent.contexts.study import Study, trial_folder
 from agent.contexts.trial_process import TrialContext, TrialOutcome, TrialRequest, TrialTrainer
 from agent.training.config import TrainConfig
@@ -79,7 +82,7 @@ class Trainable:
 
     def __call__(self, drawn: Mapping[str, Any]) -> None:
         os.chdir(self.here)
-        trial = sampled(self.base, tune.get_context().get_trial_id(), values_of(self.space, drawn))
+        trial = sampled(self.base, drawn[TRIAL], values_of(self.space, drawn))
         files = self.folder / "attempts" / trial.name
         files.mkdir(parents=True, exist_ok=True)
         path = files / ATTEMPT.format(len(list(files.iterdir())) + 1)
@@ -90,14 +93,6 @@ class Trainable:
         write_json_atomic(path, {**about, "outcome": asdict(outcome)})
         if outcome.failed:
             raise RuntimeError(outcome.failed)
-
-
-def values_of(space: tuple[Choice | Range, ...], drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a draw of Tune stands for: of a choice it is the index."""
-    return {
-        part.field: part.values[drawn[part.field]] if isinstance(part, Choice) else drawn[part.field]
-        for part in space
-    }
 
 
 def run_ray_search(study: Study, report: Report) -> bool:
@@ -113,6 +108,13 @@ def run_ray_search(study: Study, report: Report) -> bool:
     one = Trainable(study.base, study.folder.absolute(), space, Path.cwd())
     trainable = tune.with_resources(lambda drawn: one(drawn), {"cpu": study.base.threads})
     record = _Recorder(study, report)
+    known = drawn_before(study, space)
+    n_left = study.config.trials - len(record.ended)
+    if n_left <= 0:
+        return True
+    own_files = study.folder.absolute() / "ray"
+    if own_files.exists():
+        shutil.rmtree(own_files)
     logging.getLogger("ray").setLevel(logging.ERROR)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
@@ -120,7 +122,7 @@ def run_ray_search(study: Study, report: Report) -> bool:
     watcher.start()
     try:
         with (study.folder / "ray.log").open("a") as log, redirect_stdout(log), interruptible():
-            _tuner(study, space, trainable).fit()
+            _tuner(study, Proposals(space, known, study), n_left, trainable).fit()
     except KeyboardInterrupt:
         return False
     finally:
@@ -131,37 +133,24 @@ def run_ray_search(study: Study, report: Report) -> bool:
     return len(record.ended) >= study.config.trials
 
 
-def _tuner(study: Study, space: tuple[Choice | Range, ...], trainable: Any) -> tune.Tuner:
-    path = study.folder.absolute() / "ray" / study.name
-    if tune.Tuner.can_restore(str(path)):
-        return tune.Tuner.restore(str(path), trainable, resume_unfinished=True)
+def _tuner(study: Study, proposals: Proposals, n_trials: int, trainable: Any) -> tune.Tuner:
     return tune.Tuner(
         trainable,
-        param_space={part.field: _domain(part) for part in space},
         tune_config=tune.TuneConfig(
             metric="score",
             mode="min",
-            search_alg=OptunaSearch(seed=study.base.seed),
+            search_alg=proposals,
             scheduler=_scheduler(study.config.prune),
-            num_samples=study.config.trials,
+            num_samples=n_trials,
             max_concurrent_trials=study.config.jobs,
         ),
         run_config=tune.RunConfig(
             name=study.name,
-            storage_path=str(path.parent),
+            storage_path=str(study.folder.absolute() / "ray"),
             failure_config=tune.FailureConfig(max_failures=study.config.attempts - 1),
             verbose=0,
         ),
     )
-
-
-def _domain(part: Choice | Range) -> Any:
-    if isinstance(part, Choice):
-        return tune.choice(range(len(part.values)))  # lists have no place in Optuna's storage
-    if part.is_whole:
-        bounds = int(part.least), int(part.most) + 1
-        return tune.lograndint(*bounds) if part.is_log else tune.randint(*bounds)
-    return (tune.loguniform if part.is_log else tune.uniform)(part.least, part.most)
 
 
 def _scheduler(prune: str) -> Any:
@@ -241,5 +230,5 @@ def _given_up(folder: Path) -> set[str]:
             for text, _ in json.loads(path.read_text())["trial_data"]:
                 state = json.loads(text)
                 if state["status"] == "TERMINATED":
-                    names.add(state["trial_id"])
+                    names.add(state["config"][TRIAL])
     return names

@@ -127,6 +127,7 @@ def train_on_ray(config: TrainConfig, folder: Path, *, resume: bool, n_workers: 
     mailbox = Mailbox.remote()  # type: ignore[attr-defined]
     job = _Job(config.to_json(), str(folder), resume, os.getcwd(), train, mailbox)
     own_files = folder.parent.absolute() / f".ray-{folder.name}"
+    shutil.rmtree(own_files, ignore_errors=True)  # nothing that is there already is read
     trainer = TorchTrainer(
         _work,
         train_loop_config={"job": job},

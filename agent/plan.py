@@ -229,6 +229,7 @@ def place(
     optimizer: str | None = "adam",
     training: bool = True,
     loss: Loss | None = None,
+    name: str | None = None,
     precision: str | None = None,
     granularity: str = "op",
 ) -> Plan:
@@ -248,6 +249,8 @@ def place(
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
         training: whether a module's backward pass and update are placed too.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
+        name: name of a module's graph, which placement files say; `--model` takes that of the function. The
+            class of the module by default.
         precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
         granularity: from `graphs.step_settings.GRANULARITIES`: what one decision places.
 
@@ -272,7 +275,7 @@ def place(
     if isinstance(model, OpGraph):
         captured, graph = None, model
     else:
-        captured = _capture(model, inputs, optimizer, training, loss)
+        captured = _capture(model, inputs, optimizer, training, loss, name)
         graph = captured.graph
     graph = prepared(graph, precision, granularity)
     problem = Problem(graph, chosen)
@@ -305,13 +308,15 @@ def _runner() -> TrialRunner:
 
 
 def _capture(
-    module: nn.Module, inputs: Any, optimizer: str | None, training: bool, loss: Loss | None
+    module: nn.Module, inputs: Any, optimizer: str | None, training: bool, loss: Loss | None, name: str | None
 ) -> CapturedStep:
     from graphs.capture.capture import capture_step
 
     if inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture_step(module, inputs, optimizer=optimizer, training=training, loss=loss, sources=True)
+    return capture_step(
+        module, inputs, optimizer=optimizer, training=training, loss=loss, name=name, sources=True
+    )
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph, granularity: str) -> Placer:

@@ -117,3 +117,10 @@ def test_a_compiled_module_is_unwrapped() -> None:
     plain, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(5, 4)
     steps = [capture_step(module, x, notify=lambda line: None) for module in (plain, torch.compile(plain))]
     assert steps[0].graph.op_names == steps[1].graph.op_names
+
+
+def test_a_module_is_placed_under_a_name_of_ones_own() -> None:
+    plan = place(
+        nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4), cluster="2xk80", placer="heft", name="mine"
+    )
+    assert plan.graph.name == "mine"

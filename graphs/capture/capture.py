@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.checkpointing import noticed_checkpoints
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
@@ -111,13 +112,15 @@ def capture_step(
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
-                with SourceLines() if sources else nullcontext():
+                with SourceLines() if sources else nullcontext(), noticed_checkpoints() as checkpointing:
                     traced = trace(step)
             if traced.why_no_calls:
                 notify(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
+            for line in checkpointing if training else ():
+                notify(f"model '{name}': {line}")
             if step.averaged:
                 notify(f"model '{name}': {averaged_line(step.averaged)}")
             if regions.lost:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -89,6 +90,17 @@ class WorkerProcess(Generic[Request, Answer]):
             return None
         self.kill()
         return Death(f"no result in {self._timeout_s:g} s")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process; false where there is no `/proc` to tell."""
+        if self._process is None:
+            return False
+        try:
+            status = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in "Tt"
 
     def kill(self) -> None:
         """Ends the process at once, if there is one."""

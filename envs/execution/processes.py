@@ -14,7 +14,7 @@ from envs.execution.cuda.stream_host import StreamHost
 from envs.execution.cuda.streams import Cuda
 from envs.execution.device_process import Answer, Command, DeviceHost
 from envs.execution.machine import CPU, check_devices
-from envs.execution.program import ExecutionError
+from envs.execution.program import ExecutionError, check_timeout
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import Death, WorkerProcess
 
@@ -38,7 +38,7 @@ class DeviceProcesses:
         memory: shared by all.
 
     Raises:
-        ExecutionError: this machine lacks a device.
+        ExecutionError: this machine lacks a device, or `timeout_s` is no number above 0.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class DeviceProcesses:
         timeout_s: float | None = None,
         cuda: Cuda | None = None,
     ) -> None:
+        check_timeout(timeout_s)
         self._names = [CPU] * devices if isinstance(devices, int) else list(devices)
         self._cuda = cuda or Cuda()
         self.n_devices = len(self._names)
@@ -122,7 +123,9 @@ class DeviceProcesses:
             deadline_s = min(process.deadline_s for process in waiting)
             patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
             wait([process.connection for process in waiting], patience_s)
-            for process, members in list(waiting.items()):
+            late = time.monotonic() >= deadline_s
+            # A device that waits for a stopped one is late too: the stopped one comes first.
+            for process, members in sorted(waiting.items(), key=lambda each: late and not each[0].is_stopped):
                 answer = process.answer()
                 if answer is None:
                     continue

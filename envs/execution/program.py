@@ -19,6 +19,16 @@ class ExecutionError(InputError):
     """A step that cannot be run, or that failed; the message says where and why."""
 
 
+def check_timeout(timeout_s: float | None) -> None:
+    """Checks a limit of seconds, None where there is none.
+
+    Raises:
+        ExecutionError: it is no number above 0.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise ExecutionError(f"timeout_s is {timeout_s}; give seconds above 0, or None for no limit")
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A place for one value of a step on one device."""

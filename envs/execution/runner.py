@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from envs.execution.cut import cut
@@ -66,7 +68,7 @@ class StepRunner:
         check_finite: whether a step whose loss is not finite is an error.
 
     Raises:
-        ExecutionError: the step cannot be cut, or the module is another one.
+        ExecutionError: the step cannot be cut, the module is another one, or an option is not finite.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class StepRunner:
         seed: int = 0,
         check_finite: bool = True,
     ) -> None:
+        _check_options(options or {})
+        self._busy = Lock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
         self.programs = cut(captured, device_of, processes.n_devices)
         self.check_finite = check_finite
@@ -153,6 +157,8 @@ class StepRunner:
             given = self.captured.step.flat_inputs(inputs)
         except CaptureError as error:
             raise ExecutionError(str(error)) from None
+        for tensor in given:
+            _check_values("an input", tensor)
         for place, tensor in zip(self._inputs, given, strict=True):
             place.copy_(tensor)
 
@@ -174,6 +180,7 @@ class StepRunner:
             if keys:
                 raise ExecutionError(f"the state {label} key '{min(keys)}'; give the module's state_dict")
         for key, path in self._path_of_key.items():
+            _check_values(f"'{key}' of the state", state[key])
             if state[key].shape != self.captured.step.state[path].shape:
                 raise ExecutionError(
                     f"'{key}' is {list(state[key].shape)} in the state; "
@@ -229,7 +236,12 @@ class StepRunner:
     def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         if not self.processes.running:
             raise ExecutionError("the runner is closed; compile the plan again")
-        return self.processes.ask(commands)
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError("another thread uses this runner; let one thread at a time call it")
+        try:
+            return self.processes.ask(commands)
+        finally:
+            self._busy.release()
 
     def _result(self, records: Sequence[StepRecord]) -> Tensor | list[Tensor]:
         self.n_steps += 1
@@ -245,6 +257,22 @@ class StepRunner:
                 "or begin from an earlier state"
             )
         return loss
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ExecutionError(f"{name} is {value}; give the optimizer a finite number")
+
+
+def _check_values(what: str, value: Any) -> None:
+    """Checks that something is a tensor whose values lie densely in memory."""
+    if not isinstance(value, Tensor):
+        raise ExecutionError(f"{what} is {type(value).__name__}; give a tensor")
+    if value.is_meta:
+        raise ExecutionError(f"{what} is a meta tensor, which has no values; give one that has")
+    if value.layout is not torch.strided:
+        raise ExecutionError(f"{what} is a sparse tensor; give a dense one, as .to_dense() makes")
 
 
 def _keys(module: nn.Module, captured: CapturedStep) -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from envs.execution.device_process import DeviceHost, DeviceTask
-from envs.execution.program import ExecutionError, TensorSpec, Transfer
+from envs.execution.program import ExecutionError, TensorSpec, Transfer, check_timeout
 from envs.execution.transports import SharedMemory
 from envs.execution.wire import decode, encode
 
@@ -36,6 +36,7 @@ class TorchrunDevices:
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:
+        check_timeout(timeout_s)
         self._begun = not dist.is_initialized()
         if self._begun:
             if "RANK" not in os.environ:

@@ -92,12 +92,14 @@ def test_a_device_that_dies_is_named_and_the_others_are_ended(
     assert not processes.running
 
 
-def test_a_device_that_hangs_is_given_up() -> None:
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_device_that_hangs_is_named_though_another_waits_for_it(device: int) -> None:
     with DeviceProcesses(2, timeout_s=8.0) as processes:
         runner = runner_of(Net(), processes)
         runner.step(*INPUTS)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGSTOP)
-        with pytest.raises(ExecutionError, match=r"^device [01]: no result in 8 s$"):
+        hanging = processes._processes[device]._process
+        os.kill((hanging and hanging.pid) or 0, signal.SIGSTOP)
+        with pytest.raises(ExecutionError, match=rf"^device {device}: no result in 8 s$"):
             runner.step(*INPUTS)
         assert not processes.running
 
@@ -163,6 +165,29 @@ def test_other_inputs_states_and_modules_are_refused(processes: DeviceProcesses)
         on_meta = Net()
     with pytest.raises(ExecutionError, match=r"'first.weight' is on the meta device and has no values"):
         StepRunner(step, placed, on_meta, processes)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, 0.0])
+def test_a_time_limit_is_a_number_above_0(timeout_s: float) -> None:
+    with pytest.raises(ExecutionError, match=r"timeout_s is .*; give seconds above 0"):
+        DeviceProcesses(2, timeout_s)
+
+
+def test_values_that_cannot_be_computed_with_are_refused(processes: DeviceProcesses) -> None:
+    net = Net()
+    step = captured(net)
+    placed = random_devices(step.graph, 2, 0)
+    with pytest.raises(ExecutionError, match="lr is nan; give the optimizer a finite number"):
+        StepRunner(step, placed, net, processes, options={"lr": float("nan")})
+    runner = StepRunner(step, placed, net, processes)
+    for given, reason in ((INPUTS[0].to("meta"), "meta tensor"), (INPUTS[0].to_sparse(), "sparse tensor")):
+        with pytest.raises(ExecutionError, match=f"an input is a {reason}"):
+            runner.step(given)
+    with pytest.raises(ExecutionError, match="of the state is str; give a tensor"):
+        runner.load_state_dict(dict.fromkeys(runner.state_dict(), "text"))  # type: ignore[arg-type]
+    with runner._busy, pytest.raises(ExecutionError, match="another thread uses this runner"):
+        runner.step(*INPUTS)
+    assert torch.isfinite(runner.step(*INPUTS))
 
 
 def test_state_goes_in_and_out_under_the_keys_of_the_module(processes: DeviceProcesses) -> None:

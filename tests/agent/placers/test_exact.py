@@ -130,6 +130,9 @@ def test_a_model_that_takes_too_long_to_make_leaves_its_time_to_the_search(monke
 
 def test_what_is_not_proven_is_searched_with_the_evaluations_that_are_left() -> None:
     problem = random_problem(100, n_ops=60, n_devices=3)
+    PLACERS["exact"].place(
+        problem, Budget(50_000, seconds=0.1), np.random.default_rng(0)
+    )  # loads the solvers
     found = PLACERS["exact"].place(problem, Budget(50_000, seconds=0.5), np.random.default_rng(0))
     assert found.evaluations > START_EVALUATIONS
     assert 0.0 <= found.lower_bound_s < found.step_time.total_s

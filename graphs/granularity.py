@@ -61,9 +61,9 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
 def by_module(graph: OpGraph) -> list[str]:
     """Groups ops by module path; a sum of gradients goes where it is read first, to its tensor's producer."""
     paths = list(graph.modules)
-    for op in range(graph.n_ops - 1, -1, -1):
+    for op in reversed([op for op, path in enumerate(paths) if not path]):
         is_sum = graph.phases[op] == "backward" and graph.op_types[op].startswith(SUM_OF_GRADIENTS)
-        if is_sum and not paths[op] and len(readers := graph.successors.row(op)):
+        if is_sum and len(readers := graph.successors.row(op)):
             paths[op] = paths[readers[0]]
     return paths
 

@@ -20,8 +20,6 @@ from graphs.registry import Registry
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
-UNLIMITED = 2**31
-"""More evaluations than any search makes."""
 N_LEADERS = 3
 """Placements that a search remembers, to go on from several."""
 LEAST_SECONDS = 1e-9
@@ -38,7 +36,8 @@ class Budget:
 
     Attributes:
         evaluations: simulated complete placements, at least 1; None = no limit.
-        seconds: wall time, more than 0; None = no limit. A first placement is scored in any case.
+        seconds: wall time, more than 0; None = no limit. A first placement is scored in any case, by
+            heuristics as soon as they have one.
 
     Raises:
         PlacerError: on construction, if a limit is out of range or there is none at all.
@@ -104,10 +103,17 @@ class SearchState:
     by another strategy, the best is kept; `leaders` are the best few of those, best first.
     """
 
-    def __init__(self, problem: Problem, budget: Budget) -> None:
+    def __init__(self, problem: Problem, budget: Budget, *, must_place: bool = True) -> None:
+        """Begins the run; the clock starts.
+
+        Args:
+            must_place: whether a placement is needed, however long it takes.
+        """
         self.problem = problem
         self.budget = budget
+        self.must_place = must_place
         self.evaluations = 0
+        self.simulation_s = 0.0  # wall seconds of the last simulations that were scored, each; 0 before
         self.lower_bound_s = 0.0
         self.leaders: list[Leader] = []
         self._improvements = Improvements()
@@ -147,11 +153,23 @@ class SearchState:
             return 0
         return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
 
+    def batch(self, seconds_each: float) -> int:
+        """Returns how many evaluations to make before the clock is read again, 0 where the budget is spent.
+
+        Args:
+            seconds_each: wall seconds that an evaluation takes; 0 if that is not known yet.
+        """
+        batch = min(self.left, BATCH)
+        if self.budget.seconds is None or not batch:
+            return batch
+        in_time = int(self.seconds_left / seconds_each) if seconds_each else 1
+        return min(batch, max(in_time, 1))
+
     @property
-    def _evaluations_left(self) -> int:
-        """Evaluations that may still be spent, however many seconds have passed."""
+    def _overdue(self) -> int:
+        """Evaluations to make at once, however many seconds have passed."""
         most = self.budget.evaluations
-        return UNLIMITED if most is None else max(most - self.evaluations, int(self.best is None))
+        return BATCH if most is None else min(max(most - self.evaluations, int(self.best is None)), BATCH)
 
     @property
     def is_feasible(self) -> bool:
@@ -162,6 +180,14 @@ class SearchState:
     def seconds_left(self) -> float:
         """Wall seconds until the limit, if there is one; negative beyond it."""
         return np.inf if self.budget.seconds is None else self.budget.seconds - self.elapsed_s
+
+    def has_time(self, simulations: int, *, but_s: float = 0.0) -> bool:
+        """Says whether the budget is not spent, and what takes as long as some simulations will end in time.
+
+        Args:
+            but_s: seconds of the budget that are for something else.
+        """
+        return self.left > 0 and simulations * self.simulation_s < self.seconds_left - but_s
 
     def score(self, devices_of: IntArray, *, overdue: bool = False) -> FloatArray:
         """Simulates placements until the budget ends, and keeps the best.
@@ -176,11 +202,12 @@ class SearchState:
         """
         scores = [np.zeros((0, 2))]
         done = 0
-        while done < len(devices_of) and (left := self._evaluations_left if overdue else self.left):
-            batch = devices_of[done : done + min(left, BATCH)]
+        while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
+            batch, began = devices_of[done : done + n], time.perf_counter()
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
             over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
+            self.simulation_s = (time.perf_counter() - began) / len(batch)
             for row in np.lexsort((total_s, over_bytes))[:1]:
                 self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
             scores.append(np.stack([total_s, over_bytes], axis=1))
@@ -206,32 +233,24 @@ class SearchState:
         if is_best and over_bytes == 0.0:
             self._improvements.add(self.evaluations, self.elapsed_s, total_s)
 
-    def run_alone(self, strategy: Strategy, rng: np.random.Generator) -> None:
+    def run_alone(self, strategy: Strategy, rng: np.random.Generator, *, within_s: float = np.inf) -> None:
         """Runs another strategy with what is left of the budget, and keeps its best placement.
 
         It does what it would do alone: one that plans until a placement is feasible does not take the present
-        best for its own.
+        best for its own. But if there is a best, the other strategy may end without a placement.
+
+        Args:
+            within_s: seconds that the other strategy may take, if not all that are left.
         """
         evaluations, seconds = self.budget.evaluations, self.budget.seconds
         budget = Budget(
             None if evaluations is None else self.left,
-            None if seconds is None else max(seconds - self.elapsed_s, LEAST_SECONDS),
+            None if seconds is None else max(min(self.seconds_left, within_s), LEAST_SECONDS),
         )
-        self._take(SearchState(self.problem, budget), strategy, rng)
-
-    def run_to_end(self, heuristic: Strategy, rng: np.random.Generator) -> None:
-        """Does what `run_alone` does, but seconds do not end it, so that nothing it would find is missed.
-
-        Args:
-            heuristic: ends by itself.
-        """
-        if most := self._evaluations_left:
-            self._take(SearchState(self.problem, Budget(most)), heuristic, rng)
-
-    def _take(self, search: SearchState, strategy: Strategy, rng: np.random.Generator) -> None:
-        """Runs a strategy in a search of its own, and keeps its best placement."""
-        before = self.evaluations, self.elapsed_s
+        search = SearchState(self.problem, budget, must_place=self.must_place and self.best is None)
+        search.simulation_s, before = self.simulation_s, (self.evaluations, self.elapsed_s)
         strategy(search, rng)
+        self.simulation_s = search.simulation_s
         self._improvements.add_later(search._improvements.all(), *before)
         self.spend(search.evaluations)
         if search.best is not None:

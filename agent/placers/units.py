@@ -69,15 +69,13 @@ def units_by_layer(graph: OpGraph) -> IntArray:
     gradients alone, with the earliest of their producers. Segments of this order are the pipeline stages that
     an engineer would draw: a stage runs the backward of its own layers.
     """
-    anchor = np.arange(graph.n_ops)
     forward = np.array([phase == "forward" for phase in graph.phases], dtype=bool)
-    for op in np.flatnonzero(~forward):
-        readable = graph.predecessors.row(int(op))
-        made_forward = readable[forward[readable]]
-        if len(made_forward):
-            anchor[op] = anchor[made_forward].max()
-        elif len(readable):
-            anchor[op] = anchor[readable].min()
+    anchor = np.where(forward, np.arange(graph.n_ops), -1)
+    producer, consumer = graph.edges.T
+    from_forward = forward[producer] & ~forward[consumer]
+    np.maximum.at(anchor, consumer[from_forward], producer[from_forward])
+    for op in np.flatnonzero(anchor < 0):
+        anchor[op] = anchor[graph.predecessors.row(int(op))].min(initial=op)
     rank = np.where(graph.is_compute, np.arange(graph.n_ops), np.arange(graph.n_ops) + graph.n_ops)
     leader = np.full(len(graph.units), 2 * graph.n_ops)
     np.minimum.at(leader, graph.unit_of, rank)

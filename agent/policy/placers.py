@@ -15,7 +15,7 @@ from agent.placers.completion import complete_placement
 from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
-from agent.placers.search.refine import score_heuristics
+from agent.placers.search.refine import score_starts
 from envs.problem import InfeasibleError, Problem
 from graphs.op_graph import IntArray
 from graphs.registry import Registry
@@ -185,7 +185,7 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Poli
     Where the budget is short for an episode, as one second is on a graph of a thousand ops, only the greedy
     one is decoded.
     """
-    score_heuristics(search, rng)
+    score_starts(search, rng)
     if search.left:
         before = search.progress
         decoder = _Decoder(search, rng, policy, order)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from agent.placers.base import BATCH, Leader, SearchState, placer
+from agent.placers.base import Leader, SearchState, Strategy, placer
 from agent.placers.heuristics.list_scheduling import heft, m_etf
 from agent.placers.heuristics.single import single
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
-from agent.placers.search.segments import segments_of
-from agent.placers.units import units_of
+from agent.placers.search.segments import Segments, segments_of
+from agent.placers.units import Units, units_of
 from envs.problem import Problem
 from envs.simulator.kernels import new_pair
 from graphs.interrupts import interrupts_put_off
@@ -22,6 +24,13 @@ MODULE_SHARE, MODULE_DECAY = 0.5, 3
 is left. Tuned on a sixth of the benchmark graphs."""
 RACE_SHARE = 0.2
 """Share of the budget that is left, for descents from several starts. Tuned likewise."""
+COOL_MOVES = 200
+"""Moves for each unit from which on annealing finds more than a descent does. Tuned likewise, and on large
+graphs that no test uses."""
+PLANNING = 30
+"""Simulations of a placement that take about as long as a list scheduler, or as laying out a chain."""
+STARTS: tuple[Strategy, ...] = (single, heft, m_etf)
+"""Heuristics that local search begins with: the quickest of the good ones."""
 
 
 @placer("annealing", uses_rng=True)
@@ -38,10 +47,23 @@ def annealing(search: SearchState, rng: np.random.Generator) -> None:
 @placer("local-search", uses_rng=True)
 def local_search(search: SearchState, rng: np.random.Generator) -> None:
     """Descends with annealing's moves from the best of the single devices and list schedules."""
-    for start in (single, heft, m_etf):
-        if search.left:
+    for start in STARTS:
+        if search.best is None or search.has_time(PLANNING):
             start(search, rng)
-    run_chain(search, rng, 0.0, 0.0)
+    if search.has_time(PLANNING):
+        run_chain(search, rng, 0.0, 0.0)
+
+
+class Layout(NamedTuple):
+    """The placement units of a problem, and those that annealing moves together."""
+
+    units: Units
+    segments: Segments
+
+
+def layout_of(problem: Problem) -> Layout:
+    """Lays out what chains on a problem move."""
+    return Layout(units_of(problem), segments_of(problem.graph))
 
 
 def run_chain(
@@ -50,6 +72,7 @@ def run_chain(
     first: float,
     last: float,
     *,
+    layout: Layout | None = None,
     start: Leader | None = None,
     until: float = 1.0,
 ) -> None:
@@ -58,40 +81,50 @@ def run_chain(
     Args:
         first, last: temperatures, in steps on the fastest single device; it cools geometrically, and with
             `first` 0 it only descends.
+        layout: of the problem, if it was made before.
         start: where it begins; the best placement of the search unless another is given.
         until: share of the whole budget, 0 to 1.
     """
     problem, start = search.problem, start or next(iter(search.leaders), None)
     if problem.n_devices == 1 or start is None:
         return
-    units, segments, chain = units_of(problem), segments_of(problem.graph), _new_chain(problem, start)
+    layout, chain = layout or layout_of(problem), _new_chain(problem, start)
     track_memory = not problem.always_fits
-    began = search.progress
-    while (left := min(search.left, BATCH)) and search.progress < until:
+    began, move_s = search.progress, search.simulation_s
+    while (n_moves := search.batch(move_s)) and search.progress < until:
         cooled = (search.progress - began) / (until - began)
         temperature = first * (last / first) ** cooled if first else 0.0
         module_share = MODULE_SHARE * (1.0 - cooled) ** MODULE_DECAY
+        before_s = search.elapsed_s
         # numba calls Python code to take a generator apart, and crashes if that is interrupted.
         with interrupts_put_off():
             anneal(
-                *(problem.arrays, units, segments, chain, left),
+                *(problem.arrays, *layout, chain, n_moves),
                 *(temperature, module_share, problem.scale_s, track_memory, rng),
             )
-        search.evaluations += left
+        search.evaluations += n_moves
+        move_s = (search.elapsed_s - before_s) / n_moves
         search.keep(chain.best, float(chain.best_score[TOTAL_S]), float(chain.best_score[OVER_BYTES]))
 
 
 def anneal_from_leaders(search: SearchState, rng: np.random.Generator) -> None:
     """Anneals from what a short descent from each of the leaders leads to, cool enough not to lose it.
 
-    On large graphs the best start is often not the one that leads furthest.
+    On large graphs the best start is often not the one that leads furthest. Where the seconds of the budget
+    end after few moves, by what the descents show, it goes on descending instead of annealing.
     """
-    leaders, began = search.leaders, search.progress
+    if not search.has_time(PLANNING):
+        return
+    leaders, began, layout = search.leaders, search.progress, layout_of(search.problem)
+    evaluations, temperature = search.evaluations, COOL_TEMPERATURE
     if len(leaders) > 1:
         for number, leader in enumerate(leaders, start=1):
             until = began + (1.0 - began) * RACE_SHARE * number / len(leaders)
-            run_chain(search, rng, 0.0, 0.0, start=leader, until=until)
-    run_chain(search, rng, COOL_TEMPERATURE, LAST_TEMPERATURE)
+            run_chain(search, rng, 0.0, 0.0, layout=layout, start=leader, until=until)
+        n_moves = (search.evaluations - evaluations) / RACE_SHARE
+        if search.budget.seconds is not None and n_moves < COOL_MOVES * len(search.problem.graph.units):
+            temperature = 0.0
+    run_chain(search, rng, temperature, LAST_TEMPERATURE, layout=layout)
 
 
 def _new_chain(problem: Problem, start: Leader) -> AnnealingChain:

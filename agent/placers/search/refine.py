@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import PLACERS, SearchState, placer
-from agent.placers.search.annealing import anneal_from_leaders
+from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
 from agent.placers.search.rollout import draw_rollouts
 
+START_SHARE = 0.6
+"""Share of a budget of seconds that heuristics may take together. Tuned on large graphs that no test uses."""
 SAMPLES = 16
 """Rollouts that `rollout-refine` draws, where the budget allows; as many as `policy-refine` draws."""
 BATCH_COST, MAX_DRAWING_SHARE = 4, 0.25
@@ -17,8 +19,8 @@ that is spent on them at most: annealing makes more of the rest."""
 
 @placer("refine", uses_rng=True)
 def refine(search: SearchState, rng: np.random.Generator) -> None:
-    """Anneals, cool, from the best few that the heuristics find; so never worse than any of them."""
-    score_heuristics(search, rng)
+    """Anneals, cool, from the best few that the heuristics find; so never worse than any that it tried."""
+    score_starts(search, rng)
     anneal_from_leaders(search, rng)
 
 
@@ -28,7 +30,7 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
 
     It is `policy-refine` with the network left out. Where the budget is short, no rollouts are drawn.
     """
-    score_heuristics(search, rng)
+    score_starts(search, rng)
     before = search.progress
     if search.left:
         draw_rollouts(search, rng, 0)
@@ -37,12 +39,18 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
     anneal_from_leaders(search, rng)
 
 
-def score_heuristics(search: SearchState, rng: np.random.Generator) -> None:
-    """Scores what each heuristic of the registry finds by itself, as long as evaluations are left.
+def score_starts(search: SearchState, rng: np.random.Generator) -> None:
+    """Scores what each heuristic of the registry finds by itself.
 
-    Seconds do not end this: they limit what follows. So searches that begin here are never worse than a
-    heuristic with the same budget, unless it has fewer evaluations than the heuristics make together.
+    With a budget of evaluations alone every heuristic is scored, as long as any are left; so searches that
+    begin here are never worse than a heuristic. With seconds, those that local search begins with come first,
+    all get `START_SHARE` of the seconds together, and one that would take longer is left out.
     """
-    for heuristic in PLACERS.values():
-        if heuristic.is_start:
-            search.run_to_end(heuristic.strategy, rng)
+    starts = [placer.strategy for placer in PLACERS.values() if placer.is_start]
+    but_s = 0.0
+    if search.budget.seconds is not None:
+        starts = list(dict.fromkeys([*STARTS, *starts]))
+        but_s = (1.0 - START_SHARE) * search.budget.seconds
+    for strategy in starts:
+        if search.best is None or search.has_time(PLANNING, but_s=but_s):
+            search.run_alone(strategy, rng, within_s=search.seconds_left - but_s)

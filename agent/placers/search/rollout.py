@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
-from agent.placers.heuristics.fill import first_feasible
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
-from agent.placers.units import per_unit
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import HORIZONS, column
 from envs.mdp.observation import Observation
 from envs.problem import InfeasibleError, Problem
-from graphs.op_graph import FloatArray, IntArray
+from graphs.op_graph import IntArray
 
 STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
+DECISIONS = 16
+"""Decisions between two readings of the clock."""
 PARTICLES = 63
 """Episodes of `rollout-beam` beside the greedy one, where the budget allows; as `policy-beam` has."""
 
@@ -33,13 +35,7 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
     `envs.mdp.rollout_features`; ties go to the earlier mean finish.
     """
-    problem = search.problem
-
-    def plan(limit_bytes: FloatArray) -> IntArray:
-        (device_of,) = _roll_out(problem.with_memory(limit_bytes), 0, rng)
-        return per_unit(problem.graph, complete_placement(problem, device_of))
-
-    first_feasible(search, plan)
+    draw_rollouts(search, rng, 0)
 
 
 @placer("rollout-beam", uses_rng=True)
@@ -55,13 +51,18 @@ def rollout_beam(search: SearchState, rng: np.random.Generator) -> None:
 def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -> None:
     """Scores the greedy rollout and drawn ones, with less memory until one is feasible.
 
+    Rollouts that would not end in time are given up, unless the search needs a first placement.
+
     Args:
         n_drawn: how many are drawn, where the budget allows.
     """
     problem = search.problem
 
     def attempt(limits: MemoryLimits) -> IntArray | None:
-        found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng)
+        limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
+        found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
+        if found is None:
+            return None
         complete = np.stack([complete_placement(problem, device_of) for device_of in found])
         over_bytes = search.score(complete, overdue=True)[:, 1]
         return None if (over_bytes == 0.0).any() or not search.left else complete[0]
@@ -69,11 +70,13 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     retry_until_feasible(problem, attempt)
 
 
-def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator) -> IntArray:
+def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray | None:
     """Devices of each op in the greedy episode and in drawn ones, int (1 + n_drawn, n_ops).
 
-    They are -1 from the first op on that no device has memory for.
+    They are -1 from the first op on that no device has memory for. None if the episodes would take longer
+    than a limit, by the decisions so far.
     """
+    began, n_units = time.perf_counter(), len(problem.graph.units)
     nothing_placed = np.full((1 + n_drawn, problem.graph.n_ops), -1)
     if not problem.graph.is_compute.any():
         return nothing_placed
@@ -93,6 +96,9 @@ def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator) -> IntAr
             replace_slow(batch, episodes, is_drawn)
         done = batch.step(_choose(batch.observation, is_drawn, rng))[1]
         decisions += 1
+        passed_s = time.perf_counter() - began
+        if decisions % DECISIONS == 0 and passed_s * n_units > limit_s * decisions:
+            return None
     return np.stack([batch.result(episode).device_of for episode in range(batch.n)])
 
 

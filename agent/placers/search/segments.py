@@ -33,7 +33,8 @@ def segments_of(graph: OpGraph) -> Segments:
     A module counts if it holds several units, but not all. Graphs without module paths have none.
     """
     paths = _module_paths(graph)
-    by_path = np.array(sorted(range(len(paths)), key=lambda unit: (paths[unit], unit)), dtype=np.int64)
+    rank = {path: at for at, path in enumerate(sorted(set(paths)))}
+    by_path = np.argsort(np.array([rank[path] for path in paths], dtype=np.int64), kind="stable")
     sequences = np.stack([units_by_program(graph), units_by_layer(graph), by_path])
     positions = np.argsort(sequences, axis=1)
     modules, first, end = _modules(paths, positions[-1])
@@ -50,7 +51,8 @@ def _module_paths(graph: OpGraph) -> list[tuple[int, ...]]:
     leader = np.empty(len(graph.units), dtype=np.int64)
     leader[graph.unit_of[compute_first[::-1]]] = compute_first[::-1]
     number: dict[str, int] = {}
-    return [_numbered(names[op], number) for op in leader]
+    numbered = {path: _numbered(path, number) for path in dict.fromkeys(names[op] for op in leader)}
+    return [numbered[names[op]] for op in leader]
 
 
 def _numbered(path: str, number: dict[str, int]) -> tuple[int, ...]:

@@ -259,7 +259,7 @@ def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
         search.score(np.zeros((1, PROBLEM.graph.n_ops), dtype=np.int64))
 
     monkeypatch.setattr(decoding, "decode", decode)
-    monkeypatch.setattr("agent.policy.placers.score_heuristics", score_one_device)
+    monkeypatch.setattr("agent.policy.placers.score_starts", score_one_device)
     policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
     found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert found.step_time.total_s <= walked.step_time.total_s

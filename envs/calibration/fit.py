@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -12,6 +12,16 @@ from envs.calibration.calibration import NEEDED, Calibration, ClassFit, model_ty
 from envs.calibration.efficiency import BATCHED_TILES, TILES, Machine, MatmulModel, MatmulWork, Model
 from envs.calibration.measured_ops import ITEM_BYTES, MeasurementError, OpTable
 from envs.calibration.op_classes import TENSOR
+from envs.calibration.parameters import (
+    BELOW_POWER,
+    BURST,
+    CACHES,
+    CONVOLUTION,
+    MATMUL,
+    STREAMING,
+    TRAFFIC,
+    Parameter,
+)
 from envs.cluster.kinds import KINDS, Kind
 from graphs.op_graph import FloatArray
 
@@ -32,53 +42,12 @@ SOURCE = (
 LICENCE = "MIT"
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """How a parameter is fitted: where it begins, its bounds, and how much it is held where it began."""
-
-    start: float
-    low: float
-    high: float
-    stiffness: float = 0.1
-
-
-MATMUL = {
-    "launch_s": Parameter(3e-5, 5e-6, 3e-4),
-    "efficiency": Parameter(0.9, 0.2, 2.0),
-    "sustained": Parameter(1.0, 0.1, 2.5),
-    "traffic": Parameter(0.8, 0.4, 1.0),
-    "prologue": Parameter(3.0, 0.1, 150.0, 0.03),
-    "tile_cost": Parameter(5.0, 0.4, 60.0, 0.05),
-    "waves": Parameter(0.5, 0.05, 0.98, 0.05),
-    "overlap": Parameter(3.0, 1.3, 12.0, 0.05),
-    "cache": Parameter(3.0, 0.3, 20.0, 0.05),
-    "deep": Parameter(0.05, 0.005, 4.0, 0.05),
-}
-CONVOLUTION = MATMUL | {
-    "tile_cost": Parameter(8.0, 0.4, 60.0, 0.2),
-    "fused": Parameter(0.8, 0.2, 2.5),
-    "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
-    "transforms": Parameter(0.7, 0.1, 2.0),
-}
-BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
-"""What is fitted too of boards whose power limits their matrix products."""
-TRAFFIC = {
-    "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
-    "efficiency": Parameter(0.8, 0.2, 1.2),
-    "reread": Parameter(0.3, 1e-3, 2.0, 0.02),
-    "in_flight": Parameter(15.0, 1.0, 100.0, 0.05),
-    "steepness": Parameter(4.0, 0.5, 20.0, 0.02),
-}
-STREAMING = ("launch_s", "efficiency")
-"""What is fitted of a traffic model where rows have no meaning."""
-CACHES = {
-    "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
-    "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),
-    "cached": Parameter(8.0, 1.0, 100.0, 0.05),
-    "room_bytes": Parameter(3e7, 1e5, 1e10, 0.02),
-    "fade": Parameter(2.0, 0.5, 8.0, 0.05),
-}
-"""What is fitted of a device of one's own, whose caches decide."""
+LONG_S, LONG_ROWS = 0.1, 20
+"""Rows of this many seconds show what a board sustains, as a timing repeats each of them for seconds; and how
+many of them can refute a burst."""
+BURST_GAIN = 0.1
+"""Share by which a burst has to lower the median error where there are so many. Long ops are large ones, so
+its parameters can stand for shapes instead."""
 OWN = "measured"
 """The generation of such a device."""
 
@@ -209,20 +178,45 @@ def thinned(table: OpTable) -> OpTable:
 
 def _fit(table: OpTable, kind: Kind) -> Model:
     table = thinned(table)
+
+    def errors(model: Model) -> FloatArray:
+        return np.log(predict(model, table, kind) / table.seconds)
+
+    limits = _limits(table, kind)
+    model = _least_squares(limits, errors, table.op_class)
+    if not BURST.keys() <= limits.keys() or (table.seconds >= LONG_S).sum() < LONG_ROWS:
+        return model
+    steady = _least_squares(_without_burst(limits, model), errors, table.op_class)
+    burst_error, steady_error = (float(np.median(np.abs(errors(fitted)))) for fitted in (model, steady))
+    return model if burst_error < (1 - BURST_GAIN) * steady_error else steady
+
+
+def _limits(table: OpTable, kind: Kind) -> Mapping[str, Parameter]:
+    """Returns the parameters to fit: those of the type of model, and of a board that power limits."""
     if issubclass(model_type(table.op_class), MatmulModel):
         share = power_share(kind, table.dtype)
-        limits = {
+        return {
             **(CONVOLUTION if table.op_class == "conv" else MATMUL),
             "sustained": replace(MATMUL["sustained"], start=share),
             **(BURST if share < 1 else {}),
         }
-    elif kind.generation == OWN:
-        limits = CACHES
-    else:
-        limits = {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
-    return _least_squares(
-        limits, lambda model: np.log(predict(model, table, kind) / table.seconds), table.op_class
-    )
+    if kind.generation == OWN:
+        return CACHES
+    return {name: TRAFFIC[name] for name in STREAMING} if table.op_class == "elementwise" else TRAFFIC
+
+
+def _without_burst(limits: Mapping[str, Parameter], model: Model) -> dict[str, Parameter]:
+    """Returns the parameters to fit without a burst, those of `BELOW_POWER` held where a model has them."""
+
+    def held(name: str, limit: Parameter) -> Parameter:
+        start = float(np.clip(getattr(model, name), 1.001 * limit.low, limit.high / 1.001))
+        return replace(limit, start=start, stiffness=10.0)
+
+    return {
+        name: held(name, limit) if name in BELOW_POWER else limit
+        for name, limit in limits.items()
+        if name not in BURST
+    }
 
 
 def _least_squares(

@@ -11,6 +11,7 @@ import pytest
 
 from envs.calibration.__main__ import main
 from envs.calibration.calibration import calibration_of, read_calibration
+from envs.calibration.efficiency import MatmulModel
 from envs.calibration.fit import calibrate, fit_class, power_share, predict, stand_in
 from envs.calibration.measured_ops import MeasurementError, OpTable, read_ops, tables
 from envs.cluster.kinds import KINDS
@@ -195,6 +196,43 @@ def test_only_boards_that_power_limits_have_bursts() -> None:
     models = {kind: fit_class(synthetic(kind, "gemm")).model for kind in ("p4", "v100-pcie-32gb")}
     assert models["p4"].burst > 1.05  # type: ignore[union-attr]
     assert models["v100-pcie-32gb"].burst == 1.0  # type: ignore[union-attr]
+
+
+def limited(*, burst: float, longest_s: float) -> OpTable:
+    """Products of a board that power limits, with errors of 10 %, those of wide outputs 10 % slower."""
+    calibration = calibration_of("p4")
+    assert calibration
+    model = calibration.classes["gemm"].model
+    assert isinstance(model, MatmulModel)
+    table = synthetic("p4", "gemm", 600)
+    rows = table.shape * [1, 8, 1, 1]
+    table = replace(table, shape=rows, flops=8 * table.flops, bytes_moved=8 * table.bytes_moved)
+    exact = predict(replace(model, burst=burst), table, KINDS["p4"])
+    slower = np.where(table.shape[:, 2] > 2000, 1.1, 1.0)
+    table = replace(table, seconds=exact * slower * np.exp(np.random.default_rng(1).normal(0, 0.1, 600)))
+    return table.select(table.seconds < longest_s)
+
+
+@pytest.mark.parametrize(("true_burst", "longest_s", "kept"), [(1.6, 1e3, 1), (1.0, 1e3, 0), (1.0, 0.09, 1)])
+def test_long_products_tell_whether_a_board_has_bursts(
+    true_burst: float, longest_s: float, kept: bool
+) -> None:
+    """Large products that are slow for their shape are no sign of one; without long ones it is assumed."""
+    fitted = fit_class(limited(burst=true_burst, longest_s=longest_s)).model
+    assert isinstance(fitted, MatmulModel)
+    assert (fitted.burst > 1.01) == kept
+
+
+def test_a_fit_without_a_burst_keeps_what_power_does_not_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kinds with more power take it from others."""
+    table = limited(burst=1.0, longest_s=1e3)
+    without = fit_class(table).model
+    monkeypatch.setattr("envs.calibration.fit.LONG_ROWS", 10**6)
+    with_burst = fit_class(table).model
+    assert isinstance(without, MatmulModel)
+    assert isinstance(with_burst, MatmulModel)
+    assert without.burst == 1.0 < with_burst.burst
+    assert without.efficiency == pytest.approx(with_burst.efficiency, rel=0.01)
 
 
 def test_power_limits_small_boards() -> None:

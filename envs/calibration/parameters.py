@@ -1,0 +1,56 @@
+"""The parameters of efficiency models that a fit moves: where each begins, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """How a parameter is fitted: where it begins, its bounds, and how much it is held where it began."""
+
+    start: float
+    low: float
+    high: float
+    stiffness: float = 0.1
+
+
+MATMUL = {
+    "launch_s": Parameter(3e-5, 5e-6, 3e-4),
+    "efficiency": Parameter(0.9, 0.2, 2.0),
+    "sustained": Parameter(1.0, 0.1, 2.5),
+    "traffic": Parameter(0.8, 0.4, 1.0),
+    "prologue": Parameter(3.0, 0.1, 150.0, 0.03),
+    "tile_cost": Parameter(5.0, 0.4, 60.0, 0.05),
+    "waves": Parameter(0.5, 0.05, 0.98, 0.05),
+    "overlap": Parameter(3.0, 1.3, 12.0, 0.05),
+    "cache": Parameter(3.0, 0.3, 20.0, 0.05),
+    "deep": Parameter(0.05, 0.005, 4.0, 0.05),
+}
+CONVOLUTION = MATMUL | {
+    "tile_cost": Parameter(8.0, 0.4, 60.0, 0.2),
+    "fused": Parameter(0.8, 0.2, 2.5),
+    "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
+    "transforms": Parameter(0.7, 0.1, 2.0),
+}
+BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
+"""What is fitted too of boards whose power limits their matrix products."""
+BELOW_POWER = frozenset({"efficiency", "tile_cost"})
+"""What power does not limit. Rows at the limit say little of it, and kinds stand in for others with it."""
+TRAFFIC = {
+    "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
+    "efficiency": Parameter(0.8, 0.2, 1.2),
+    "reread": Parameter(0.3, 1e-3, 2.0, 0.02),
+    "in_flight": Parameter(15.0, 1.0, 100.0, 0.05),
+    "steepness": Parameter(4.0, 0.5, 20.0, 0.02),
+}
+STREAMING = ("launch_s", "efficiency")
+"""What is fitted of a traffic model where rows have no meaning."""
+CACHES = {
+    "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
+    "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),
+    "cached": Parameter(8.0, 1.0, 100.0, 0.05),
+    "room_bytes": Parameter(3e7, 1e5, 1e10, 0.02),
+    "fade": Parameter(2.0, 0.5, 8.0, 0.05),
+}
+"""What is fitted of a device of one's own, whose caches decide."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphs.coarsening.branches import with_branches
 from graphs.errors import InputError
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
@@ -29,7 +30,8 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
 
     - `op`: the graph as it is: an op, with the parameters that it reads first and their updates.
     - `module`: all ops of a module, forward, backward and update, with its parameters. An op that a module
-      runs between its submodules belongs to that module, and so do all its calls.
+      runs between its submodules belongs to that module, and so do all its calls; if it does so for one of
+      several independent submodules, such as an expert, it belongs to that one (`with_branches`).
     - `block`: numbered modules (of a `ModuleList` or `Sequential`) that repeat, each whole; of nested ones
       the outermost. What is in none is placed by module.
     - `layer`: the same blocks, or the submodules of the model if there are none; everything else goes with
@@ -59,7 +61,12 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
 
 
 def by_module(graph: OpGraph) -> list[str]:
-    """Groups ops by module path; a sum of gradients goes where it is read first, to its tensor's producer."""
+    """Groups ops by module, those of a branch with the submodule that they belong to."""
+    return with_branches(graph, module_paths(graph))
+
+
+def module_paths(graph: OpGraph) -> list[str]:
+    """Returns the module of each op; a sum of gradients goes where it is read first, to its producer."""
     paths = list(graph.modules)
     for op in reversed([op for op, path in enumerate(paths) if not path]):
         is_sum = graph.phases[op] == "backward" and graph.op_types[op].startswith(SUM_OF_GRADIENTS)

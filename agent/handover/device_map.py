@@ -3,6 +3,9 @@
 `accelerate.dispatch_model` moves the parameters of each module that the map names to its device and, when the
 module is called, its arguments too; the longest path wins. What a module computes between its submodules runs
 where its values are, and values on two devices cannot be combined.
+
+So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
+submodules may have the device of one of them (`graphs.coarsening.branches`). A map counts such ops as moved.
 """
 
 from __future__ import annotations

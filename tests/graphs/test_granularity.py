@@ -74,6 +74,41 @@ def test_an_op_between_modules_belongs_to_the_module_that_runs_it(captured: OpGr
     assert own not in unit_of(graph, "blocks.0.up", "forward") | unit_of(graph, "blocks.1", "forward")
 
 
+class Experts(nn.Module):
+    """Three experts, each of which takes half of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wanted, parts = self.router(x).softmax(-1), []
+        for expert, column in zip(self.experts, wanted.unbind(-1), strict=True):
+            weight, rows = column.topk(len(x) // 2)
+            parts.append(expert(x[rows]) * weight.unsqueeze(-1))
+        return torch.cat(parts).sum()
+
+
+def module_of(graph: OpGraph, kind: str, phase: str) -> list[str]:
+    """Returns the module whose ops share a unit with each op of a type that a model runs itself."""
+    linear = {int(graph.unit_of[op]): path for op, path in enumerate(graph.modules) if path}
+    ops = [op for op in range(graph.n_ops) if graph.op_types[op].startswith(kind) and not graph.modules[op]]
+    return [linear.get(int(graph.unit_of[op]), "") for op in ops if graph.phases[op] == phase]
+
+
+def test_an_op_that_serves_one_expert_belongs_to_it() -> None:
+    graph = with_granularity(capture(Experts(), (torch.ones(8, 4),), name="moe", family="test"), "module")
+    experts = [f"experts.{i}" for i in range(3)]
+    assert module_of(graph, "aten.topk", "forward") == experts
+    assert module_of(graph, "aten.index", "forward") == experts  # what an expert reads
+    assert module_of(graph, "aten.mul", "forward") == experts  # what is made of its result
+    assert set(module_of(graph, "aten.mul", "backward")) == {*experts, ""}  # of an expert and of the weights
+    assert module_of(graph, "aten._softmax", "forward") == [""]  # serves all experts
+    assert module_of(graph, "aten.cat", "forward") == [""]  # combines the experts
+    assert len(graph.units) == 5
+
+
 def test_a_sum_of_gradients_goes_to_the_producer_of_the_tensor(captured: OpGraph) -> None:
     """The input of block 1 is read by `up` and by the residual sum; block 0 made it."""
     graph = with_granularity(captured, "module")

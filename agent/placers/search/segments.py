@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.placers.units import units_by_layer, units_by_program
-from graphs.granularity import by_module
+from graphs.granularity import module_paths
 from graphs.op_graph import Csr, IntArray, OpGraph
 
 
@@ -46,7 +46,7 @@ def _module_paths(graph: OpGraph) -> list[tuple[int, ...]]:
 
     Modules count up in program order, so paths sort in it.
     """
-    names = by_module(graph)
+    names = module_paths(graph)
     compute_first = np.lexsort([np.arange(graph.n_ops), ~graph.is_compute])
     leader = np.empty(len(graph.units), dtype=np.int64)
     leader[graph.unit_of[compute_first[::-1]]] = compute_first[::-1]

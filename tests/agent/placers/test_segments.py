@@ -17,14 +17,14 @@ from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import load_family
-from graphs.granularity import by_module
+from graphs.granularity import module_paths
 from graphs.op_graph import IntArray, OpGraph
 from tests.agent.placement_cases import random_problem
 
 
 def module_sets(graph: OpGraph) -> set[frozenset[int]]:
     """Units of each module and of those in it; a unit is where its first computing op is."""
-    names = by_module(graph)
+    names = module_paths(graph)
     inside: dict[str, set[int]] = {}
     for unit in range(len(graph.units)):
         ops = sorted(graph.units.row(unit), key=lambda op: (not graph.is_compute[op], op))

@@ -19,8 +19,8 @@ from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.handover.device_map import DeviceMap, project
 from agent.handover.explain import Explanation, explain
-from agent.handover.explain_text import advice_line, explain_lines
-from agent.handover.files import write_handover, write_trace
+from agent.handover.explain_text import advice_line
+from agent.handover.files import explanation_lines, write_handover, write_trace
 from agent.handover.tables import OpRow, op_rows
 from agent.placers.base import Placer, PlacerError
 from agent.policy.placers import LEARNED
@@ -104,8 +104,11 @@ class Plan:
         return Problem(self.graph, self.cluster)
 
     def explain(self) -> str:
-        """Says what bounds the step, what removing it would give, and whether one device does as well."""
-        return "\n".join(explain_lines(self.explanation))
+        """Says what bounds the step, what removing it would give, and whether one device does as well.
+
+        By module, block or layer it also says what a short search by op finds, and which modules to split.
+        """
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
 
     def device_map(self) -> DeviceMap:
         """Makes the nearest device map that accelerate can run, with what it loses.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -143,3 +143,50 @@ def _numbered(path: str) -> list[str]:
     """Returns the numbered modules that a module is in, itself included."""
     parts = path.split(".")
     return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdecimal()]
+
+
+@dataclass(frozen=True, eq=False)
+class Granularity:
+    """The units of a graph that `with_granularity` returned.
+
+    Attributes:
+        by_op: the graph by op.
+        modules: module path of each placement unit, (n_units,); "" is the model.
+    """
+
+    by_op: OpGraph
+    modules: tuple[str, ...]
+
+
+def granularity_of(graph: OpGraph) -> Granularity | None:
+    """Finds the granularity of a graph; None if it is `op`, or was not made by `with_granularity`."""
+    by_op = _by_op(graph)
+    if len(by_op.units) == len(graph.units) or not any(graph.modules):
+        return None
+    for name, grouping in GROUPINGS.items():
+        if np.array_equal(with_granularity(by_op, name).unit_of, graph.unit_of):
+            path_of = _keep_together(by_op, grouping(by_op))
+            computes = [row[graph.is_compute[row]] for row in map(graph.units.row, range(len(graph.units)))]
+            return Granularity(by_op, tuple(path_of[int(ops[0])] for ops in computes))
+    return None
+
+
+def _by_op(graph: OpGraph) -> OpGraph:
+    """Takes units apart into compute ops, each with the sources that it reads first.
+
+    An update goes with the first parameter of its module.
+    """
+    several = np.bincount(graph.unit_of[graph.is_compute], minlength=len(graph.units)) > 1
+    group = np.where(several[graph.unit_of], np.arange(graph.n_ops), graph.n_ops + graph.unit_of)
+    reader = np.full(graph.n_ops, graph.n_ops)
+    np.minimum.at(reader, graph.edges[:, 0], graph.edges[:, 1])
+    parameter: dict[tuple[int, str], int] = {}
+    for op in np.flatnonzero(several[graph.unit_of]).tolist():
+        of_module = int(graph.unit_of[op]), graph.modules[op]
+        if graph.is_source[op] and reader[op] < graph.n_ops:
+            group[op] = group[reader[op]]
+            if graph.op_types[op] == "parameter":
+                parameter.setdefault(of_module, op)
+        elif graph.phases[op] == "optimizer":
+            group[op] = group[parameter.get(of_module, op)]
+    return replace(graph, colocate=group)

@@ -10,8 +10,6 @@ from pathlib import Path
 from agent.evaluation.results import Trial
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
-from agent.handover.explain import Explanation
-from agent.handover.explain_text import explain_lines
 from agent.handover.files import write_handover, write_trace
 from envs.placement.files import read_placement
 from envs.problem import Problem
@@ -37,7 +35,7 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     """
     lines: list[str] = []
     for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
-        found: dict[Kept, Explanation] = {}
+        found: dict[Kept, list[str]] = {}
         for kept in group:
             name = kept.path.with_suffix("").name
             if kept.problem.graph.family == MODEL:
@@ -50,9 +48,8 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     return lines
 
 
-def _lines(best: Kept, found: Explanation) -> list[str]:
+def _lines(best: Kept, lines: Sequence[str]) -> list[str]:
     placer = f"{best.trial.placer} {best.trial.order}".strip()
-    lines = explain_lines(found)
     return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
 
 

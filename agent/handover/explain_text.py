@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from agent.handover.explain import Explanation
+import textwrap
+
+from agent.handover.explain import WORTH_IT, Explanation
+from agent.handover.granularity_cost import EVALUATIONS, GranularityCost
+
+WIDTH = 80
 
 
 def explain_lines(found: Explanation) -> list[str]:
     """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
     return [advice_line(found), REASONS[found.bottleneck](found), *_what_if(found)]
+
+
+def granularity_lines(found: GranularityCost, placed_s: float) -> list[str]:
+    """Says what a granularity costs and which modules to split, in lines of 80 characters.
+
+    Args:
+        placed_s: step of the placement, seconds.
+    """
+    budget = f"in {EVALUATIONS:,} evaluations"
+    if found.by_op_s is None or found.by_op_s > (1.0 - WORTH_IT) * placed_s:
+        return [f"refine by op finds no shorter step {budget}"]
+    times = _times(placed_s, found.by_op_s)
+    lines = [f"refine by op finds {_ms(found.by_op_s)} {budget}: {times} as fast"]
+    names = ", ".join(path or "the model's own ops" for path in found.waiting)
+    waiting = f"split first, as their ops wait for each other: {names}"
+    return lines + (textwrap.wrap(waiting, WIDTH, break_on_hyphens=False) if names else [])
 
 
 def advice_line(found: Explanation) -> str:

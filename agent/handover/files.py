@@ -7,8 +7,9 @@ from dataclasses import astuple, fields
 from pathlib import Path
 
 from agent.handover.device_map import project
-from agent.handover.explain import Explanation, explain
-from agent.handover.explain_text import explain_lines
+from agent.handover.explain import explain
+from agent.handover.explain_text import explain_lines, granularity_lines
+from agent.handover.granularity_cost import granularity_cost
 from agent.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
 from agent.handover.trace import trace_events
 from envs.problem import Problem
@@ -21,8 +22,8 @@ from graphs.op_graph import IntArray
 GRAPH = "graph.json.gz"
 
 
-def write_handover(folder: Path, name: str, problem: Problem, device_of: IntArray) -> Explanation:
-    """Writes all that is handed over with a placement, and returns what bounds its step.
+def write_handover(folder: Path, name: str, problem: Problem, device_of: IntArray) -> list[str]:
+    """Writes all that is handed over with a placement, and returns lines that say what bounds its step.
 
     The files are `graph.json.gz` and, after the name of the placement, `.ops.csv`, `.memory.csv`,
     `.trace.json`, `.explain.txt` and, where ops have module paths, `.device_map.json`.
@@ -33,20 +34,30 @@ def write_handover(folder: Path, name: str, problem: Problem, device_of: IntArra
     """
     graph, cluster = problem.graph, problem.cluster
     step = simulate_problem(problem, device_of)
-    found = explain(problem, device_of)
-    lines = explain_lines(found)
+    lines = explanation_lines(problem, device_of)
     write_graphs(folder / GRAPH, [graph])
     rows = op_rows(graph, cluster, device_of)
     write_csv(folder / f"{name}.ops.csv", [each.name for each in fields(OpRow)], map(astuple, rows))
     memory = memory_rows(cluster, step)
     write_csv(folder / f"{name}.memory.csv", [each.name for each in fields(MemoryRow)], map(astuple, memory))
     write_trace(folder / f"{name}.trace.json", problem, device_of)
+    mapped: list[str] = []
     if any(graph.modules):
         by_module = project(problem, device_of)
         write_json_atomic(folder / f"{name}.device_map.json", dict(by_module.devices))
-        lines.append(str(by_module))
-    write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
-    return found
+        mapped.append(str(by_module))
+    write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines + mapped) + "\n").encode())
+    return lines
+
+
+def explanation_lines(problem: Problem, device_of: IntArray) -> list[str]:
+    """Says what bounds a step and what its granularity costs, in lines of 80 characters; advice comes first.
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,); not checked.
+    """
+    found, cost = explain(problem, device_of), granularity_cost(problem, device_of)
+    return explain_lines(found) + (granularity_lines(cost, found.total_s) if cost else [])
 
 
 def write_trace(path: str | os.PathLike[str], problem: Problem, device_of: IntArray) -> None:

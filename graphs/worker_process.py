@@ -50,7 +50,7 @@ class WorkerProcess(Generic[Request, Answer]):
         handler: makes the answer to a request, never None; it is sent to the process.
         timeout_s: seconds after which a request has taken too long; None = never.
         inherits: whether the handler holds what only a process that is being started can be given, such as
-            semaphores. Such a process does not import the user's script, which others do, as it may register
+            pipes. Such a process does not import the user's script, which others do, as it may register
             placers.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -10,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from multiprocessing.synchronize import Event
 from types import FrameType
 from typing import Protocol
 
 from agent.contexts.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, Trial
 from agent.contexts.study import Study, StudyError
-from agent.contexts.trial_process import TrialOutcome, TrialRequest, TrialTrainer, scores_of
+from agent.contexts.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.interrupts import SIGNALS
 from graphs.worker_process import Death, WorkerProcess
 
@@ -42,10 +40,10 @@ class Plan(Protocol):
 
 @dataclass
 class _Slot:
-    """A process, the event that tells it to stop, and what it is at."""
+    """A process, the flag that tells it to stop, and what it is at."""
 
     process: TrialProcess
-    stop: Event
+    stop: PipeFlag
     trial: Trial | None = None
     attempt: Attempt | None = None
     pruned: bool = False
@@ -179,7 +177,7 @@ class Scheduler:
 
 
 def _make_slot() -> _Slot:
-    stop = multiprocessing.get_context("spawn").Event()
+    stop = PipeFlag()
     return _Slot(TrialProcess(TrialTrainer(stop), None, inherits=True), stop)
 
 

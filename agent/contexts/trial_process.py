@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,10 +78,31 @@ class TrialOutcome:
 
 
 class StopFlag(Protocol):
-    """Says whether a trial is to stop after its update, such as an event."""
+    """Says whether a trial is to stop after its update."""
 
     def is_set(self) -> bool:
         """Whether it is to stop."""
+
+
+class PipeFlag:
+    """A flag that processes share, in a pipe: unlike an event, it has no name that outlives them."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._reader.poll()
+
+    def set(self) -> None:
+        """Sets it."""
+        if not self.is_set():
+            self._writer.send_bytes(b"stop")
+
+    def clear(self) -> None:
+        """Makes it as new; no other process looks at it meanwhile."""
+        while self.is_set():
+            self._reader.recv_bytes()
 
 
 class TrialContext(LocalContext):

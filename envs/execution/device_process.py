@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.synchronize import Semaphore
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from envs.execution.interpreter import Interpreter, OptimizerSettings
 from envs.execution.packing import Packed, pack_all, unpack, unpack_all
 from envs.execution.program import DeviceProgram, TensorSpec
+from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory, SharedMemoryTransport, Transport
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
@@ -84,13 +84,13 @@ class DeviceHost:
     Args:
         cores: processor cores that the process is pinned to; one thread runs on each.
         memory: shared with the other devices and the caller.
-        signals: semaphores of the transport by (source, target).
+        inboxes: of all devices.
         barrier: at which all devices wait before each step.
     """
 
     cores: tuple[int, ...]
     memory: SharedMemory
-    signals: Mapping[tuple[int, int], Semaphore]
+    inboxes: Sequence[Inbox]
     barrier: Waits
     _interpreter: Interpreter | None = None
 
@@ -135,7 +135,7 @@ class DeviceHost:
 
     def transport(self, task: DeviceTask) -> Transport:
         """Makes what brings tensors from and to other devices."""
-        return SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals)
+        return SharedMemoryTransport(self.memory, task.transfer_offsets, self.inboxes)
 
     def steps(self, count: int, timed_ops: bool) -> list[StepRecord]:
         """Runs steps; all devices begin each of them together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from envs.execution.cuda.streams import Cuda
 from envs.execution.device_process import Answer, Command, DeviceHost
 from envs.execution.machine import CPU, check_devices
 from envs.execution.program import ExecutionError, check_timeout
+from envs.execution.signals import Barrier, Inbox
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import Death, WorkerProcess
 
@@ -103,16 +103,16 @@ class DeviceProcesses:
         self.close()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        devices = range(self.n_devices)
-        signals = {(i, j): context.Semaphore(0) for i in devices for j in devices if i != j}
-        barrier = context.Barrier(len(self._members))
-        for members, cores in zip(self._members, cores_of(len(self._members)), strict=True):
+        inboxes = [Inbox() for _ in self._names]
+        waiting = [Inbox() for _ in self._members]
+        shares = zip(self._members, cores_of(len(self._members)), strict=True)
+        for index, (members, cores) in enumerate(shares):
+            barrier = Barrier(index, waiting)
             names = {device: self._names[device] for device in members}
             host = (
-                DeviceHost(cores, self.memory, signals, barrier)
+                DeviceHost(cores, self.memory, inboxes, barrier)
                 if CPU in names.values()
-                else StreamHost(cores, self.memory, signals, barrier, names, self._cuda)
+                else StreamHost(cores, self.memory, inboxes, barrier, names, self._cuda)
             )
             self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))
 

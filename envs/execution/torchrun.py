@@ -46,7 +46,7 @@ class TorchrunDevices:
         self.memory = SharedMemory(0)
         self._left = False
         cores = tuple(range(torch.get_num_threads()))
-        self._host = _RankHost(cores, self.memory, {}, _Barrier())
+        self._host = _RankHost(cores, self.memory, [], _Barrier())
 
     @property
     def running(self) -> bool:

@@ -7,19 +7,20 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from multiprocessing import reduction
-from multiprocessing.synchronize import Semaphore
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from envs.execution.program import TensorSpec, Transfer
+from envs.execution.signals import Inbox
 
 ALIGNMENT = 64
-SPIN_S = 200e-6
-"""Seconds for which a receiver polls before it sleeps; waking up takes a process tens of microseconds."""
+FULL_S = 1e-4
+"""Seconds after which a full inbox is tried again."""
 
 
 class Transport(Protocol):
@@ -112,22 +113,22 @@ class SharedMemoryTransport:
     Args:
         memory: with room for every transfer of a step.
         offsets: of each transfer by its index, in bytes.
-        signals: counts the tensors sent, by (source, target).
+        inboxes: of the devices, which count the tensors sent.
     """
 
     def __init__(
         self,
         memory: SharedMemory,
         offsets: Sequence[int],
-        signals: Mapping[tuple[int, int], Semaphore],
+        inboxes: Sequence[Inbox],
     ) -> None:
-        self._memory, self._offsets, self._signals = memory, offsets, signals
-        self._received = dict.fromkeys(signals, 0)
+        self._memory, self._offsets, self._inboxes = memory, offsets, inboxes
+        self._received: Counter[tuple[int, int]] = Counter()
         self._tensors: dict[int, Tensor] = {}
 
     def begin_step(self) -> None:
         """Makes ready for a step; all transfers of the step before have been received."""
-        self._received = dict.fromkeys(self._signals, 0)
+        self._received.clear()
 
     def send(self, transfer: Transfer, tensor: Tensor) -> None:
         """Copies a tensor into its place and signals it."""
@@ -143,13 +144,15 @@ class SharedMemoryTransport:
 
     def signal(self, transfer: Transfer) -> None:
         """Tells the receiver that a tensor is in its place."""
-        self._signals[transfer.source, transfer.target].release()
+        while not self._inboxes[transfer.target].tell(transfer.source):
+            self._inboxes[transfer.source].collect()  # as the target may itself wait for room
+            time.sleep(FULL_S)
 
     def receive(self, transfer: Transfer) -> Tensor:
         """Waits until a tensor and all that were sent before it from the same device are there."""
         pair = transfer.source, transfer.target
         while self._received[pair] <= transfer.rank:
-            _acquire(self._signals[pair])
+            self._inboxes[transfer.target].take(transfer.source)
             self._received[pair] += 1
         return self._read_sparse(transfer) if transfer.spec.sparse else self._place(transfer)
 
@@ -186,11 +189,3 @@ class SharedMemoryTransport:
         header = self._memory.bytes[offset : offset + 16].view(torch.int64)
         start = offset + ALIGNMENT
         return header, self._memory.bytes[start : start + transfer.spec.n_bytes]
-
-
-def _acquire(signal: Semaphore) -> None:
-    deadline = time.perf_counter() + SPIN_S
-    while not signal.acquire(block=False):
-        if time.perf_counter() > deadline:
-            signal.acquire()
-            return

@@ -98,6 +98,8 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
 def test_a_worker_that_is_killed_costs_an_attempt(here: Path) -> None:
     command = study(here, "workers")
     command.wait_until(lambda: bool(workers_of(command)) and is_training(here, "workers"))
+    for process in (command.process.pid, *workers_of(command)):  # a name would outlive a kill of all
+        assert "/dev/shm/" not in Path(f"/proc/{process}/maps").read_text()
     os.kill(workers_of(command)[0], KILL)
     assert command.wait() == 0, command.output
     assert outcomes(here, "workers") == outcomes(here, "whole")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.synchronize import Semaphore
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from envs.execution.cuda.streams import Cuda, Lane, StreamTransport, room
 from envs.execution.device_process import Answer, Command, DeviceHost, DeviceTask, StepRecord, Waits, reason
 from envs.execution.interpreter import Interpreter
 from envs.execution.packing import pack_all, unpack_all
+from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory, SharedMemoryTransport
 
 Span: TypeAlias = tuple[Any, Any]
@@ -42,14 +42,14 @@ class StreamHost:
     """Handles the commands to all CUDA devices, the same command to each.
 
     Args:
-        cores, memory, signals, barrier: as of a `DeviceHost`.
+        cores, memory, inboxes, barrier: as of a `DeviceHost`.
         names: of the devices, such as `cuda:0`, by device index.
         cuda: what drives the devices.
     """
 
     cores: tuple[int, ...]
     memory: SharedMemory
-    signals: Mapping[tuple[int, int], Semaphore]
+    inboxes: Sequence[Inbox]
     barrier: Waits
     names: Mapping[int, str]
     cuda: Cuda
@@ -88,7 +88,7 @@ class StreamHost:
         return [[step[index] for step in steps] for index in range(len(self._parts))]
 
     def _host(self, interpreter: Interpreter | None) -> DeviceHost:
-        return DeviceHost(self.cores, self.memory, self.signals, self.barrier, interpreter)
+        return DeviceHost(self.cores, self.memory, self.inboxes, self.barrier, interpreter)
 
     def _part(self, task: DeviceTask, arriving: dict[int, tuple[Tensor, Any]]) -> _Part:
         index = task.program.device
@@ -97,7 +97,7 @@ class StreamHost:
         self.cuda.seed(self.names[index], task.seed)
         places = {key: self.memory.tensor(*place) for key, place in task.inputs.items()}
         inputs = {key: room(spec, lane.device) for key, (spec, _) in task.inputs.items()}
-        shared = SharedMemoryTransport(self.memory, task.transfer_offsets, self.signals)
+        shared = SharedMemoryTransport(self.memory, task.transfer_offsets, self.inboxes)
         transport = StreamTransport(self._lanes, index, arriving, shared)
         interpreter = Interpreter(
             bound_to(task.program, lane.device),

@@ -190,6 +190,15 @@ def test_values_that_cannot_be_computed_with_are_refused(processes: DeviceProces
     assert torch.isfinite(runner.step(*INPUTS))
 
 
+def test_nothing_that_devices_share_has_a_name(processes: DeviceProcesses) -> None:
+    """A name would be left in /dev/shm if caller and devices were killed together."""
+    runner_of(Net(), processes).step(*INPUTS)
+    pids = [os.getpid(), *(each.pid for each in multiprocessing.active_children())]
+    maps = [Path(f"/proc/{pid}/maps") for pid in pids]
+    assert len(maps) == 3
+    assert not [path for path in maps if path.exists() and "/dev/shm/" in path.read_text()]
+
+
 def test_state_goes_in_and_out_under_the_keys_of_the_module(processes: DeviceProcesses) -> None:
     module = Net()
     runner = runner_of(module, processes, options={"lr": 0.1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from envs.execution.cuda.stream_host import StreamHost
 from envs.execution.device_process import DeviceHost
 from envs.execution.processes import members_of
+from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory
 from tests.envs.execution.recorded_streams import Order, RecordedCuda
 
@@ -25,13 +25,12 @@ class OneProcess:
         self.n_devices, self.memory = len(names), SharedMemory(0)
         self.cuda, self.order = cuda, Order(cuda, self.memory.bytes)
         self._members = members_of(names)
-        devices = range(self.n_devices)
-        signals = {(i, j): multiprocessing.Semaphore(0) for i in devices for j in devices if i != j}
+        inboxes = [Inbox() for _ in names]
         barrier = threading.Barrier(len(self._members))
         cores = tuple(range(torch.get_num_threads()))
         of_gpus = {device: name for device, name in enumerate(names) if name != "cpu"}
-        self.host = StreamHost(cores, self.memory, signals, barrier, of_gpus, cuda)
-        self.cpu = DeviceHost(cores, self.memory, signals, barrier)
+        self.host = StreamHost(cores, self.memory, inboxes, barrier, of_gpus, cuda)
+        self.cpu = DeviceHost(cores, self.memory, inboxes, barrier)
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         found: dict[int, Any] = {}

@@ -98,7 +98,8 @@ def _describe_os_error(error: OSError) -> tuple[str, int]:
     if error.errno is None:
         return _report(error), 1
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-    hint = "; free some space and repeat it (a training with --resume)" if error.errno in FULL else ""
+    then = next(iter(getattr(error, "__notes__", ())), "run the same command again")
+    hint = f"; free some space, then {then}" if error.errno in FULL else ""
     return f"{where}{error.strerror}{hint}", 2 if where and error.errno in WRONG_PATH else 1
 
 

@@ -199,6 +199,10 @@ def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
     except DivergedError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if context.folder.exists():
+            error.add_note(how_to_resume(config))  # said where the disk is full
+        raise
     except KeyboardInterrupt:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1

@@ -97,8 +97,7 @@ def in_shell(here: Path, line: str) -> subprocess.CompletedProcess[str]:
         (
             "evaluate --print-cluster 4xv100 > /dev/full",
             1,
-            "evaluate.py: No space left on device; "
-            "free some space and repeat it (a training with --resume)\n",
+            "evaluate.py: No space left on device; free some space, then run the same command again\n",
         ),
         ("evaluate --print-cluster 4xv100 > cluster.json 2>&-", 0, ""),
         ("evaluate --graphs graphs.jsonl --placers single --out out >&- 2>&-", 0, ""),

@@ -34,7 +34,7 @@ def failing(error: BaseException) -> Callable[[], int]:
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
-            "No space left on device; free some space and repeat it (a training with --resume)",
+            "No space left on device; free some space, then run the same command again",
         ),
         (MemoryError(), 1, "out of memory; give it fewer or smaller graphs at once"),
         (KeyboardInterrupt(), 1, "interrupted"),

@@ -32,7 +32,7 @@ from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.fastest_single import FastestSingle, fastest_single
 from envs.simulator.simulate import StepTime
-from graphs.errors import InputError
+from graphs.errors import InputError, shortened
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 
@@ -204,13 +204,14 @@ class Plan:
     def __str__(self) -> str:
         counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
         ops = ", ".join(
-            f"{device.name} {count:,}" for device, count in zip(self.cluster.devices, counts, strict=True)
+            f"{shortened(device.name)} {count:,}"
+            for device, count in zip(self.cluster.devices, counts, strict=True)
         )
         ratio = self.ratio_to_single
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
-            f"{self.graph.name} on {self.cluster.name} by {self.placer}: a step takes "
+            f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
             f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s\n"

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from graphs.errors import InputError, printable
+from graphs.errors import InputError, shown
 from graphs.interrupts import SIGNALS
 
 WRONG_PATH = frozenset(
@@ -45,7 +45,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2."""
-        self.exit(2, f"{self.prog}: {printable(message)}; see --help\n")
+        self.exit(2, f"{self.prog}: {shown(message)}; see --help\n")
 
 
 def run_command(name: str, work: Callable[[], int]) -> int:
@@ -90,7 +90,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _say(name: str, message: str, code: int) -> int:
-    print(f"{name}: {printable(message)}", file=sys.stderr)
+    print(f"{name}: {shown(message)}", file=sys.stderr)
     return code
 
 

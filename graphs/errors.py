@@ -1,6 +1,14 @@
-"""What every error about the user's input is."""
+"""What every error about the user's input is, and how its message is shown."""
 
 from __future__ import annotations
+
+import re
+
+NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
+"""What a message shows at most of a name in quotes, of a word such as a path, and in all."""
+_NAME = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
+_WORD = re.compile(rf"\S{{{WORD_CHARS + 1},}}")
+_LEFT_OUT = "[...]"
 
 
 class InputError(ValueError):
@@ -10,11 +18,29 @@ class InputError(ValueError):
     the program.
 
     Args:
-        message: what cannot be printed is escaped, as names of files and other people's errors may hold it.
+        message: may hold any names of files and other people's errors, as `shown` makes it fit to be shown.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(shown(message))
+
+
+def shown(message: str) -> str:
+    """Escapes what cannot be printed in a message, and shortens long names, paths and values."""
+    text = printable(message)
+    if len(text) <= NAME_CHARS:
+        return text
+    text = _NAME.sub(lambda name: f"{name[0][0]}{shortened(name[0][1:-1])}{name[0][0]}", text)
+    text = _WORD.sub(lambda word: shortened(word[0], WORD_CHARS), text)
+    return shortened(text, MESSAGE_CHARS)
+
+
+def shortened(text: str, limit: int = NAME_CHARS) -> str:
+    """Leaves out the middle of a text that is longer than so many characters."""
+    if len(text) <= limit:
+        return text
+    end = (limit - len(_LEFT_OUT)) // 2
+    return f"{text[: limit - len(_LEFT_OUT) - end]}{_LEFT_OUT}{text[-end:]}"
 
 
 def printable(text: str) -> str:

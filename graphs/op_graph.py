@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.errors import shortened
 from graphs.graph_rules import DTYPES, PHASES, GraphError, check_graph
 from graphs.io.json_files import FileFormatError
 from graphs.op_records import EXTENTS, IMAGE_SIDES, parse_ops
@@ -137,7 +138,7 @@ class OpGraph:
         check_graph(self)
 
     def __repr__(self) -> str:
-        return f"<OpGraph {self.name}: {self.n_ops:,} ops, {self.n_tensors:,} tensors>"
+        return f"<OpGraph {shortened(self.name)}: {self.n_ops:,} ops, {self.n_tensors:,} tensors>"
 
     @property
     def n_ops(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.evaluation.results import Key
-from graphs.errors import InputError, printable
+from graphs.errors import InputError, printable, shown
 from graphs.io.csv_files import write_csv
 
 TABLE, LOG = "failures.csv", "failures.log"
@@ -35,7 +35,7 @@ class Failure:
 
 def failure_of(key: Key, error: Exception) -> Failure:
     """Describes the exception that ended a trial; it is not tried again, as it would end in the same way."""
-    text = printable(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
+    text = shown(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":"))
     details = "" if isinstance(error, InputError) else "".join(traceback.format_exception(error))
     return Failure(key, 1, text, details)
 

@@ -13,6 +13,7 @@ from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
+from graphs.errors import shortened
 from graphs.levels import b_level
 from graphs.limits import MAX_PER_S
 from graphs.op_graph import IntArray
@@ -39,7 +40,7 @@ class Explanation:
         single: the fastest device that has the memory for all ops, None if none has.
         single_s: the step on it.
         data_parallel: what data parallelism would do with the same devices.
-        device_names: of the cluster.
+        device_names: of the cluster; all names are shortened.
         fullest: device with the greatest share of its memory in use.
         fullest_share: that share at its peak.
     """
@@ -98,12 +99,12 @@ def explain(problem: Problem, device_of: IntArray) -> Explanation:
     }
     link, link_busy_s = _busiest_link(problem, device_of)
     share = step.peak_bytes / problem.cluster.memory_bytes
-    names = tuple(device.name for device in problem.cluster.devices)
+    names = tuple(shortened(device.name) for device in problem.cluster.devices)
     single = fastest_single(problem)
     return Explanation(
         bottleneck=_bottleneck(step, times),
         busy_s=tuple(step.busy_s.tolist()),
-        link=link,
+        link=shortened(link),
         link_busy_s=link_busy_s,
         single=names[single.device] if single.fits else None,
         single_s=single.step_s if single.fits else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphs.errors import InputError
+from graphs.errors import InputError, shortened
 from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
 from graphs.op_graph import FloatArray
 
@@ -98,7 +98,8 @@ class Cluster:
         _check(self)
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.name}: {', '.join(device.name for device in self.devices)}>"
+        devices = ", ".join(shortened(device.name) for device in self.devices)
+        return f"<Cluster {shortened(self.name)}: {devices}>"
 
     @property
     def n_devices(self) -> int:

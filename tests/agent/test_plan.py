@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import nn
 from agent import Plan, place
 from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.report.figures import as_svg
+from agent.evaluation.report.timelines import timeline_figure
 from agent.evaluation.worker import Worker
 from envs.cluster.presets import get_cluster
 from envs.placement.files import read_placement
@@ -64,6 +67,22 @@ def test_a_notebook_shows_plans_graphs_and_clusters_in_short(plan):
     assert repr(plan) == str(plan)
     assert repr(plan.graph) == f"<OpGraph toy: {GRAPH.n_ops} ops, {GRAPH.n_tensors} tensors>"
     assert repr(plan.cluster) == "<Cluster 2xk80: gpu0, gpu1>"
+
+
+def test_names_that_are_long_are_shortened_in_all_that_is_printed():
+    names = ["x" * 5_000, "y" * 5_000]
+    cluster = make_cluster(2)
+    devices = tuple(replace(each, name=name) for each, name in zip(cluster.devices, names, strict=True))
+    cluster = replace(cluster, name="c" * 5_000, devices=devices)
+    graph = replace(training_graph(2, 1), name="g" * 5_000)
+    plan = place(graph, cluster=cluster, placer="round-robin")
+    shown = f"{plan}\n{plan.explain()}\n{cluster!r}\n{graph!r}"
+    assert max(map(len, shown.splitlines())) < 400
+    problem = Problem(graph, cluster)
+    drawn = timeline_figure(
+        problem, plan.placement.device_of, plan.step_time, 1.0, {"x" * 5_000: np.zeros((0, 2))}
+    )
+    assert len(as_svg(drawn, 6.6, 1.0, "timeline")) < 20_000
 
 
 def test_a_plan_says_what_data_parallelism_would_do_with_the_same_devices(plan):

@@ -24,7 +24,7 @@ from agent.contexts.workers.distributed import ONE_SIGNAL_S
 from agent.contexts.workers.group_worker import Train, train_with_others
 from agent.contexts.workers.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
-from graphs.errors import InputError, printable
+from graphs.errors import InputError, shown
 
 MAX_RESTARTS = 10
 """How often the workers are started anew after one of them was killed."""
@@ -167,7 +167,7 @@ def _wait_for(trainer: TorchTrainer, mailbox: Any) -> int:
     code = _show(mailbox)
     if code is None:
         reason = failures[0] if failures else "no worker says why"
-        print(f"the workers failed: {printable(reason)}", file=sys.stderr)
+        print(f"the workers failed: {shown(reason)}", file=sys.stderr)
     return 1 if code is None else code
 
 

@@ -12,6 +12,7 @@ from agent.evaluation.report.figures import Draw, Palette, rectangles
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.simulate import StepTime
+from graphs.errors import shortened
 from graphs.graph_rules import PHASES
 from graphs.op_graph import IntArray
 
@@ -20,6 +21,7 @@ N_BINS = 250
 MOST_LINKS = 12
 """Links that are drawn, the busiest ones."""
 WIDTH_IN, ROW_IN = 6.6, 0.3
+LABEL_CHARS = 24
 
 Spans = np.ndarray
 """Starts and ends in seconds, (n, 2)."""
@@ -84,7 +86,7 @@ def timeline_figure(
             _add_bars(axes, merged(spans, least_s), device, 0.4, palette.of(phase), label)
         for at, spans in enumerate(links.values(), len(names)):
             _add_bars(axes, merged(spans, least_s), at, 0.2, palette.muted, "copies" if links else None)
-        rows = [*names, *links]
+        rows = [shortened(name, LABEL_CHARS) for name in (*names, *links)]
         axes.set_yticks(range(len(rows)), rows, fontsize=8)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0.0, 1e3 * until_s)

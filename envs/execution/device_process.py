@@ -15,6 +15,8 @@ from envs.execution.packing import Packed, pack_all, unpack, unpack_all
 from envs.execution.program import DeviceProgram, TensorSpec
 from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory, SharedMemoryTransport, Transport
+from envs.execution.user_ops import import_ops
+from graphs.errors import InputError
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """What torch's errors say where there is no memory left."""
@@ -34,6 +36,7 @@ class DeviceTask:
         state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
         optimizer: of the parameters.
         seed: of the device's random numbers.
+        modules: names of Python modules that may define operators of the program.
     """
 
     program: DeviceProgram
@@ -44,6 +47,7 @@ class DeviceTask:
     constants: dict[str, Packed]
     optimizer: OptimizerSettings | None
     seed: int
+    modules: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class DeviceHost:
     def load(self, task: DeviceTask) -> None:
         """Takes over a program and its state in place of any other."""
         self.pin()
+        import_ops(task.program, task.modules)
         torch.manual_seed(task.seed)
         self._interpreter = None  # frees the memory of the one before
         self.memory.grow(task.memory_bytes)
@@ -175,6 +180,6 @@ class DeviceHost:
 def reason(error: Exception) -> str:
     """Tells in one line why a command failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = ": ".join([type(error).__name__, *lines[:1]])
+    text = ": ".join([*([] if isinstance(error, InputError) else [type(error).__name__]), *lines[:1]])
     is_memory = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
     return f"out of memory ({text})" if is_memory else text

@@ -173,9 +173,7 @@ def find_function(name: str) -> Callable[..., Any]:
     try:
         return operator.attrgetter(name)(torch.ops)  # type: ignore[no-any-return]
     except (AttributeError, RuntimeError):
-        raise ExecutionError(
-            f"op '{name}' is not known to the process of a device; register it where a module is imported"
-        ) from None
+        raise ExecutionError(f"op '{name}' is not known to the process of a device") from None
 
 
 def slots_in(value: Any) -> Iterator[Slot]:

@@ -19,6 +19,7 @@ from envs.execution.module_state import constants_of, state_of
 from envs.execution.packing import pack, pack_all, unpack, unpack_all
 from envs.execution.program import ExecutionError, TensorSpec
 from envs.execution.transports import SharedMemory, offsets_of
+from envs.execution.user_ops import modules_with_ops
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import unwrapped
@@ -96,6 +97,7 @@ class StepRunner:
         offsets, n_bytes = offsets_of([*transfers, *inputs])
         places = list(zip(inputs, offsets[len(transfers) :], strict=True))
         processes.memory.grow(n_bytes)
+        modules = modules_with_ops(self.programs, module)
         state, constants = state_of(captured, module), constants_of(captured)
         tasks = [
             DeviceTask(
@@ -107,6 +109,7 @@ class StepRunner:
                 constants=pack_all({name: constants[name] for name, _ in program.constants}),
                 optimizer=optimizer,
                 seed=seed + program.device,
+                modules=modules,
             )
             for program in self.programs
         ]

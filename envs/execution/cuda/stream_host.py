@@ -18,6 +18,7 @@ from envs.execution.interpreter import Interpreter
 from envs.execution.packing import pack_all, unpack_all
 from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory, SharedMemoryTransport
+from envs.execution.user_ops import import_ops
 
 Span: TypeAlias = tuple[Any, Any]
 """Events before and after an instruction."""
@@ -91,6 +92,7 @@ class StreamHost:
         return DeviceHost(self.cores, self.memory, self.inboxes, self.barrier, interpreter)
 
     def _part(self, task: DeviceTask, arriving: dict[int, tuple[Tensor, Any]]) -> _Part:
+        import_ops(task.program, task.modules)
         index = task.program.device
         lane = self._lanes[index]
         self.cuda.use(lane.compute)  # which state and inputs are allocated on

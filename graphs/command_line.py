@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from graphs.errors import InputError, shown
 from graphs.interrupts import SIGNALS
+from graphs.user_code import end_at_once
 
 WRONG_PATH = frozenset(
     {
@@ -136,7 +137,7 @@ def _leave(name: str) -> Handler:
         """Ends the process; the code that runs may be anybody's, and catch any exception."""
         with suppress(OSError):
             os.write(2, f"{name}: interrupted before it began\n".encode())
-        os._exit(1)
+        end_at_once(1)
 
     return leave
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import RLock
 
 from graphs.errors import InputError
-from graphs.user_line import user_line
+from graphs.user_code import users_code
 
 VARIABLE = "PLACEWALK_PLUGINS"
 """Environment variable that names the plugins, joined by `os.pathsep`; child processes inherit it."""
@@ -58,12 +58,9 @@ def _import(name: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(name if file is None else file.stem)
+        with users_code(PluginError):
+            module = importlib.import_module(name if file is None else file.stem)
     except InputError as error:
         raise PluginError(f"--plugin {name}: {error}") from error
-    except (Exception, SystemExit) as error:
-        at = user_line(error)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PluginError(f"--plugin {name}: {at + ': ' if at else ''}{reason}") from error
     if file is not None and Path(module.__file__ or "").resolve() != file:
         raise PluginError(f"--plugin {name}: another module is called '{file.stem}'; rename the file")

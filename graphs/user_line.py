@@ -7,8 +7,8 @@ import traceback
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_OURS = (_ROOT / "graphs" / "capture", _ROOT / "agent" / "evaluation")
-"""What captures models and what loads those of users; the models of our families are as a user's."""
+_OURS = (_ROOT / "graphs", _ROOT / "graphs" / "capture", _ROOT / "agent" / "evaluation")
+"""What captures models and what runs code of users; the models of our families are as a user's."""
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -26,6 +25,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from graphs.interrupts import interrupts_put_off
+from graphs.user_code import end_at_once
 
 GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""
@@ -182,4 +182,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
+    end_at_once(1)

@@ -9,7 +9,7 @@ from torch import nn
 from torch._library.custom_ops import OPDEFS
 
 from envs.execution.program import Call, DeviceProgram, ExecutionError, find_function
-from graphs.user_line import user_line
+from graphs.user_code import users_code
 
 MAIN = "__main__"
 
@@ -62,11 +62,8 @@ def _unknown(program: DeviceProgram) -> str | None:
 
 
 def _import(name: str, op: str) -> None:
-    try:
+    def fail(why: str) -> ExecutionError:
+        return ExecutionError(f"cannot import '{name}', which may define op '{op}': {why}")
+
+    with users_code(fail):
         importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        at = user_line(error)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ExecutionError(
-            f"cannot import '{name}', which may define op '{op}': {at + ': ' if at else ''}{reason}"
-        ) from error

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.errors import InputError, printable
-from graphs.user_line import user_line
+from graphs.user_code import users_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,18 +114,16 @@ def _users_code(spec: str, failure: str) -> Iterator[None]:
         failure: what an error means.
 
     Raises:
-        SourceError: it raised anything but an error of ours, or left by `sys.exit`.
+        SourceError: it raised anything but an error of ours, or ended the process.
     """
+
+    def fail(why: str) -> SourceError:
+        return SourceError(f"--model {spec}: {failure}: {why}")
+
     printed = _MarkedLines(f"--model {spec} prints: ")
     try:
-        with redirect_stdout(printed):
+        with redirect_stdout(printed), users_code(fail):
             yield
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        at = user_line(error)
-        where = f"{at}: " if at else ""
-        raise SourceError(f"--model {spec}: {failure}: {where}{_one_line(error)}") from error
     finally:
         printed.end()
 
@@ -147,9 +145,3 @@ class _MarkedLines(io.TextIOBase):
         """Prints a last line that has no end."""
         if self._line:
             self.write("\n")
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"it calls sys.exit({error.code!r}); {RETURNS}"
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -169,12 +169,48 @@ def leaves_later():
     return Leaves(), torch.zeros(1, 2)
 """
 
+EXITS = """
+import os, torch
+
+def function():
+    os._exit(7)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        os._exit(8)
+
+def model():
+    return Model(), torch.zeros(1, 2)
+
+def bare():
+    raise BaseException
+
+def own():
+    raise GeneratorExit("enough")
+
+def forks():
+    child = os.fork()
+    if not child:
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return torch.nn.Linear(2, 2), torch.zeros(1, 2)
+"""
+
 
 @pytest.mark.parametrize(
     ("files", "spec", "said"),
     [
-        ({"mine.py": MODELS}, "mine:leaves", "mine.py:6: it calls sys.exit(None); return (module, inputs)"),
+        ({"mine.py": MODELS}, "mine:leaves", "mine.py:6: it calls sys.exit(None); leave that out"),
         ({"mine.py": MODELS}, "mine:leaves_later", "mine.py:27: it calls sys.exit('bye')"),
+        ({"mine.py": EXITS}, "mine:function", "mine.py:5: it calls os._exit(7); leave that out"),
+        ({"mine.py": EXITS}, "mine:model", "mine.py:9: it calls os._exit(8); leave that out"),
+        (
+            {"mine.py": "import os\nos._exit(0)\n"},
+            "mine:x",
+            "cannot import 'mine': mine.py:2: it calls os._e",
+        ),
+        ({"mine.py": EXITS}, "mine:bare", "mine.py:15: BaseException\n"),
+        ({"mine.py": EXITS}, "mine:own", "mine.py:18: GeneratorExit: enough\n"),
         ({"mine.py": MODELS}, "mine:raises", "mine.py:9: ZeroDivisionError: division by zero"),
         ({"mine.py": "import sys\nsys.exit(0)\n"}, "mine:x", "cannot import 'mine': mine.py:2: it calls"),
         ({"mine.py": "\nimport absent_one\n"}, "mine:x", "mine.py:2: ModuleNotFoundError: No module named"),
@@ -201,6 +237,13 @@ def test_what_a_model_prints_is_marked(here: Path) -> None:
     assert command.wait() == 0, command.output
     marked = [line for line in command.output.splitlines() if "mine:prints" in line]
     assert marked == ["--model mine:prints prints: first\\x1b[31m", "--model mine:prints prints: second"]
+
+
+def test_a_process_that_code_of_the_users_forks_ends_as_it_says(here: Path) -> None:
+    (here / "mine.py").write_text(EXITS)
+    command = Command(EVALUATE, ["--model", "mine:forks", "--placers", "single", "--out", "out"], here)
+    assert command.wait() == 0, command.output
+    assert "--model mine:forks prints: 3\n" in command.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -25,8 +25,8 @@ def check_timeout(timeout_s: float | None) -> None:
     Raises:
         ExecutionError: it is no number above 0.
     """
-    if timeout_s is not None and not timeout_s > 0:
-        raise ExecutionError(f"timeout_s is {timeout_s}; give seconds above 0, or None for no limit")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise ExecutionError(f"timeout_s is {timeout_s!r}; give seconds above 0, or None for no limit")
 
 
 @dataclass(frozen=True, slots=True)

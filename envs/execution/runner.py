@@ -9,9 +9,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
+from envs.execution.checks import check_mapping, check_optimizer_state, check_options, check_values
 from envs.execution.cut import cut
 from envs.execution.device_process import DeviceTask, StepRecord
 from envs.execution.interpreter import OptimizerSettings
@@ -69,7 +69,8 @@ class StepRunner:
         check_finite: whether a step whose loss is not finite is an error.
 
     Raises:
-        ExecutionError: the step cannot be cut, the module is another one, or an option is not finite.
+        ExecutionError: the step cannot be cut, the module is another one, or the optimizer does not take
+                an option.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class StepRunner:
         seed: int = 0,
         check_finite: bool = True,
     ) -> None:
-        _check_options(options or {})
+        check_options(captured.optimizer, options or {})
         self._busy = Lock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
         self.programs = cut(captured, device_of, processes.n_devices)
@@ -161,7 +162,7 @@ class StepRunner:
         except CaptureError as error:
             raise ExecutionError(str(error)) from None
         for tensor in given:
-            _check_values("an input", tensor)
+            check_values("an input", tensor)
         for place, tensor in zip(self._inputs, given, strict=True):
             place.copy_(tensor)
 
@@ -176,6 +177,7 @@ class StepRunner:
         Raises:
             ExecutionError: a key is missing or unknown, or a tensor has another shape.
         """
+        check_mapping("the state", state)
         for label, keys in (
             ("lacks", self._path_of_key.keys() - state.keys()),
             ("has the unknown", state.keys() - self._path_of_key.keys()),
@@ -183,7 +185,7 @@ class StepRunner:
             if keys:
                 raise ExecutionError(f"the state {label} key '{min(keys)}'; give the module's state_dict")
         for key, path in self._path_of_key.items():
-            _check_values(f"'{key}' of the state", state[key])
+            check_values(f"'{key}' of the state", state[key])
             if state[key].shape != self.captured.step.state[path].shape:
                 raise ExecutionError(
                     f"'{key}' is {list(state[key].shape)} in the state; "
@@ -203,8 +205,9 @@ class StepRunner:
         """Sets what the optimizer keeps of each parameter.
 
         Raises:
-            ExecutionError: a parameter is not trained here.
+            ExecutionError: a parameter is not trained here, or something is neither tensor nor number.
         """
+        check_optimizer_state(state)
         trained = {path for program in self.programs for path, _ in program.trained}
         if unknown := state.keys() - trained:
             raise ExecutionError(f"the optimizer's state has '{min(unknown)}', which is not trained")
@@ -260,22 +263,6 @@ class StepRunner:
                 "or begin from an earlier state"
             )
         return loss
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ExecutionError(f"{name} is {value}; give the optimizer a finite number")
-
-
-def _check_values(what: str, value: Any) -> None:
-    """Checks that something is a tensor whose values lie densely in memory."""
-    if not isinstance(value, Tensor):
-        raise ExecutionError(f"{what} is {type(value).__name__}; give a tensor")
-    if value.is_meta:
-        raise ExecutionError(f"{what} is a meta tensor, which has no values; give one that has")
-    if value.layout is not torch.strided:
-        raise ExecutionError(f"{what} is a sparse tensor; give a dense one, as .to_dense() makes")
 
 
 def _keys(module: nn.Module, captured: CapturedStep) -> dict[str, str]:

@@ -79,6 +79,8 @@ class Step(nn.Module):
             raise CaptureError("inputs of another structure than those it was captured with; capture it anew")
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for index, (tensor, fake) in enumerate(zip(given, self.tensors, strict=True)):
+            if tensor.is_nested:
+                raise CaptureError(f"input {index} is a nested tensor; give a dense one")
             if tensor.shape != fake.shape or tensor.dtype != fake.dtype:
                 raise CaptureError(
                     f"input {index} is {tensor.dtype} {list(tensor.shape)}; it was captured with "

@@ -167,7 +167,7 @@ def test_other_inputs_states_and_modules_are_refused(processes: DeviceProcesses)
         StepRunner(step, placed, on_meta, processes)
 
 
-@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, 0.0])
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, 0.0, "long"])
 def test_a_time_limit_is_a_number_above_0(timeout_s: float) -> None:
     with pytest.raises(ExecutionError, match=r"timeout_s is .*; give seconds above 0"):
         DeviceProcesses(2, timeout_s)
@@ -177,14 +177,34 @@ def test_values_that_cannot_be_computed_with_are_refused(processes: DeviceProces
     net = Net()
     step = captured(net)
     placed = random_devices(step.graph, 2, 0)
-    with pytest.raises(ExecutionError, match="lr is nan; give the optimizer a finite number"):
-        StepRunner(step, placed, net, processes, options={"lr": float("nan")})
+    for name, value, reason in (
+        ("lr", float("nan"), "lr is nan; give the optimizer a finite number"),
+        ("lr", "high", "optimizer 'adam' does not take lr='high': "),
+        ("betas", (float("nan"), 0.9), r"optimizer 'adam' does not take betas=\(nan, 0.9\): Invalid beta"),
+        ("momentum", 0.5, "optimizer 'adam' does not take momentum=0.5: "),
+    ):
+        with pytest.raises(ExecutionError, match=f"^{reason}"):
+            StepRunner(step, placed, net, processes, options={name: value})
     runner = StepRunner(step, placed, net, processes)
-    for given, reason in ((INPUTS[0].to("meta"), "meta tensor"), (INPUTS[0].to_sparse(), "sparse tensor")):
-        with pytest.raises(ExecutionError, match=f"an input is a {reason}"):
+    nested = torch.nested.nested_tensor([*INPUTS[0]], layout=torch.jagged)
+    for given, reason in (
+        (INPUTS[0].to("meta"), "an input is a meta tensor"),
+        (INPUTS[0].to_sparse(), "an input is a sparse tensor"),
+        (nested, "input 0 is a nested tensor"),
+    ):
+        with pytest.raises(ExecutionError, match=reason):
             runner.step(given)
     with pytest.raises(ExecutionError, match="of the state is str; give a tensor"):
         runner.load_state_dict(dict.fromkeys(runner.state_dict(), "text"))  # type: ignore[arg-type]
+    with pytest.raises(ExecutionError, match=r"^the state is list; give a mapping"):
+        runner.load_state_dict([])  # type: ignore[arg-type]
+    for kept, reason in (
+        ("text", "'first.bias' of the optimizer's state is str; give a mapping"),
+        ({"step": "text"}, "'step' of 'first.bias' of the optimizer's state is str; give a tensor"),
+        ({"step": torch.zeros((), device="meta")}, "'step' of .* is a meta tensor"),
+    ):
+        with pytest.raises(ExecutionError, match=f"^{reason}"):
+            runner.load_optimizer_state_dict({"first.bias": kept})  # type: ignore[dict-item]
     with runner._busy, pytest.raises(ExecutionError, match="another thread uses this runner"):
         runner.step(*INPUTS)
     assert torch.isfinite(runner.step(*INPUTS))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -85,7 +86,7 @@ class StepRunner:
         check_finite: bool = True,
     ) -> None:
         check_options(captured.optimizer, options or {})
-        self._busy = Lock()
+        self._busy = RLock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
         self.programs = cut(captured, device_of, processes.n_devices)
         self.check_finite = check_finite
@@ -130,9 +131,10 @@ class StepRunner:
             ExecutionError: the inputs are others than at the capture, a device failed, or the loss is not
                 finite; after the last two the processes are ended.
         """
-        self.set_inputs(named_inputs or inputs)
-        records = [device[0] for device in self._ask("steps", 1, False)]
-        return self._result(records)
+        with self._in_one_thread():
+            self.set_inputs(named_inputs or inputs)
+            records = [device[0] for device in self._ask("steps", 1, False)]
+            return self._result(records)
 
     def timed_steps(self, count: int, *, timed_ops: bool = False) -> list[StepTimes]:
         """Runs steps on the inputs at hand and times them.
@@ -163,8 +165,9 @@ class StepRunner:
             raise ExecutionError(str(error)) from None
         for tensor in given:
             check_values("an input", tensor)
-        for place, tensor in zip(self._inputs, given, strict=True):
-            place.copy_(tensor)
+        with self._in_one_thread():
+            for place, tensor in zip(self._inputs, given, strict=True):
+                place.copy_(tensor)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns parameters and buffers under the keys of the module's own `state_dict`."""
@@ -242,10 +245,15 @@ class StepRunner:
     def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         if not self.processes.running:
             raise ExecutionError("the runner is closed; compile the plan again")
+        with self._in_one_thread():
+            return self.processes.ask(commands)
+
+    @contextmanager
+    def _in_one_thread(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
             raise ExecutionError("another thread uses this runner; let one thread at a time call it")
         try:
-            return self.processes.ask(commands)
+            yield
         finally:
             self._busy.release()
 

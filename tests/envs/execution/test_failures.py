@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -205,9 +206,17 @@ def test_values_that_cannot_be_computed_with_are_refused(processes: DeviceProces
     ):
         with pytest.raises(ExecutionError, match=f"^{reason}"):
             runner.load_optimizer_state_dict({"first.bias": kept})  # type: ignore[dict-item]
-    with runner._busy, pytest.raises(ExecutionError, match="another thread uses this runner"):
-        runner.step(*INPUTS)
     assert torch.isfinite(runner.step(*INPUTS))
+
+
+def test_a_second_thread_is_refused_and_changes_no_input(processes: DeviceProcesses) -> None:
+    runner = runner_of(Net(), processes)
+    runner.set_inputs(INPUTS)
+    with runner._busy, ThreadPoolExecutor(1) as pool:
+        step = pool.submit(runner.step, torch.zeros(4, 6))
+        with pytest.raises(ExecutionError, match="another thread uses this runner"):
+            step.result(60)
+    assert torch.equal(runner._inputs[0], INPUTS[0])
 
 
 def test_nothing_that_devices_share_has_a_name(processes: DeviceProcesses) -> None:

@@ -42,6 +42,7 @@ def test_known_classes(op_type: str, expected: str) -> None:
         ("aten.native_layer_norm", 1),
         ("aten._native_batch_norm_legit", 1.5),
         ("aten._native_batch_norm_legit_no_training", 1),
+        ("aten.native_dropout_backward", 2.5),
         ("aten.nll_loss_backward", 0.5),
         ("aten.add", 1),
         ("mine", 1),

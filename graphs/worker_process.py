@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,10 @@ from graphs.user_code import end_at_once
 
 GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""
+LONGEST_WAIT_S = 3600.0
+"""Longest wait at once: the system does not take any number."""
+START_S = 300.0
+"""Seconds that a process has to start, if requests have a limit: more than a busy machine takes to import."""
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -48,15 +54,15 @@ class WorkerProcess(Generic[Request, Answer]):
 
     Args:
         handler: makes the answer to a request, never None; it is sent to the process.
-        timeout_s: seconds after which a request has taken too long; None = never.
+        timeout_s: seconds after which a request has taken too long; None = never. The start of the process
+            does not count; it has a limit of its own.
         inherits: whether the handler holds what only a process that is being started can be given, such as
             pipes. Such a process does not import the user's script, which others do, as it may register
             placers.
 
     Attributes:
         connection: becomes readable when there may be an answer.
-        deadline_s: time on the monotonic clock when the present request has taken too long. The start of the
-            process does not count.
+        deadline_s: time on the monotonic clock when the start or the present request has taken too long.
     """
 
     def __init__(
@@ -84,12 +90,15 @@ class WorkerProcess(Generic[Request, Answer]):
                 if answer is None:
                     self._send()
                 return answer
+            if time.monotonic() < self.deadline_s:
+                return None
+        except BlockingIOError:  # half an answer came
+            pass
         except (EOFError, OSError):
             return Death(self._reason())
-        if time.monotonic() < self.deadline_s:
-            return None
+        late = f"did not start in {START_S:g} s" if self._unsent else f"no result in {self._timeout_s:g} s"
         self.kill()
-        return Death(f"no result in {self._timeout_s:g} s")
+        return Death(late)
 
     @property
     def is_stopped(self) -> bool:
@@ -113,7 +122,9 @@ class WorkerProcess(Generic[Request, Answer]):
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.deadline_s = math.inf
+        if self._timeout_s < math.inf:
+            _limit_waits(self.connection, self._timeout_s)
+        self.deadline_s = time.monotonic() + START_S if self._timeout_s < math.inf else math.inf
         inherited = self._handler if self._inherits else None
         process = context.Process(target=_serve, args=(theirs, inherited), daemon=True)
         with theirs, _undisturbed(), _without_main() if self._inherits else nullcontext():
@@ -122,10 +133,15 @@ class WorkerProcess(Generic[Request, Answer]):
 
     def _send(self) -> None:
         """Sends what the process waits for; if that has died, `answer` finds out."""
-        with suppress(OSError):
+        patience_s = self._timeout_s
+        try:
             self.connection.send(self._unsent.pop(0))
+        except BlockingIOError:  # it took no more for as long as a request may last
+            self._unsent, patience_s = [], 0.0
+        except OSError:
+            pass
         if not self._unsent:
-            self.deadline_s = time.monotonic() + self._timeout_s
+            self.deadline_s = time.monotonic() + patience_s
 
     def _reason(self) -> str:
         """Waits for the end of the process, which closed its pipe, and describes it."""
@@ -163,6 +179,14 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def _limit_waits(connection: Connection, seconds: float) -> None:
+    """Lets reads and writes of a pipe fail that wait for some seconds, as its other end may be stopped."""
+    parts = divmod(round(min(max(seconds, 1e-6), LONGEST_WAIT_S) * 1e6), 1_000_000)
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            pipe.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *parts))
 
 
 def _serve(connection: Connection, handler: Callable[[Any], Any] | None) -> None:

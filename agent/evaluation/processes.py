@@ -11,12 +11,10 @@ from typing import Protocol
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
-from graphs.worker_process import Death, WorkerProcess
+from graphs.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
 
 ATTEMPTS = 2
 """How often a trial is tried whose process dies or hangs."""
-LONGEST_WAIT_S = 3600.0
-"""Longest wait at once: the system does not take any number."""
 TrialProcess = WorkerProcess[Task, Outcome]
 
 

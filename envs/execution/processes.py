@@ -16,10 +16,7 @@ from envs.execution.machine import CPU, check_devices
 from envs.execution.program import ExecutionError, check_timeout
 from envs.execution.signals import Barrier, Inbox
 from envs.execution.transports import SharedMemory
-from graphs.worker_process import Death, WorkerProcess
-
-LONGEST_WAIT_S = 3600.0
-"""Longest wait at once: the system does not take any number."""
+from graphs.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
 
 
 class DeviceProcesses:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -77,6 +78,52 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         began = time.monotonic()
         assert answer_of(process) == Death("no result in 0.2 s")
         assert time.monotonic() - began < 20
+
+
+@contextmanager
+def killed_if_waited_for(process: WorkerProcess[Any, Any]) -> Iterator[None]:
+    """Lets a test fail, not hang, that waits for a stopped process."""
+    assert process._process is not None
+    watch = Timer(30.0, os.kill, (process._process.pid, signal.SIGKILL))
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphs.worker_process.START_S", 0.5)
+    with worker(len, timeout_s=60.0) as process:
+        process.give("x")
+        assert process._process is not None
+        os.kill(process._process.pid or 0, signal.SIGSTOP)
+        with killed_if_waited_for(process):
+            assert answer_of(process) == Death("did not start in 0.5 s")
+
+
+def test_a_stopped_process_that_does_not_take_its_request_is_given_up() -> None:
+    with worker(len, timeout_s=0.5) as process:
+        process.give("x")
+        assert answer_of(process) == 1
+        assert process._process is not None
+        os.kill(process._process.pid or 0, signal.SIGSTOP)
+        with killed_if_waited_for(process):
+            process.give(b"x" * 10_000_000)
+            assert answer_of(process) == Death("no result in 0.5 s")
+
+
+def test_a_process_that_is_stopped_in_the_midst_of_an_answer_is_given_up() -> None:
+    with worker(bytes, timeout_s=0.5) as process:
+        process.give(10_000_000)
+        while process._unsent:
+            wait([process.connection], 30.0)
+            process.answer()
+        assert process.connection.poll(30.0)
+        assert process._process is not None
+        os.kill(process._process.pid or 0, signal.SIGSTOP)
+        with killed_if_waited_for(process):
+            assert answer_of(process) == Death("no result in 0.5 s")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

@@ -67,7 +67,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             code = _say(name, "interrupted", 1)
         except InputError as error:
-            code = _say(name, str(error), 2)
+            code = _say(name, str(error), error.exit_code)
         except OSError as error:
             code = _say(name, *_describe_os_error(error))
         except MemoryError:

@@ -14,12 +14,14 @@ _LEFT_OUT = "[...]"
 class InputError(ValueError):
     """Input that is wrong; the message is one line: what is wrong, where, and what would be right.
 
-    A command line prints it and ends with exit code 2. A `ValueError` that is no `InputError` is a fault of
+    A command line prints it and ends with its exit code. A `ValueError` that is no `InputError` is a fault of
     the program.
 
     Args:
         message: may hold any names of files and other people's errors, as `shown` makes it fit to be shown.
     """
+
+    exit_code = 2
 
     def __init__(self, message: str) -> None:
         super().__init__(shown(message))

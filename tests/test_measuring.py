@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from agent.commands import evaluate, train
 from envs.cluster.cluster import Device
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import uniform
+from envs.execution.measure import MeasuredStep, StepMeter
+from envs.execution.processes import DeviceProcesses
+from envs.execution.program import DeviceLostError
 
 MODEL = """
 import torch
@@ -23,6 +27,8 @@ def net():
         return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), torch.zeros(4, 32)
 """
 FLAGS = ("--model", "own_model:net", "--optimizer", "sgd", "--cluster", "2xcpu")
+MEASURED = (*FLAGS, "--granularity", "module", "--reward", "measured", "--init", "pretrained")
+SMALL = ("--n-envs", "4", "--repeats", "4", "--n-steps", "6", "--batch-size", "24", "--epochs", "1")
 
 
 @pytest.fixture
@@ -76,9 +82,8 @@ def test_an_evaluation_profiles_measures_and_compares(
 
 
 def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*FLAGS, "--granularity", "module", "--reward", "measured", "--init", "pretrained"]
-    small = ("--n-envs", "4", "--repeats", "4", "--n-steps", "6", "--batch-size", "24", "--epochs", "1")
-    assert train.main([*words, *small, "--timesteps", "48", "--eval-every", "1", "--name", "own"]) == 0
+    words = [*MEASURED, *SMALL, "--timesteps", "48", "--eval-every", "1"]
+    assert train.main([*words, "--name", "own"]) == 0
     run = place / "runs" / "own"
     known = [json.loads(line) for line in (run / "measurements.jsonl").read_text().splitlines()]
     assert len({record["placement"] for record in known}) == len(known) > 0
@@ -87,6 +92,33 @@ def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.Ca
     # One device takes what was measured, not what the slow cluster file says.
     assert all(0.2 < row["step_time/train_over_single"] < 20 for row in rows)
     assert train.main(["--resume", "--name", "own", "--timesteps", "72"]) == 0
+
+
+def test_a_device_that_is_lost_while_ops_are_timed_is_no_wrong_input(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(devices: DeviceProcesses, commands: object) -> list[object]:
+        raise DeviceLostError("device 1: worker killed by SIGKILL")
+
+    monkeypatch.setattr(DeviceProcesses, "ask", lost)
+    assert evaluate.main([*FLAGS, "--placers", "single", "--profile", "--out", "out"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1] == "evaluate.py: device 1: worker killed by SIGKILL"
+
+
+def test_placements_that_cannot_run_are_told_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(meter: StepMeter, device_of: object, n_steps: object) -> MeasuredStep:
+        return MeasuredStep(math.nan, math.nan, math.nan, 0, "device 1: no result in 5 s")
+
+    monkeypatch.setattr(StepMeter, "measure", failed)
+    assert train.main([*MEASURED, *SMALL, "--timesteps", "24", "--name", "own"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "no result" in line]
+    assert told == [
+        "a placement cannot be run, and counts as out of memory: device 1: no result in 5 s; "
+        "others are told in runs/own/measurements.jsonl alone"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from envs.execution.measurements import Measurements
 from envs.execution.processes import DeviceProcesses
 from envs.execution.runnable_model import RunnableModel
 from envs.problem import Problem
+from graphs.errors import printable
 from graphs.op_graph import IntArray
 
 FILE = "measurements.jsonl"
@@ -38,7 +40,7 @@ class MeasuredStepTimer:
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._processes: dict[str, DeviceProcesses] = {}
         self._measurements: dict[str, Measurements] = {}
-        self._folder = Path()
+        self._folder, self._told = Path(), False
 
     def open(self, folder: Path) -> None:
         """Says where measurements are kept, and uses those that are there."""
@@ -57,7 +59,20 @@ class MeasuredStepTimer:
             meter = StepMeter(model.captured, model.module, model.inputs, processes, n_steps=self._n_steps)
             self._measurements[name] = Measurements(self._folder / FILE, meter, self._devices[name])
         measured = self._measurements[name].measure(device_of)
+        if not measured.feasible:
+            self._tell(measured.failure)
         return measured.median_s if measured.feasible else float("inf")
+
+    def _tell(self, failure: str) -> None:
+        """Says once that placements fail, and where all reasons are."""
+        if not self._told:
+            path = printable(str(self._folder / FILE))
+            print(
+                f"a placement cannot be run, and counts as out of memory: {failure}; "
+                f"others are told in {path} alone",
+                file=sys.stderr,
+            )
+        self._told = True
 
     def close(self) -> None:
         """Ends the processes."""

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from envs.execution.processes import DeviceProcesses
-from envs.execution.program import Call, ExecutionError
-from envs.execution.runner import StepRunner
+from envs.execution.program import Call, DeviceLostError, ExecutionError
+from envs.execution.runner import StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
 from graphs.op_graph import FloatArray, IntArray
 
@@ -61,7 +61,8 @@ def pooled(rounds: Sequence[MeasuredStep]) -> MeasuredStep:
 class StepMeter:
     """Measures placements of one captured step, each on the same processes.
 
-    A step that hangs, dies or runs out of memory ends the processes, which are started anew for the next.
+    A step that hangs, dies or runs out of memory ends the processes, which are started anew for the next. One
+    that hangs or dies is tried once more.
 
     Args:
         captured: of the module.
@@ -100,13 +101,11 @@ class StepMeter:
                 rounds.
         """
         try:
-            runner = self._runner(device_of)
-            runner.timed_steps(WARM_UP_STEPS)
-            seconds = [step.total_s for step in runner.timed_steps(n_steps or self.n_steps)]
+            _, steps = self._timed_or_again(device_of, n_steps or self.n_steps)
         except ExecutionError as error:
             return MeasuredStep(np.nan, np.nan, np.nan, 0, str(error))
-        low_s, median_s, high_s = np.quantile(seconds, [0.1, 0.5, 0.9])
-        return MeasuredStep(float(median_s), float(low_s), float(high_s), len(seconds))
+        low_s, median_s, high_s = np.quantile([step.total_s for step in steps], [0.1, 0.5, 0.9])
+        return MeasuredStep(float(median_s), float(low_s), float(high_s), len(steps))
 
     def op_seconds(self, device: int) -> FloatArray:
         """Measures every op on one device, which runs the whole step.
@@ -116,12 +115,13 @@ class StepMeter:
             the optimizer takes for all of them.
 
         Raises:
+            DeviceLostError: the device died or took too long, twice.
             ExecutionError: the step cannot be run on that device.
         """
         graph = self.captured.graph
-        runner = self._runner(np.full(graph.n_ops, device))
-        runner.timed_steps(WARM_UP_STEPS)
-        spans = [step.records[device].spans for step in runner.timed_steps(self.n_steps, timed_ops=True)]
+        everywhere = np.full(graph.n_ops, device)
+        runner, steps = self._timed_or_again(everywhere, self.n_steps, timed_ops=True)
+        spans = [step.records[device].spans for step in steps]
         medians = np.median(np.diff(np.array(spans), axis=2)[:, :, 0], axis=0)
         seconds = np.zeros(graph.n_ops)
         for instruction, median_s in zip(runner.programs[device].instructions, medians, strict=False):
@@ -131,6 +131,22 @@ class StepMeter:
         moved = graph.bytes_moved[updates]
         seconds[updates] = medians[-1] * moved / max(moved.sum(), 1.0)
         return seconds
+
+    def _timed_or_again(
+        self, device_of: IntArray, n_steps: int, *, timed_ops: bool = False
+    ) -> tuple[StepRunner, list[StepTimes]]:
+        """Times steps, once more where a device was lost: that may not be the step's fault."""
+        try:
+            return self._timed(device_of, n_steps, timed_ops)
+        except DeviceLostError:
+            return self._timed(device_of, n_steps, timed_ops)
+
+    def _timed(
+        self, device_of: IntArray, n_steps: int, timed_ops: bool
+    ) -> tuple[StepRunner, list[StepTimes]]:
+        runner = self._runner(device_of)
+        runner.timed_steps(WARM_UP_STEPS)
+        return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
 
     def _runner(self, device_of: IntArray) -> StepRunner:
         runner = StepRunner(

@@ -27,6 +27,8 @@ class MeasurementsError(InputError):
 class Measurements:
     """Measures placements of one captured step, and keeps the times in a file, each on disk at once.
 
+    What failed is in the file with its reason, and is measured again where the file is opened again.
+
     Args:
         path: one JSON object a line; a last line that a crash cut short is measured again.
         meter: measures what the file lacks.
@@ -84,7 +86,9 @@ class Measurements:
             n_steps = json_fields.integer(record["n_steps"], f"{where}: n_steps")
             failure = json_fields.text(record["failure"], f"{where}: failure")
             step = MeasuredStep(median_s, low_s, high_s, n_steps, failure)
-            self._known[json_fields.name(record["placement"], f"{where}: placement")] = step
+            placement = json_fields.name(record["placement"], f"{where}: placement")
+            if step.feasible:
+                self._known[placement] = step
         except UnicodeDecodeError:
             raise MeasurementsError(f"{where}: is not UTF-8; remove the line") from None
         except FileFormatError as error:

@@ -13,7 +13,7 @@ from envs.execution.cuda.stream_host import StreamHost
 from envs.execution.cuda.streams import Cuda
 from envs.execution.device_process import Answer, Command, DeviceHost
 from envs.execution.machine import CPU, check_devices
-from envs.execution.program import ExecutionError, check_timeout
+from envs.execution.program import DeviceLostError, ExecutionError, check_timeout
 from envs.execution.signals import Barrier, Inbox
 from envs.execution.transports import SharedMemory
 from graphs.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
@@ -69,7 +69,8 @@ class DeviceProcesses:
             What each device returned.
 
         Raises:
-            ExecutionError: a device failed, died or took too long; all processes are ended.
+            DeviceLostError: a device died or took too long; all processes are ended.
+            ExecutionError: a device failed; all processes are ended.
         """
         if not self._processes:
             self._start()
@@ -126,9 +127,11 @@ class DeviceProcesses:
                 answer = process.answer()
                 if answer is None:
                     continue
-                failure = answer.reason if isinstance(answer, Death) else answer.failure
-                if isinstance(answer, Death) or failure:
-                    raise ExecutionError(f"device {', '.join(map(str, members))}: {failure}")
+                names = ", ".join(map(str, members))
+                if isinstance(answer, Death):
+                    raise DeviceLostError(f"device {names}: {answer.reason}")
+                if answer.failure:
+                    raise ExecutionError(f"device {names}: {answer.failure}")
                 found.update(zip(members, answer.value, strict=True))
                 del waiting[process]
         return [found[index] for index in range(self.n_devices)]

@@ -19,6 +19,12 @@ class ExecutionError(InputError):
     """A step that cannot be run, or that failed; the message says where and why."""
 
 
+class DeviceLostError(ExecutionError):
+    """A device whose process was killed or took too long; the input may be right, and the step run later."""
+
+    exit_code = 1
+
+
 def check_timeout(timeout_s: float | None) -> None:
     """Checks a limit of seconds, None where there is none.
 

@@ -80,12 +80,15 @@ def warm_against_cold(attempts: list[Attempt], init: str) -> list[str]:
 
 
 def _decisions_before(init: str) -> int | None:
-    """Decisions of the study that a policy comes from; None where it comes from none."""
+    """Decisions of the study that a policy comes from; None without one, or where its table is damaged."""
     record = Path(policy_folder(init)).parent.parent / "trials.csv"
     if not record.is_file():
         return None
-    with record.open(encoding="utf-8") as file:
-        return sum(int(row["decisions"]) for row in csv.DictReader(file) if row["status"] != STALE)
+    try:
+        with record.open(encoding="utf-8") as file:
+            return sum(int(row["decisions"]) for row in csv.DictReader(file) if row["status"] != STALE)
+    except (KeyError, TypeError, ValueError, csv.Error):
+        return None
 
 
 def duration(seconds: float) -> str:

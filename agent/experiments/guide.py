@@ -115,7 +115,7 @@ def read_solved(path: Path, problem_of: Callable[[str, int, str], Problem]) -> S
             features.append(features_of(problem, optimum_s * float(row["bound"]), refined_s))
             logs.append(-np.log(float(row["found"])))
         return Solved(tuple(family), np.array(features), np.array(logs))
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(f"{path}: holds no rows of agent.experiments.optimality ({error})") from None
 
 

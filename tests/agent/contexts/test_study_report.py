@@ -46,5 +46,10 @@ def test_a_warm_start_is_paired_with_its_control(tmp_path: Path, monkeypatch: py
         "from trial:before/000-seed-0: 0.500 of the step time from random weights, over 1 pairs,",
         "by 100 decisions (1,000 before that, in its study) against 200",
     ]
-    assert "those before that are not known" in warm_against_cold(rows, "pretrained")[1]
+    unknown = "those before that are not known"
+    table = (before / "trials.csv").read_text()
+    for damaged in (table.replace(",", ";"), table.replace("1000", "1 000"), table + "\nshort,1\n"):
+        (before / "trials.csv").write_text(damaged)
+        assert unknown in warm_against_cold(rows, "trial:before/000-seed-0")[1]
+    assert unknown in warm_against_cold(rows, "pretrained")[1]
     assert warm_against_cold(rows[2:], "pretrained") == []

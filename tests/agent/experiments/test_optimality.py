@@ -174,8 +174,9 @@ def test_rows_that_were_solved_guide_the_solver(tmp_path: Path) -> None:
     assert guide.table(found).count("1 of 1") == 5
 
 
-def test_a_file_of_other_rows_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "granularity,placer,budget,graph\nop,refine\n"])
+def test_a_file_of_other_rows_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(InputError, match=r"rows\.csv: holds no rows"):
         read_solved(tmp_path / "rows.csv", lambda name, n_units, cluster: None)
 

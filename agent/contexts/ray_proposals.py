@@ -47,6 +47,9 @@ class Proposals(OptunaSearch):  # type: ignore[misc]
         name = self._names.pop(0) if self._names else trial_id
         return {**super().suggest(trial_id), TRIAL: name}
 
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Tells Optuna nothing: Tune gives trials up here, and one that goes on repeats its steps."""
+
 
 def values_of(space: tuple[Choice | Range, ...], drawn: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a draw of Tune stands for: of a choice it is the index."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -115,9 +116,9 @@ def run_ray_search(study: Study, report: Report) -> bool:
     own_files = study.folder.absolute() / "ray"
     if own_files.exists():
         shutil.rmtree(own_files)
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # the record says which processes died
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.CRITICAL)
     watcher = Thread(target=record.watch, daemon=True)
     watcher.start()
     try:
@@ -155,7 +156,12 @@ def _tuner(study: Study, proposals: Proposals, n_trials: int, trainable: Any) ->
 
 def _scheduler(prune: str) -> Any:
     if prune == "median":
-        return tune.schedulers.MedianStoppingRule(time_attr="update", grace_period=1, min_samples_required=5)
+        return tune.schedulers.MedianStoppingRule(
+            time_attr="update",
+            grace_period=1,
+            min_samples_required=5,
+            min_time_slice=math.inf,  # a trial that waits for a process pauses no other
+        )
     if prune == "asha":
         return tune.schedulers.ASHAScheduler(time_attr="update", max_t=100_000)
     return None

@@ -15,6 +15,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.processes import TRAINING
@@ -53,6 +54,22 @@ def plant_pickles(folder: Path) -> Path:
     pickle.loads(files[0].read_bytes())
     marker.rmdir()  # it would have been made
     return marker
+
+
+def test_a_worker_that_is_killed_is_one_more_attempt_at_one_trial(place: Path) -> None:
+    search = begin(place, "--timesteps", "15360", "--trials", "2", "--checkpoint-every", "1")
+    deadline = time.monotonic() + PATIENCE_S
+    while not list((place / "runs" / "tuned" / "trials").glob("*/checkpoints/*")):
+        assert time.monotonic() < deadline
+        assert search.poll() is None, search.communicate()[1]
+        time.sleep(0.1)
+    below = psutil.Process(search.pid).children(recursive=True)
+    next(each for each in below if "ray::ImplicitFunc" in " ".join(each.cmdline())).kill()
+    error = search.communicate(timeout=PATIENCE_S)[1]
+    assert search.returncode == 0, error
+    assert sorted(row["status"] for row in rows(place)) == ["complete", "complete", "stale"]
+    assert "Traceback" not in error
+    assert "UserWarning" not in error
 
 
 def test_a_search_goes_on_after_its_driver_was_killed(place: Path) -> None:

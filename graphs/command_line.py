@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from graphs.errors import InputError, shown
+from graphs.errors import InputError, is_out_of_memory, shown
 from graphs.interrupts import SIGNALS
 from graphs.user_code import end_at_once
 
@@ -36,6 +36,7 @@ WRONG_PATH = frozenset(
     }
 )
 """What the system says of a path that was wrong from the start; all else happens to a right one."""
+NO_MEMORY = "out of memory; give it fewer graphs at once, or smaller graphs, models or inputs"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SENT_AGAIN_S = 0.01
 """After how long an interrupt that Python dropped is sent again."""
@@ -70,12 +71,10 @@ def run_command(name: str, work: Callable[[], int]) -> int:
             code = _say(name, str(error), error.exit_code)
         except OSError as error:
             code = _say(name, *_describe_os_error(error))
-        except MemoryError:
-            code = _say(name, "out of memory; give it fewer or smaller graphs at once", 1)
         except ModuleNotFoundError as error:
             code = _say(name, *_describe_missing_module(error))
         except Exception as error:
-            code = _say(name, _report(error), 1)
+            code = _say(name, NO_MEMORY if is_out_of_memory(error) else _report(error), 1)
     return code
 
 

@@ -9,6 +9,8 @@ NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 _NAME = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
 _WORD = re.compile(rf"\S{{{WORD_CHARS + 1},}}")
 _LEFT_OUT = "[...]"
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+"""What torch's errors say where there is no memory left."""
 
 
 class InputError(ValueError):
@@ -50,3 +52,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Says whether an error is of Python or torch, and means that there is no memory left."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

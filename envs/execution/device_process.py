@@ -16,10 +16,8 @@ from envs.execution.program import DeviceProgram, TensorSpec
 from envs.execution.signals import Inbox
 from envs.execution.transports import SharedMemory, SharedMemoryTransport, Transport
 from envs.execution.user_ops import import_ops
-from graphs.errors import InputError
+from graphs.errors import InputError, is_out_of_memory
 
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
-"""What torch's errors say where there is no memory left."""
 Command: TypeAlias = tuple[str, *tuple[Any, ...]]
 """The name of a method of `DeviceHost`, and its arguments."""
 
@@ -181,5 +179,4 @@ def reason(error: Exception) -> str:
     """Tells in one line why a command failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = ": ".join([*([] if isinstance(error, InputError) else [type(error).__name__]), *lines[:1]])
-    is_memory = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-    return f"out of memory ({text})" if is_memory else text
+    return f"out of memory ({text})" if is_out_of_memory(error) else text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graphs.command_line import interruptible, run_command
+from graphs.command_line import NO_MEMORY, interruptible, run_command
 from graphs.errors import InputError
 
 
@@ -36,7 +36,8 @@ def failing(error: BaseException) -> Callable[[], int]:
             1,
             "No space left on device; free some space, then run the same command again",
         ),
-        (MemoryError(), 1, "out of memory; give it fewer or smaller graphs at once"),
+        (MemoryError(), 1, NO_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 1, NO_MEMORY),
         (KeyboardInterrupt(), 1, "interrupted"),
         (
             ModuleNotFoundError("No module named 'gymnasium.spaces'", name="gymnasium.spaces"),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphs.array_types import FloatArray
 from graphs.errors import InputError
+from graphs.graph_columns import GraphColumns
 from graphs.io.json_fields import MAX_INTEGER
 from graphs.io.json_files import first_repeated
 from graphs.limits import MAX_BYTES, MAX_EXTENT, MAX_FLOPS, MAX_SECONDS, ROUNDING
 from graphs.op_records import AMOUNTS
-
-if TYPE_CHECKING:
-    from graphs.op_graph import FloatArray, OpGraph
 
 PHASES = ("forward", "backward", "optimizer")
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")
@@ -25,7 +23,7 @@ class GraphError(InputError):
     """A graph that breaks a rule of `OpGraph`; the message says which, where, and what would be right."""
 
 
-def check_graph(graph: OpGraph) -> None:
+def check_graph(graph: GraphColumns) -> None:
     """Checks that a graph keeps the rules of `OpGraph`.
 
     Raises:
@@ -73,7 +71,7 @@ def check_graph(graph: OpGraph) -> None:
     _check_tensors(where, graph)
 
 
-def _check_arithmetic(where: str, graph: OpGraph) -> None:
+def _check_arithmetic(where: str, graph: GraphColumns) -> None:
     for op, dtype in enumerate(graph.dtypes):
         if dtype and dtype not in DTYPES:
             raise GraphError(
@@ -93,7 +91,7 @@ def _check_arithmetic(where: str, graph: OpGraph) -> None:
     _check_images(where, graph)
 
 
-def _check_images(where: str, graph: OpGraph) -> None:
+def _check_images(where: str, graph: GraphColumns) -> None:
     if graph.image.shape != (graph.n_ops, 2):
         raise GraphError(f"{where}: image has shape {graph.image.shape}; use ({graph.n_ops}, 2)")
     said = graph.image.any(axis=1)
@@ -114,7 +112,7 @@ def _check_images(where: str, graph: OpGraph) -> None:
         )
 
 
-def _check_strings(where: str, graph: OpGraph) -> None:
+def _check_strings(where: str, graph: GraphColumns) -> None:
     named = {
         "op name": graph.op_names,
         "type": graph.op_types,
@@ -157,7 +155,7 @@ def _check_amounts(
         )
 
 
-def _check_tensors(where: str, graph: OpGraph) -> None:
+def _check_tensors(where: str, graph: GraphColumns) -> None:
     n_tensors, sizes = graph.n_tensors, graph.tensor_bytes
     if len(sizes) != n_tensors or len(graph.consumers) != n_tensors:
         raise GraphError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.array_types import FloatArray, IntArray
 from graphs.errors import shortened
+from graphs.graph_columns import SOURCE_TYPES, Csr, GraphColumns
 from graphs.graph_rules import DTYPES, PHASES, GraphError, check_graph
 from graphs.io.json_files import FileFormatError
 from graphs.op_records import EXTENTS, IMAGE_SIDES, parse_ops
@@ -27,102 +29,19 @@ __all__ = [
     "build_graph",
 ]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-SOURCE_TYPES = ("parameter", "input")
-"""Types of ops that are available from time 0 and never occupy a device."""
-
-
-@dataclass(frozen=True)
-class Csr:
-    """Ragged integer rows: row `i` is `items[ptr[i]:ptr[i + 1]]`."""
-
-    ptr: IntArray
-    items: IntArray
-
-    def row(self, index: int) -> IntArray:
-        """Items of one row, int (length of the row,)."""
-        return self.items[self.ptr[index] : self.ptr[index + 1]]
-
-    def __len__(self) -> int:
-        return len(self.ptr) - 1
-
-    @staticmethod
-    def from_pairs(rows: IntArray, items: IntArray, n_rows: int) -> Csr:
-        """Groups `items` by `rows`; items of one row keep their sequence.
-
-        Args:
-            rows: row of each item, int (n,).
-            items: int (n,).
-            n_rows: number of rows, empty ones included.
-        """
-        ptr = np.zeros(n_rows + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=n_rows), out=ptr[1:])
-        return Csr(ptr, items[np.argsort(rows, kind="stable")])
-
-
-def _no_gemm() -> IntArray:
-    return np.zeros((0, EXTENTS), dtype=np.int64)
-
-
-def _no_image() -> IntArray:
-    return np.zeros((0, IMAGE_SIDES), dtype=np.int64)
-
 
 @dataclass(frozen=True, eq=False)
-class OpGraph:
+class OpGraph(GraphColumns):
     """Ops in program order (every producer before its consumers) and the tensors between them.
 
     Strings can be printed, and amounts are within the bounds of `graphs.limits`, so that every graph can be
     written to a file, read back and simulated.
 
-    Attributes:
-        name, family: what the graph is and the model family it belongs to.
-        op_names, op_types, modules, phases: one string per op; names are unique, `phases` are from `PHASES`.
-        flops: floating-point operations, (n_ops,).
-        bytes_moved: memory traffic in bytes, (n_ops,).
-        resident_bytes: what the op keeps all step (parameters, gradients, optimizer state), (n_ops,).
-        colocate: int (n_ops,); ops with the same id >= 0 go on one device, -1 is no id.
-        seconds: measured seconds per device kind, each (n_ops,), NaN where not measured.
-        tensor_producer: op that makes each tensor, int (n_tensors,).
-        tensor_bytes: size of each tensor in bytes, (n_tensors,).
-        consumers: ops that read each tensor, one row per tensor, ascending and distinct.
-        dtypes: type of each op's arithmetic, of a source that of its values: from `DTYPES`, or "" where it is
-            not said (the default). An op that works on several types has that of its widest floats.
-        gemm: extents of the matrix product behind each op, int (n_ops, 4): batch, m, n, k of a product or a
-            convolution, which is counted as its implicit product (groups, positions of the output in all
-            samples, output channels of a group, kernel elements of a group); batch * heads, queries, keys and
-            head width of attention. Zeros where there is none (the default).
-        image: height and width of the output of each 3x3 convolution of stride 1 that has one group and no
-            dilation, which can be computed in tiles of the image; int (n_ops, 2), zeros for all else (the
-            default).
-        sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
-        shapes: shape of the first tensor that each op makes; None where it is not known (the default).
+    The columns are those of `GraphColumns`.
 
     Raises:
         GraphError: on construction, if a rule above is broken.
     """
-
-    name: str
-    family: str
-    op_names: tuple[str, ...]
-    op_types: tuple[str, ...]
-    modules: tuple[str, ...]
-    phases: tuple[str, ...]
-    flops: FloatArray
-    bytes_moved: FloatArray
-    resident_bytes: FloatArray
-    colocate: IntArray
-    tensor_producer: IntArray
-    tensor_bytes: FloatArray
-    consumers: Csr
-    seconds: Mapping[str, FloatArray] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ()
-    gemm: IntArray = field(default_factory=_no_gemm)
-    image: IntArray = field(default_factory=_no_image)
-    sources: tuple[str, ...] = ()
-    shapes: tuple[tuple[int, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.dtypes:
@@ -139,21 +58,6 @@ class OpGraph:
 
     def __repr__(self) -> str:
         return f"<OpGraph {shortened(self.name)}: {self.n_ops:,} ops, {self.n_tensors:,} tensors>"
-
-    @property
-    def n_ops(self) -> int:
-        """Number of ops, sources (parameters and inputs) included."""
-        return len(self.op_names)
-
-    @property
-    def n_tensors(self) -> int:
-        """Number of tensors."""
-        return len(self.tensor_producer)
-
-    @cached_property
-    def is_source(self) -> NDArray[np.bool_]:
-        """Whether an op never occupies a device (parameters and inputs), bool (n_ops,)."""
-        return np.array([kind in SOURCE_TYPES for kind in self.op_types], dtype=bool)
 
     @cached_property
     def outputs(self) -> Csr:

@@ -38,7 +38,9 @@ def _main(words: Sequence[str]) -> int:
     measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
-    spec, left_out = config.spec()
+    from agent.evaluation.inputs import make_spec
+
+    spec, left_out = make_spec(config)
     if run["engine"] == RAY:
         check_ray_is_installed()
     from agent.evaluation.run import open_folder

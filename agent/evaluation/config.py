@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from agent.settings import Settings, option
 from graphs.errors import InputError
 from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
-
-if TYPE_CHECKING:
-    from agent.evaluation.spec import EvaluationSpec
 
 ALL = "all"
 BUDGET = 10_000
@@ -100,16 +96,3 @@ class EvaluationConfig(Settings, error=EvaluationError):
     orders: tuple[str, ...] = option(
         ("topo",), "orders in which policies visit ops, or all", group=POLICY, some=True
     )
-
-    def spec(self) -> tuple[EvaluationSpec, list[str]]:
-        """Read everything that the settings name.
-
-        Returns:
-            The specification, and the names of the graphs left out because the policy was trained on them.
-
-        Raises:
-            ValueError: anything that is wrong with the input, in one line.
-        """
-        from agent.evaluation.inputs import make_spec
-
-        return make_spec(self)

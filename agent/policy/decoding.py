@@ -17,6 +17,7 @@ from agent.placers.completion import complete_placement
 from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
+from agent.policy.starts import episode_arguments
 from agent.policy.threads import torch_threads
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
@@ -86,7 +87,7 @@ def decode_many(
     shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
     groups = [Group(index, np.array(each)) for index in shortest_first for each in groups_of_each]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
-    arguments = (mdp_config or policy.mdp_config).arguments
+    arguments = episode_arguments(mdp_config or policy.mdp_config)
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):

@@ -64,23 +64,6 @@ class MdpConfig(Settings):
         """Whether a complete placement exists from the start."""
         return self.mdp == IMPROVE
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `EpisodeBatch` and the environments.
-
-        Raises:
-            PlacerError: `start` is no placer without randomness.
-        """
-        from agent.policy.starts import start_of
-
-        return {
-            "mdp": self.mdp,
-            "passes": self.passes,
-            "start": start_of(self.start),
-            "mask": self.mask,
-            "memory_penalty": self.memory_penalty,
-        }
-
     def evaluations(self, problem: Problem) -> int:
         """Counts the placements that an episode simulates: every other device of a unit, at each visit."""
         if not self.improves:

@@ -109,7 +109,9 @@ class _Decoder:
         """
         search, mdp_config = self.search, self._affordable()
         if mdp_config is None:
-            search.score(self.policy.mdp_config.arguments["start"](search.problem)[None])
+            from agent.policy.starts import start_of
+
+            search.score(start_of(self.policy.mdp_config.start)(search.problem)[None])
             return None
         if search.best is not None and self._predicted_s(mdp_config) > search.seconds_left:
             return None

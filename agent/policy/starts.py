@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from agent.placers.base import PLACERS, Budget, SearchState
-from agent.policy.mdp_config import BEST, SINGLE
+from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
 from envs.mdp.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.op_graph import IntArray
+
+
+def episode_arguments(config: MdpConfig) -> dict[str, Any]:
+    """Makes the keyword arguments of `EpisodeBatch` and the environments for a decision process.
+
+    Raises:
+        PlacerError: `start` is no placer without randomness.
+    """
+    return {
+        "mdp": config.mdp,
+        "passes": config.passes,
+        "start": start_of(config.start),
+        "mask": config.mask,
+        "memory_penalty": config.memory_penalty,
+    }
 
 
 def start_names() -> list[str]:

@@ -9,6 +9,7 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.serialization import current_shape
+from agent.policy.starts import episode_arguments
 from agent.training.checkpoints import Checkpoint, CheckpointError, under
 from agent.training.clock import Clock, Elapsed, between
 from agent.training.config import DECISIVE, TrainConfig
@@ -53,7 +54,7 @@ class TrainingState:
             self.problems,
             n_envs,
             orders=config.order,
-            **MdpConfig.from_settings(config.to_json()).arguments,
+            **episode_arguments(MdpConfig.from_settings(config.to_json())),
             repeats=config.repeats,
             seed=context.seed,
             threads=config.threads,

@@ -14,6 +14,7 @@ from torch import nn
 from agent import Plan, place
 from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.timelines import timeline_figure
 from agent.evaluation.worker import Worker
@@ -100,7 +101,7 @@ def test_place_finds_what_an_evaluation_finds(placer, tmp_path):
     config = EvaluationConfig(
         graphs=(str(tmp_path / "graph.json"),), placers=(placer,), orders=("b-level",), budget=40, seeds=2
     )
-    spec, _ = config.spec()
+    spec, _ = spec_of(config)
     worker = Worker(spec)
     for task in spec.tasks():
         trial, device_of = worker.run(task)

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.run import evaluate, open_folder
 from agent.folders import FolderError
 from agent.policy.serialization import PRETRAINED, read_card, read_policy, save_policy
@@ -257,7 +258,7 @@ def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None
         budget=1,
         policy=str(run),
     )
-    spec, _ = config.spec()
+    spec, _ = spec_of(config)
     assert spec.policy is not None
 
     def replace(done: int, total: int) -> None:
@@ -272,7 +273,7 @@ def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None
     assert json.loads((out / "settings.json").read_text())["policy"] == spec.policy.digest
     evaluate(spec, tmp_path / "before", report=quiet)
     assert found(out) == found(tmp_path / "before")
-    other, _ = config.spec()
+    other, _ = spec_of(config)
     evaluate(other, tmp_path / "after", report=quiet)
     assert found(out) != found(tmp_path / "after")
     with pytest.raises(EvaluationError, match="out: holds an evaluation that differs in policy; give"):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.policy.mdp_config import MdpConfig
+from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.state import mdp_arrays
@@ -56,7 +57,7 @@ def replay_demonstrations(
     Leaves out those that take a device whose memory the episode takes to be full.
     """
     rng = np.random.default_rng(seed)
-    batch = EpisodeBatch(problems, 1, orders=orders, **mdp_config.arguments)
+    batch = EpisodeBatch(problems, 1, orders=orders, **episode_arguments(mdp_config))
     trajectories = (replay(batch, each, rng) for each in demonstrations)
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
@@ -76,7 +77,7 @@ def improvement_trajectories(
         should_stop: looked at between two; the first is made in any case.
     """
     rng = np.random.default_rng(seed)
-    batch = EpisodeBatch(problems, 1, orders=orders, **mdp_config.arguments)
+    batch = EpisodeBatch(problems, 1, orders=orders, **episode_arguments(mdp_config))
     trajectories: list[Trajectory] = []
     for index in list(range(len(problems))) * repeats:
         if trajectories and should_stop():

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
+from agent.calibration.quick import get_or_measure_cluster
+from agent.evaluation.handover.device_map import DeviceMap, project
+from agent.evaluation.handover.explain import Explanation, explain
+from agent.evaluation.handover.explain_text import advice_line
+from agent.evaluation.handover.files import explanation_lines, write_handover, write_trace
+from agent.evaluation.handover.tables import OpRow, op_rows
 from agent.evaluation.inputs import make_budget, prepared
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.spec import placer_names
 from agent.evaluation.trial_runner import TrialRunner
-from agent.handover.device_map import DeviceMap, project
-from agent.handover.explain import Explanation, explain
-from agent.handover.explain_text import advice_line
-from agent.handover.files import explanation_lines, write_handover, write_trace
-from agent.handover.tables import OpRow, op_rows
 from agent.placers.base import Placer, PlacerError
 from agent.policy.placers import LEARNED
-from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.cluster import Cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -32,14 +32,14 @@ from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.fastest_single import FastestSingle, fastest_single
 from envs.simulator.simulate import StepTime
-from graphs.errors import InputError, shortened
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
+from graphs.system.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from envs.execution.runner import StepRunner
+    from envs.runtime.runner import StepRunner
     from graphs.capture.captured_step import CapturedStep
     from graphs.capture.loss import Loss
 
@@ -166,11 +166,11 @@ class Plan:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
                 another one, or the step cannot be run.
         """
-        from envs.execution.machine import torch_devices
-        from envs.execution.processes import DeviceProcesses
-        from envs.execution.program import ExecutionError
-        from envs.execution.runner import Devices, StepRunner
-        from envs.execution.torchrun import TorchrunDevices
+        from envs.runtime.backends.processes import DeviceProcesses
+        from envs.runtime.backends.torchrun import TorchrunDevices
+        from envs.runtime.machine import torch_devices
+        from envs.runtime.program import ExecutionError
+        from envs.runtime.runner import Devices, StepRunner
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")

@@ -8,7 +8,7 @@ import gymnasium
 from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster
-from envs.costs import CostError, op_seconds
+from envs.costs.op_seconds import CostError, op_seconds
 from envs.placement.files import read_placement, write_placement
 from envs.placement.placement import Placement, PlacementError, check_placement, single_device
 

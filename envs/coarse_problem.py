@@ -9,7 +9,7 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.coarsening.coarsen import MAX_UNITS, Coarsening, coarsen
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from envs.cluster.cluster import Cluster, ClusterError, Device
-from envs.costs import CostError
+from envs.costs.op_seconds import CostError
 from envs.problem import Problem
-from graphs.op_graph import GraphError, OpGraph
+from graphs.graph_rules import GraphError
+from graphs.op_graph import OpGraph
 
 SPEED_SPREAD = 0.3
 """Standard deviation of the logarithm of the speed that devices share, and of that in which they differ."""

@@ -8,10 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.costs import check_transfers, op_seconds
+from envs.costs.op_seconds import check_transfers, op_seconds
 from envs.problem_arrays import FIFO, PROGRAM, ProblemArrays
-from graphs.errors import InputError
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import InputError
 
 
 class InfeasibleError(InputError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 OP_GAP_S, TRANSFER_GAP_S, ISSUE_S, NEXT_ISSUE_S = range(4)
 """Columns of `ProblemArrays.gaps`: rest of a device after an op, rest of a link after a transfer, time from

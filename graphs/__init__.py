@@ -4,10 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from graphs.graph_columns import Csr
+    from graphs.graph_rules import GraphError
     from graphs.io.graph_files import read_graphs, write_graphs
-    from graphs.io.json_files import FileFormatError
-    from graphs.op_graph import Csr, GraphError, OpGraph, build_graph
+    from graphs.op_graph import OpGraph, build_graph
     from graphs.orders import ORDERS, Order, OrderError, VisitOrder, order
+    from graphs.system.json_files import FileFormatError
 
 __all__ = [
     "ORDERS",
@@ -24,7 +26,14 @@ __all__ = [
     "write_graphs",
 ]
 
-_MODULES = ("graphs.io.graph_files", "graphs.io.json_files", "graphs.op_graph", "graphs.orders")
+_MODULES = (
+    "graphs.io.graph_files",
+    "graphs.system.json_files",
+    "graphs.graph_rules",
+    "graphs.graph_columns",
+    "graphs.op_graph",
+    "graphs.orders",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphs.command_line import OneLineParser, interruptible, run_command
-from graphs.errors import InputError
 from graphs.families import FAMILIES, draw
 from graphs.identity import content_hash
 from graphs.io.graph_files import read_graphs, write_graphs
-from graphs.io.json_fields import fields
-from graphs.io.json_files import read_json, write_json_atomic
 from graphs.op_graph import OpGraph
+from graphs.system.command_line import OneLineParser, interruptible, run_command
+from graphs.system.errors import InputError
+from graphs.system.json_fields import fields
+from graphs.system.json_files import read_json, write_json_atomic
 
 if TYPE_CHECKING:
     from rich.table import Table

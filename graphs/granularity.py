@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graphs.coarsening.branches import with_branches
-from graphs.errors import InputError
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
+from graphs.system.errors import InputError
 
 SUM_OF_GRADIENTS = "aten.add"
 """Type of the backward op by which autograd adds the gradients of a tensor that several ops read."""

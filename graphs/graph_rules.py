@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphs.array_types import FloatArray
-from graphs.errors import InputError
 from graphs.graph_columns import GraphColumns
-from graphs.io.json_fields import MAX_INTEGER
-from graphs.io.json_files import first_repeated
 from graphs.limits import MAX_BYTES, MAX_EXTENT, MAX_FLOPS, MAX_SECONDS, ROUNDING
 from graphs.op_records import AMOUNTS
+from graphs.system.array_types import FloatArray
+from graphs.system.errors import InputError
+from graphs.system.json_fields import MAX_INTEGER
+from graphs.system.json_files import first_repeated
 
 PHASES = ("forward", "backward", "optimizer")
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from graphs.io.graph_files import graph_to_json
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
 
 AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 

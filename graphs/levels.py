@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from graphs.op_graph import FloatArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray
 
 
 def b_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> FloatArray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphs.op_graph import FloatArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray
 
 NOMINAL_FLOPS_PER_S = 1e13
 NOMINAL_BYTES_PER_S = 1e12

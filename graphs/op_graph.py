@@ -10,24 +10,12 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.array_types import FloatArray, IntArray
-from graphs.errors import shortened
-from graphs.graph_columns import SOURCE_TYPES, Csr, GraphColumns
-from graphs.graph_rules import DTYPES, PHASES, GraphError, check_graph
-from graphs.io.json_files import FileFormatError
+from graphs.graph_columns import Csr, GraphColumns
+from graphs.graph_rules import GraphError, check_graph
 from graphs.op_records import EXTENTS, IMAGE_SIDES, parse_ops
-
-__all__ = [
-    "DTYPES",
-    "PHASES",
-    "SOURCE_TYPES",
-    "Csr",
-    "FloatArray",
-    "GraphError",
-    "IntArray",
-    "OpGraph",
-    "build_graph",
-]
+from graphs.system.array_types import IntArray
+from graphs.system.errors import shortened
+from graphs.system.json_files import FileFormatError
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.io.json_fields import array, fields, integer, kind_of, name, number, text
-from graphs.io.json_files import FileFormatError
+from graphs.system.json_fields import array, fields, integer, kind_of, name, number, text
+from graphs.system.json_files import FileFormatError
 
 AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 OP_REQUIRED = frozenset({"name"})

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from graphs.io.json_files import FileFormatError, read_json
 from graphs.shape import GraphShape
+from graphs.system.json_files import FileFormatError, read_json
 
 FORMAT = "placewalk.order_rule/1"
 FILE = Path(__file__).with_suffix(".json")

@@ -12,14 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graphs.errors import InputError
+from graphs.graph_columns import Csr
 from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
 from graphs.nominal_costs import NOMINAL_LINK_BYTES_PER_S, nominal_op_s
-from graphs.op_graph import Csr, IntArray, OpGraph
+from graphs.op_graph import OpGraph
 from graphs.order_rule import pick_order, shipped_rule
-from graphs.registry import Registry
 from graphs.shape import shape_of
+from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError
+from graphs.system.registry import Registry
 
 VisitOrder = IntArray
 """Program indices of the compute ops (`OpGraph.is_compute`), each once."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.errors import InputError
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
 from graphs.step_settings import PRECISIONS
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import InputError
 
 BoolArray = NDArray[np.bool_]
 

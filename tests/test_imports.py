@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
+    ("graphs.system",),
     ("graphs",),
     ("envs.cluster",),
-    ("envs.execution",),
-    ("envs.calibration", "envs.placement"),
-    ("envs.costs", "envs.problem_arrays", "envs.problem", "envs.coarse_problem", "envs.domain_randomization"),
+    ("envs.costs", "envs.placement", "envs.runtime"),
+    ("envs.problem_arrays", "envs.problem", "envs.coarse_problem", "envs.domain_randomization"),
     ("envs.simulator",),
     ("envs.mdp",),
     ("envs",),
-    ("agent.settings", "agent.folders", "agent.event_file", "agent.intervals"),
-    ("agent.bounds",),
+    ("agent.calibration", "agent.bounds"),
     ("agent.placers",),
-    ("agent.handover",),
     ("agent.policy",),
     ("agent.training", "agent.evaluation"),
     ("agent.contexts",),
+    ("agent.studies",),
     ("agent.experiments",),
     ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
@@ -33,6 +35,8 @@ ROOMS = (
 """Floors of the house, the lowest first. A module imports from lower floors and from its own room; rooms on
 one floor do not import each other, but for the modules of `ONE_SUBJECT`, which are one subject."""
 ONE_SUBJECT = ROOMS[4]
+MOST_MODULES = 20
+"""Modules in a folder, `__init__` and `__main__` left out."""
 OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
 MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
 HEAVY = [
@@ -88,6 +92,27 @@ def test_imports_go_down(path: Path) -> None:
         other_floor, other = room_of(name)
         allowed = other_floor < floor or other == room or {room, other} <= set(ONE_SUBJECT)
         assert allowed, f"{name_of(path)} imports {name}"
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    modules = {name_of(path): path for path in MODULES}
+    graph = nx.DiGraph()
+    for name, path in modules.items():
+        for other in imported(path):
+            graph.add_edge(name, other if other in modules else other.rpartition(".")[0])
+    circles = [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
+    assert not circles
+
+
+def test_no_folder_is_crowded() -> None:
+    per_folder = Counter(path.parent for path in MODULES if not path.stem.startswith("__"))
+    assert not {folder: count for folder, count in per_folder.items() if count > MOST_MODULES}
+
+
+def test_the_map_shows_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    on_the_map = set(re.findall(r"^\| `([a-z_/]+)/` \|", text, flags=re.MULTILINE))
+    assert on_the_map == {str(path.parent.relative_to(ROOT)) for path in MODULES}
 
 
 @pytest.mark.parametrize(

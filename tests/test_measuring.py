@@ -13,9 +13,9 @@ from agent.commands import evaluate, train
 from envs.cluster.cluster import Device
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import uniform
-from envs.execution.measure import MeasuredStep, StepMeter
-from envs.execution.processes import DeviceProcesses
-from envs.execution.program import DeviceLostError
+from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.measure import MeasuredStep, StepMeter
+from envs.runtime.program import DeviceLostError
 
 MODEL = """
 import torch

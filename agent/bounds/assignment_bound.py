@@ -13,7 +13,7 @@ from agent.bounds.kept_tensors import Forest, kept_reads, make_forest
 from agent.bounds.kind_costs import KindCosts, kind_costs
 from agent.bounds.path_kernels import best_assignment
 from envs.problem import Problem
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 MAX_KINDS = 4
 """Kinds of devices for which the linear program is solved."""

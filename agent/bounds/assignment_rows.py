@@ -13,7 +13,7 @@ from agent.bounds.kind_costs import KindCosts
 from agent.bounds.path_kernels import longest_path
 from agent.bounds.windows import heaviest_window
 from graphs.limits import ROUNDING
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 class Row(NamedTuple):

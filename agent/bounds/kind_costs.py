@@ -11,7 +11,8 @@ import numpy as np
 from agent.bounds.path_kernels import before_and_after, longest_path
 from envs.problem import Problem
 from graphs.limits import ROUNDING
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 MAX_SPLITS = 32
 """Ops of the critical path at which the step is split in two."""

@@ -9,8 +9,9 @@ from agent.bounds.bound_kernels import earliest_starts
 from agent.bounds.kind_costs import kinds
 from agent.bounds.windows import heaviest_window
 from envs.problem import Problem
+from graphs.graph_columns import Csr
 from graphs.limits import MIN_SECONDS, ROUNDING
-from graphs.op_graph import Csr, FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 ROUNDS = 100
 """Steps of dual ascent on the device weights."""

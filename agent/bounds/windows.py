@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 WINDOWS = 64
 """Earliest starts at which windows begin."""

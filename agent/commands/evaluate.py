@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from agent.commands.evaluate_flags import LOCAL, NAME, RAY, make_parser
 from agent.contexts.workers.ray_cluster import check_ray_is_installed
 from agent.evaluation.config import EvaluationConfig
-from graphs.command_line import interruptible, run_command
-from graphs.errors import printable
+from graphs.system.command_line import interruptible, run_command
+from graphs.system.errors import printable
 
 if TYPE_CHECKING:
-    from agent.evaluation.measuring import Measuring
+    from agent.evaluation.measured.measuring import Measuring
     from agent.evaluation.processes import TrialMaker
     from agent.evaluation.results import Trial
     from agent.evaluation.run import EvaluationResult
@@ -88,7 +88,7 @@ def _measuring(
 ) -> Measuring | None:
     if not (measure.profile or measure.measured or measure.fidelity):
         return None
-    from agent.evaluation.measuring import Measuring
+    from agent.evaluation.measured.measuring import Measuring
 
     return Measuring(config, spec.clusters, out, measure.measure_timeout)
 
@@ -102,7 +102,7 @@ def _profiled(measuring: Measuring, spec: EvaluationSpec) -> EvaluationSpec:
 
 def _measure(measuring: Measuring, measure: Measure, spec: EvaluationSpec, trials: Sequence[Trial]) -> None:
     """Measures what is to be measured, and prints it."""
-    from agent.evaluation.measured_report import fidelity_lines, measured_lines
+    from agent.evaluation.measured.measured_report import fidelity_lines, measured_lines
     from agent.evaluation.terminal_report import measuring_bars, print_lines
 
     if measure.measured:
@@ -125,9 +125,9 @@ def _compare(
     spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, engine: str, command: str
 ) -> tuple[list[Trial], int]:
     """Makes the trials, the tables and the report; returns the trials, and how many failed."""
+    from agent.evaluation.comparison.summary import summarise
     from agent.evaluation.report.headline import learned_line
     from agent.evaluation.run import evaluate
-    from agent.evaluation.summary import summarise
     from agent.evaluation.terminal_report import print_lines, print_tables, progress_bar
 
     with progress_bar() as (report, show_time_left):
@@ -176,7 +176,7 @@ def _trial_maker(engine: str) -> TrialMaker:
 
 def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
     """Writes what is handed over with placements, and prints what bounds the best one of a model."""
-    from agent.evaluation.handovers import write_handovers
+    from agent.evaluation.handover.written import write_handovers
     from agent.evaluation.terminal_report import print_lines
 
     print_lines(write_handovers(spec, out, trials, trace=trace))

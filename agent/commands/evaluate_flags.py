@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
-from agent.settings import add_flags
-from graphs.command_line import OneLineParser
+from graphs.system.command_line import OneLineParser
+from graphs.system.settings import add_flags
 
 if TYPE_CHECKING:
     from envs.cluster.cluster import Cluster
@@ -41,7 +41,7 @@ class _PrintCluster(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> NoReturn:
-        from envs.calibration.quick import get_or_measure_cluster
+        from agent.calibration.quick import get_or_measure_cluster
 
         print(cluster_text(get_or_measure_cluster(str(values))))
         parser.exit(0)

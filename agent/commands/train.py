@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphs.command_line import OneLineParser, run_command
+from graphs.system.command_line import OneLineParser, run_command
 
 if TYPE_CHECKING:
     from agent.contexts.local import LocalContext
-    from agent.contexts.study_config import StudyConfig
     from agent.contexts.workers.distributed_config import EngineConfig
+    from agent.studies.study_config import StudyConfig
     from agent.training.config import TrainConfig
     from agent.training.inputs import Inputs
     from agent.training.trainer import Result
@@ -55,10 +55,10 @@ def _check_context_is_a_flag(config: TrainConfig) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser: one flag per field of `TrainConfig`, and `--config` and `--resume`."""
-    from agent.contexts.study_config import StudyConfig
     from agent.contexts.workers.distributed_config import EngineConfig
-    from agent.settings import add_flags
+    from agent.studies.study_config import StudyConfig
     from agent.training.config import MAIN, TrainConfig
+    from graphs.system.settings import add_flags
 
     parser = OneLineParser(
         prog=NAME,
@@ -81,7 +81,7 @@ def engine_settings(options: dict[str, Any]) -> EngineConfig:
         ConfigError: a wrong value.
     """
     from agent.contexts.workers.distributed_config import EngineConfig
-    from agent.settings import field_types
+    from graphs.system.settings import field_types
 
     given = {name: options.pop(name) for name in field_types(EngineConfig) if name in options}
     return EngineConfig.from_json(given, "command line")
@@ -93,9 +93,9 @@ def study_settings(options: dict[str, Any]) -> StudyConfig | None:
     Raises:
         ConfigError: a wrong value, or settings of a study without such a context.
     """
-    from agent.contexts.study_config import StudyConfig
-    from agent.settings import field_types
+    from agent.studies.study_config import StudyConfig
     from agent.training.config import ConfigError
+    from graphs.system.settings import field_types
 
     given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
     if options.get("context", "local") not in ("local", "distributed"):
@@ -163,9 +163,9 @@ def _in_workers(options: dict[str, Any], engine: EngineConfig) -> int:
 def _study(config: TrainConfig, study: StudyConfig, *, on_ray: bool) -> int:
     from rich.console import Console
 
-    from agent.contexts.components import describe_components
-    from agent.contexts.studies import run_study
     from agent.contexts.workers.ray_cluster import check_ray_is_installed
+    from agent.studies.components import describe_components
+    from agent.studies.studies import run_study
 
     if study.without == ("list",):
         print(describe_components())

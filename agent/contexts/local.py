@@ -22,12 +22,12 @@ from agent.training.split import Split, split_graphs
 from agent.training.trainer import DivergedError, Result
 from agent.training.workers import SOLO, WorkerGroup
 from envs.cluster.presets import get_cluster
-from envs.execution.profiles import with_profile
-from envs.execution.runnable_model import RunnableModel, load_runnable
+from envs.runtime.profiles import with_profile
+from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
-from graphs.io.json_files import write_json_atomic
+from graphs.system.json_files import write_json_atomic
 
 
 class LocalContext:

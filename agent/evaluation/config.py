@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.settings import Settings, option
-from graphs.errors import InputError
-from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
+from graphs.system.errors import InputError
+from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
+from graphs.system.settings import Settings, option
 
 ALL = "all"
 BUDGET = 10_000

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.evaluation.results import Key
-from graphs.errors import InputError, printable, shown
-from graphs.io.csv_files import write_csv
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError, printable, shown
 
 TABLE, LOG = "failures.csv", "failures.log"
 """Names of the files in the folder of an evaluation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.graph_sources import gather_graphs
 from agent.evaluation.policies import open_policy
@@ -12,14 +13,14 @@ from agent.evaluation.spec import EvaluationSpec, row_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
-from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.cluster import Cluster
 from envs.placement.files import read_named_placement
 from graphs.granularity import with_granularity
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
 from graphs.orders import AUTO, ORDERS
-from graphs.plugins import load_plugins
 from graphs.precision import with_precision
+from graphs.system.array_types import IntArray
+from graphs.system.plugins import load_plugins
 
 
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:

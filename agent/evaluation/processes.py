@@ -11,7 +11,7 @@ from typing import Protocol
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
-from graphs.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
+from graphs.system.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
 
 ATTEMPTS = 2
 """How often a trial is tried whose process dies or hangs."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.placers.improvements import Improvement
-from graphs.errors import InputError
-from graphs.io import json_fields
-from graphs.io.csv_files import write_csv
-from graphs.io.json_files import FileFormatError, parse_json
+from graphs.system import json_fields
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
+from graphs.system.json_files import FileFormatError, parse_json
 
 COLUMNS = (
     "graph",

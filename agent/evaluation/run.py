@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from agent.evaluation.comparison.summary import summarise, write_summary
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.refresh import Refresher
 from agent.evaluation.results import Journal, Key, Trial, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
-from agent.evaluation.summary import summarise, write_summary
 from agent.evaluation.time_left import TimeLeft
-from agent.folders import LOCK, locked
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
-from graphs.io.json_files import DRAFT, read_json, write_json_atomic
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
+from graphs.system.folders import LOCK, locked
+from graphs.system.json_files import DRAFT, read_json, write_json_atomic
 
 TABLES_EVERY_S, REPORT_EVERY_S = 10.0, 30.0
 """Least seconds between two refreshes of the tables and of the report while an evaluation runs."""

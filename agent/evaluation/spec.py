@@ -16,8 +16,9 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.problem import InfeasibleError, Problem
 from graphs.identity import content_hash
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
+from graphs.system.array_types import IntArray
 
 FORMAT = "placewalk.evaluation/2"
 

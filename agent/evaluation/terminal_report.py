@@ -18,9 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from agent.evaluation.cells import by_case, figures, title
+from agent.evaluation.comparison.cells import by_case, figures, title
+from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
 from agent.evaluation.failures import failed_line
-from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
 from agent.evaluation.text_table import text_table
 from agent.evaluation.time_left import clock_text
 

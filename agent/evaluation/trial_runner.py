@@ -12,7 +12,8 @@ from agent.placers.coarse import place_coarsely
 from envs.cluster.cluster import Cluster
 from envs.coarse_problem import CoarseProblem, coarse_problem
 from envs.problem import Problem
-from graphs.op_graph import IntArray, OpGraph, build_graph
+from graphs.op_graph import OpGraph, build_graph
+from graphs.system.array_types import IntArray
 
 N_LAYERS, N_GROUPS = 12, 8
 """Layers of the warm-up graph, and its groups where graphs are placed in groups."""

@@ -17,7 +17,7 @@ from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 Outcome = tuple[Trial, IntArray | None] | Failure
 """A trial and the device of each op (None: it is no placement), or why there is none."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from agent.experiments.launcher import evaluate_run, exit_code, markdown_table, train_all, trained, trials_of
 from agent.experiments.statistics import ROW_COLUMNS, Comparison, Where, describe, read_trials, row_cells
-from graphs.command_line import OneLineParser
-from graphs.io.csv_files import write_csv
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 CONFIG = Path(__file__).parent / "ablation.json"
 FAMILIES = ("cifar10", "ptb", "resnet", "gpt", "vit", "moe")

@@ -21,12 +21,12 @@ from agent.experiments.launcher import exit_code, markdown_table
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.families import FAMILIES
 from graphs.granularity import with_granularity
-from graphs.io.csv_files import write_csv
 from graphs.step_settings import GRANULARITIES
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 ENDLESS_BYTES_PER_S = 1e15
 MEANS = {

@@ -25,8 +25,8 @@ from agent.policy.serialization import read_card
 from envs.cluster.presets import get_cluster
 from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
-from graphs.command_line import OneLineParser
-from graphs.io.csv_files import write_csv
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 EQUAL = 1e-3
 """Steps that differ by less, as a share, count as neither won nor lost."""

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.evaluation.summary import geometric_mean
+from agent.evaluation.comparison.summary import geometric_mean
 from agent.evaluation.text_table import text_table
 from agent.experiments.launcher import exit_code
 from agent.placers.base import PLACERS, Budget
@@ -26,11 +26,11 @@ from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.coarsening.coarsen import MAX_UNITS
-from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
-from graphs.io.csv_files import write_csv
 from graphs.op_graph import OpGraph
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}
 """Placers of the coarse graphs, and their evaluations."""

@@ -26,12 +26,12 @@ from agent.training.run_folder import RUNS
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
-from graphs.errors import InputError
-from graphs.io.csv_files import write_csv
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
 
 CONFIG = Path(__file__).parent / "finetuning.json"
 STUDY = "finetuning"

@@ -29,11 +29,11 @@ from agent.placers.base import PLACERS, Budget, SearchState
 from agent.placers.exact.solver import START_EVALUATIONS, solve
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from graphs.command_line import OneLineParser
-from graphs.errors import InputError
-from graphs.io.csv_files import write_csv
-from graphs.op_graph import FloatArray, IntArray
 from graphs.shape import shape_of
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
 
 RIDGE = 1.0
 """Weight of the coefficients, of features in standard deviations."""

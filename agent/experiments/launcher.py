@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from agent.contexts.record import Trial
-from agent.contexts.studies import run_trials
-from agent.contexts.study import trial_folder
+from agent.studies.record import Trial
+from agent.studies.studies import run_trials
+from agent.studies.study import trial_folder
 from agent.training.config import TrainConfig
 from agent.training.run_folder import config_from_file, run_folder
-from graphs.command_line import interruptible, run_command
+from graphs.system.command_line import interruptible, run_command
 
 
 class TrainingError(RuntimeError):

@@ -31,12 +31,12 @@ from agent.experiments.statistics import (
     row_cells,
 )
 from agent.training.run_folder import RUNS
-from graphs.command_line import OneLineParser
 from graphs.dataset import load_family
-from graphs.errors import InputError
-from graphs.io.csv_files import write_csv
 from graphs.io.graph_files import write_graphs
-from graphs.io.json_files import write_bytes_atomic
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
+from graphs.system.json_files import write_bytes_atomic
 
 CONFIG = Path(__file__).parent / "leave_one_out.json"
 GROUPS = {

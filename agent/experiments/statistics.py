@@ -10,10 +10,10 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.results import Journal, Trial, with_greatest_bounds
-from agent.intervals import Interval, nested_interval
-from graphs.errors import InputError
-from graphs.io.json_files import read_json
+from graphs.system.errors import InputError
+from graphs.system.json_files import read_json
 
 LOWER_BOUND = "lower bound"
 """The bound below all step times, compared as if it were a placer."""

@@ -14,9 +14,9 @@ from agent.placers.improvements import Improvement, Improvements
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
-from graphs.errors import InputError
-from graphs.op_graph import FloatArray, IntArray
-from graphs.registry import Registry
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import InputError
+from graphs.system.registry import Registry
 
 BATCH = 64
 """Placements scored between two readings of the clock."""

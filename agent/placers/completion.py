@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.placers.units import per_unit
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 
 def complete_placement(problem: Problem, device_of: IntArray) -> IntArray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 CORRECTIONS = 6
 MARGIN = 0.02

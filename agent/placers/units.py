@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.problem import Problem
-from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+from graphs.graph_columns import Csr
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 
 class Units(NamedTuple):

@@ -21,7 +21,7 @@ from agent.policy.starts import episode_arguments
 from agent.policy.threads import torch_threads
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 WIDTH = 64
 """Episodes decoded side by side."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from agent.settings import Settings, option
 from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
+from graphs.system.settings import Settings, option
 
 if TYPE_CHECKING:
     from envs.problem import Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 CATEGORIES = ("optimizer", "contraction", "reduction", "movement", "pointwise", "other")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from envs.mdp.features import DEVICE_FEATURES, GROUPS, columns_of
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 
 NODE_GROUPS = ("cost", "b_level", "t_level", "unit", "phase", "type")
 """Beginnings of names of node features that are left out together."""

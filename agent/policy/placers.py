@@ -17,8 +17,8 @@ from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from envs.problem import InfeasibleError, Problem
-from graphs.op_graph import IntArray
-from graphs.registry import Registry
+from graphs.system.array_types import IntArray
+from graphs.system.registry import Registry
 
 if TYPE_CHECKING:
     from agent.policy.mdp_config import MdpConfig

@@ -22,10 +22,10 @@ from agent.policy.policy import Policy
 from agent.policy.seen import KEYS, how_seen
 from agent.policy.starts import start_names
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
-from graphs.errors import InputError
-from graphs.io import json_fields
-from graphs.io.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
 from graphs.op_graph import OpGraph
+from graphs.system import json_fields
+from graphs.system.errors import InputError
+from graphs.system.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
 
 FORMAT = "placewalk.policy/3"
 FAMILY = FORMAT.partition("/")[0]

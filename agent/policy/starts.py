@@ -11,7 +11,7 @@ from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
 from envs.mdp.episodes import Start, on_fastest_device
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 
 def episode_arguments(config: MdpConfig) -> dict[str, Any]:

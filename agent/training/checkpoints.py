@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from graphs.errors import InputError
-from graphs.io.json_files import write_bytes_atomic
+from graphs.system.errors import InputError
+from graphs.system.json_files import write_bytes_atomic
 
 FORMAT = "placewalk.checkpoint/4"
 GENERATIONS = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from agent.policy.mdp_config import BEST, GROUP, MdpConfig
-from agent.settings import OPTION, Settings, option, option_of
 from envs.mdp.features import FEATURE_SETS
 from envs.mdp.names import CONSTRUCT, FREE_MEMORY
-from graphs.errors import InputError
-from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
+from graphs.system.errors import InputError
+from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
+from graphs.system.settings import OPTION, Settings, option, option_of
 
 SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
 CONTEXTS = ("local", "search", "ablation", "grid", "distributed")

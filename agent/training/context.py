@@ -12,7 +12,7 @@ from typing import Protocol
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.split import Split
 from agent.training.workers import WorkerGroup
-from envs.execution.runnable_model import RunnableModel
+from envs.runtime.runnable_model import RunnableModel
 
 
 class Context(Protocol):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from agent.calibration.quick import get_or_measure_cluster
 from agent.policy.encoders.base import ENCODERS, check_size
 from agent.policy.parts import kept_without
 from agent.policy.policy import Policy
@@ -19,12 +20,11 @@ from agent.training.measured import MeasuredStepTimer
 from agent.training.problems import left_out
 from agent.training.run_folder import policy_folder
 from agent.training.split import Split
-from envs.calibration.quick import get_or_measure_cluster
 from envs.cluster.presets import get_cluster
-from envs.execution.runnable_model import RunnableModel
 from envs.mdp.names import CONSTRUCT
+from envs.runtime.runnable_model import RunnableModel
 from graphs.orders import ORDERS
-from graphs.plugins import load_plugins
+from graphs.system.plugins import load_plugins
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envs.cluster.cluster import Cluster
-from envs.execution.machine import torch_devices
-from envs.execution.measure import StepMeter
-from envs.execution.measurements import Measurements
-from envs.execution.processes import DeviceProcesses
-from envs.execution.runnable_model import RunnableModel
 from envs.problem import Problem
-from graphs.errors import printable
-from graphs.op_graph import IntArray
+from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.machine import torch_devices
+from envs.runtime.measure import StepMeter
+from envs.runtime.measurements import Measurements
+from envs.runtime.runnable_model import RunnableModel
+from graphs.system.array_types import IntArray
+from graphs.system.errors import printable
 
 FILE = "measurements.jsonl"
 """File of a run that keeps what was measured."""

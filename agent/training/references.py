@@ -11,8 +11,8 @@ import numpy as np
 
 from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
-from graphs.io import json_fields
-from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
+from graphs.system import json_fields
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 LIST_SCHEDULERS = ("heft", "m-etf")
 ANNEALING_EVALUATIONS = 10_000

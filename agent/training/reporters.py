@@ -12,7 +12,6 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agent.event_file import EventFile
 from agent.training.metrics import (
     ITERATION,
     OVER_SEARCH,
@@ -26,8 +25,9 @@ from agent.training.metrics import (
     step_time_name,
     tag_of,
 )
-from graphs.errors import InputError
-from graphs.io.json_files import write_bytes_atomic
+from graphs.system.errors import InputError
+from graphs.system.event_file import EventFile
+from graphs.system.json_files import write_bytes_atomic
 
 Metrics = Mapping[str, float]
 CURVES, SEARCH = "curves", "search"

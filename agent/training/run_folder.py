@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent.folders import FolderError, created, locked
 from agent.training.config import TrainConfig
-from graphs.errors import InputError
-from graphs.io.json_files import read_json, write_json_atomic
+from graphs.system.errors import InputError
+from graphs.system.folders import FolderError, created, locked
+from graphs.system.json_files import read_json, write_json_atomic
 
 RUNS = Path("runs")
 STUDY = "study.json"

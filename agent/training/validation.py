@@ -16,7 +16,7 @@ from agent.training.references import list_schedule_s
 from envs.mdp.batched_env import StepTimer
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 INFEASIBLE_RATIO = 2.0
 """Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graphs.io.json_files import write_bytes_atomic
+from graphs.system.json_files import write_bytes_atomic
 
 FIRST = 0
 """Rank of the worker that evaluates, selects and writes."""

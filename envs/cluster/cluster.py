@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphs.errors import InputError, shortened
 from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
+from graphs.system.errors import InputError, shortened
 
 SCHEDULES = ("program", "fifo")
 SHARING = ("egress", "pair", "none")

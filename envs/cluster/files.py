@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import DTYPES, MAX_DEVICES, Cluster, ClusterError, Device
-from graphs.io.json_fields import array, fields, json_number, name, number, text
-from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
+from graphs.system.json_fields import array, fields, json_number, name, number, text
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 FORMAT = "placewalk.cluster/1"
 REQUIRED = frozenset({"format", "name", "devices", "links"})

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import ClusterError
-from graphs.io import json_fields
-from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.limits import MAX_BYTES, is_speed, is_time
-from graphs.op_graph import FloatArray
+from graphs.system import json_fields
+from graphs.system.array_types import FloatArray
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 FORMAT = "placewalk.links/1"
 LICENCE = "MIT"

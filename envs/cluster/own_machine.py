@@ -30,7 +30,7 @@ def how_to_measure(name: str) -> str:
     """Returns the command that measures a cluster of this machine."""
     n_processes = name.removesuffix("xcpu")
     flags = "" if name == CLUSTER_NAME else f" --processes {n_processes}"
-    return f"python -m envs.calibration measure{flags}"
+    return f"python -m agent.calibration measure{flags}"
 
 
 def own_calibration_file(kind: str) -> Path:

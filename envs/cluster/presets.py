@@ -32,7 +32,7 @@ from envs.cluster.files import read_cluster
 from envs.cluster.kinds import KINDS
 from envs.cluster.links import Link, measured_links
 from envs.cluster.own_machine import how_to_measure, is_own_cluster, own_cluster_file
-from graphs.registry import Registry
+from graphs.system.registry import Registry
 
 K80 = Device("gpu", "k80", 12e9, flops_per_s=2.8e12, bytes_per_s=240e9, launch_s=6e-6)
 """GK210: 2,496 cores at 560 MHz, two flops each; 12 GB GDDR5."""

@@ -20,7 +20,7 @@ from envs.mdp.names import CONSTRUCT, FREE_MEMORY
 from envs.mdp.placement_env import observation_space
 from envs.mdp.transition import INFEASIBLE_PENALTY
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 StepTimer: TypeAlias = Callable[[Problem, IntArray], float]
 """Gives the seconds of the step under a placement, int (n_ops,); infinite where it cannot be run."""

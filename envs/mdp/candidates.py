@@ -23,7 +23,7 @@ from envs.problem import Problem
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, copy_clocks, finish_s, inputs_ready, n_clocks, run, start_s
 from envs.simulator.transfers import transfer_seconds
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 
 class CandidateScratch(NamedTuple):

@@ -18,9 +18,9 @@ from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
 from envs.mdp.visits import RANDOM, VisitPlans
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.errors import InputError
-from graphs.op_graph import IntArray
 from graphs.orders import ORDERS
+from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError
 
 ONLY_OBSERVE = np.array([-1])
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from envs.mdp.features import FEATURE_BOUND, column
 from envs.mdp.placement_env import Observations, PlacementEnv
 from envs.problem import Problem
-from graphs.op_graph import PHASES, Csr, FloatArray, IntArray
+from graphs.graph_columns import Csr
+from graphs.graph_rules import PHASES
+from graphs.system.array_types import FloatArray, IntArray
 
 OP_FEATURES = (
     "time",

@@ -14,7 +14,7 @@ from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
 from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.mdp.names import FREE_MEMORY
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 Observations = dict[str, NDArray[Any]]
 

@@ -24,7 +24,7 @@ from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 FURTHEST = HORIZONS[-1]
 

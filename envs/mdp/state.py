@@ -17,7 +17,7 @@ import numpy as np
 from envs.problem import Problem
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import Timeline, n_clocks, run_many
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING = range(4)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),

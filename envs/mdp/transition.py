@@ -25,7 +25,7 @@ from envs.mdp.state import (
 )
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import copy, inputs_ready, peak_memory, run, run_op
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 FITS, OVERFLOWS, INFEASIBLE = range(3)
 """How an episode ended: within the memory, with a device that overflows, or with an op that no device had

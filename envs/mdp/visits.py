@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.problem import Problem
-from graphs.op_graph import IntArray
 from graphs.orders import ORDERS
+from graphs.system.array_types import IntArray
 
 RANDOM = "random"
 """The one order that is drawn anew for each episode."""

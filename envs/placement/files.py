@@ -11,9 +11,9 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, PlacementError, check_placement
-from graphs.io.json_fields import fields, kind_of, name
-from graphs.io.json_files import FileFormatError, read_json, write_json_atomic
 from graphs.op_graph import OpGraph
+from graphs.system.json_fields import fields, kind_of, name
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from graphs.errors import InputError
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError
 
 
 class PlacementError(InputError):

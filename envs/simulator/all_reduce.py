@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from envs.problem import Problem
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """Bytes at which a bucket of gradients is full: the first, and each one after it; the defaults of PyTorch."""

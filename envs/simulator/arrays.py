@@ -19,7 +19,7 @@ import numpy as np
 
 from envs.problem_arrays import ISSUE_S, N_CLOCKS, NEXT_ISSUE_S, OP_GAP_S, OVERLAP_CLOCKS
 from envs.simulator.jit import kernel
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 UNSENT = -1.0
 """What the slot of a tensor holds that was not sent to a device."""

@@ -9,7 +9,7 @@ import numpy as np
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator import kernels
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 TO_ALL = -1
 """Target of a copy that serves all devices."""

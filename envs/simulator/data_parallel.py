@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from envs.problem import Problem
 from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
 from envs.simulator.simulate import simulate_problem
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

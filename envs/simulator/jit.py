@@ -27,7 +27,7 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
 )
 
-from graphs.errors import printable
+from graphs.system.errors import printable
 
 CACHE = Path("placewalk", "numba")
 """Folder of the cache in the user's folder of caches."""

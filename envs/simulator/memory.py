@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.simulator.jit import kernel
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 BEGINS, ENDS = range(2)
 """Columns of the flows of a bucket: bytes that begin and that end to be held in it."""
@@ -49,7 +49,7 @@ def peak_memory(p, device_of, timeline, total_s, peak):
     """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
     n_buckets = 2 * len(device_of) // n_devices + 2
-    # Times are finite and not tiny (`envs.costs`), so `scale` is finite and no bucket is found by a NaN.
+    # Times are finite and not tiny (`envs.costs.op_seconds`), so `scale` is finite, and no bucket is a NaN's.
     scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
     amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
     h = Holdings(amounts[0], amounts[1], amounts[2], devices)

@@ -19,7 +19,7 @@ from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.program import issue
 from envs.simulator.transfers import SendLog, rollback
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 STRIDE = 16
 """Ops of a block; the state is saved before each block."""

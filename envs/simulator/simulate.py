@@ -14,7 +14,8 @@ from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator import kernels
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 CHUNKS_PER_THREAD = 4
 """Chunks that `simulate_many` cuts the placements into: a core that is busy elsewhere delays only one."""

@@ -7,7 +7,7 @@ import numpy as np
 from envs.problem import Problem
 from envs.simulator.jit import kernel
 from envs.simulator.resume import commit, new_pair, run_moved
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 def single_move_costs(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -> FloatArray:

@@ -17,7 +17,7 @@ from envs.problem_arrays import (
 )
 from envs.simulator.arrays import UNSENT
 from envs.simulator.jit import kernel
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 
 class SendLog(NamedTuple):

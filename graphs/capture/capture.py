@@ -20,8 +20,8 @@ from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
-from graphs.errors import printable
 from graphs.op_graph import OpGraph
+from graphs.system.errors import printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
 

@@ -16,8 +16,8 @@ from graphs.capture.sparse import is_sparse, sparse_sizes
 from graphs.capture.storages import Storage, find_storages, live_nodes, storages_in
 from graphs.capture.tracing import Trace
 from graphs.capture.values import node_value, op_packet, size_bytes, tensors_of
-from graphs.errors import printable
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.errors import printable
 
 
 class GraphBuilder:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from graphs.capture.structures import leaves_of
-from graphs.op_graph import GraphError
+from graphs.graph_rules import GraphError
 
 Loss: TypeAlias = str | Callable[[Any], Tensor]
 """A key or attribute of what a module returns, or a function of that."""

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from graphs.capture.step import one_line
-from graphs.user_line import user_line
+from graphs.system.user_line import user_line
 
 VALUE_OF = torch.ops.aten._local_scalar_dense.default
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"

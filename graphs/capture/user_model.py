@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphs.errors import InputError, printable
-from graphs.user_code import users_code
+from graphs.system.errors import InputError, printable
+from graphs.system.user_code import users_code
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from operator import or_
 
-from graphs.op_graph import Csr, OpGraph
+from graphs.graph_columns import Csr
+from graphs.op_graph import OpGraph
 
 PHASES = ("forward", "backward")
 

@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 from graphs.coarsening.layers import Layers
 from graphs.coarsening.partition import balanced_partition
 from graphs.coarsening.slack_order import nominal_seconds, slack_order, topological_order
+from graphs.graph_columns import Csr
+from graphs.graph_rules import GraphError
 from graphs.nominal_costs import nominal_op_s
-from graphs.op_graph import Csr, FloatArray, GraphError, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 MAX_UNITS = 512
 UNITS_PER_WINDOW = 8

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
 
 LAYER, STEP, MODULE, INSIDE = range(4)
 """Boundaries between two ops, the best place to cut first; `INSIDE` is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 GROWTH, HALVINGS = 1.1, 4
 """Search for the lowest limit of a segment's weight: up by a factor, then back by halves of the last step."""

@@ -6,9 +6,11 @@ import heapq
 
 import numpy as np
 
+from graphs.graph_columns import Csr
 from graphs.levels import b_level, t_level
 from graphs.nominal_costs import nominal_op_s
-from graphs.op_graph import Csr, FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 NOMINAL_LAUNCH_S = 6e-6
 FINEST_SLACK = 0.01

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from graphs.errors import InputError
-from graphs.registry import Registry
+from graphs.system.errors import InputError
+from graphs.system.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

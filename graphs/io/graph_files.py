@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from graphs.io.json_fields import array, fields, integer, json_number, name, text
-from graphs.io.json_files import (
+from graphs.graph_columns import Csr
+from graphs.graph_rules import GraphError
+from graphs.op_graph import OpGraph
+from graphs.op_records import AMOUNTS, check_records, parse_amounts, parse_ops
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.json_fields import array, fields, integer, json_number, name, text
+from graphs.system.json_files import (
     MAX_DECOMPRESSED_BYTES,
     FileFormatError,
     first_repeated,
@@ -19,8 +24,6 @@ from graphs.io.json_files import (
     write_json_atomic,
     write_json_lines_atomic,
 )
-from graphs.op_graph import Csr, FloatArray, GraphError, IntArray, OpGraph
-from graphs.op_records import AMOUNTS, check_records, parse_amounts, parse_ops
 
 FORMAT = "placewalk.opgraph/1"
 SUFFIXES = (".json", ".jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.evaluation.results import Journal, Trial
-from graphs.io.json_files import write_json_atomic
+from graphs.system.json_files import write_json_atomic
 
 
 def trial(

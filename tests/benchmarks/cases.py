@@ -14,7 +14,7 @@ from envs.cluster.presets import V100, get_cluster, uniform
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.dataset import load_family
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 
 def seconds_of(call: Callable[[], object], rounds: int = 3) -> float:

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_map
 
 from agent import place
 from agent.commands import evaluate
-from envs.execution.processes import DeviceProcesses
-from envs.execution.runner import StepRunner
+from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.runner import StepRunner
 from graphs.capture.capture import capture_step
 from graphs.capture.loss import find_loss
 from graphs.granularity import with_granularity
-from tests.envs.execution.small_models import plain_steps, random_devices
+from tests.envs.runtime.small_models import plain_steps, random_devices
 from tests.examples import gpt2, lstm, recommender, t5, unet
 
 pytest.importorskip("transformers", reason="transformers is not installed")

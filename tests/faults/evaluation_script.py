@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.report.page import write_report
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.placers.base import PLACERS, Budget, Placer
 from tests.agent.placement_cases import make_cluster, training_graph

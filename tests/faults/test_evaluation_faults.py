@@ -22,9 +22,9 @@ import torch
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.run import evaluate, open_folder
-from agent.folders import FolderError
 from agent.policy.serialization import PRETRAINED, read_card, read_policy, save_policy
 from graphs.io.graph_files import write_graphs
+from graphs.system.folders import FolderError
 from tests.agent.placement_cases import training_graph
 from tests.faults.evaluation_script import make_spec
 

@@ -21,8 +21,8 @@ from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster
 from envs.placement.files import placement_from_json
 from envs.placement.placement import PlacementError
-from graphs.errors import InputError
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.errors import InputError
 from tests.envs.random_problems import problems
 from tests.faults.input_cases import (
     CLUSTER,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from graphs import order_rule, orders
-from graphs.io.json_files import FileFormatError
 from graphs.op_graph import build_graph
 from graphs.order_rule import Question, describe, from_json, pick_order, shipped_rule, to_json
 from graphs.orders import ORDERS
 from graphs.shape import GraphShape, shape_of
+from graphs.system.json_files import FileFormatError
 
 RULE = Question("width", 0.2, Question("n_ops", 100, "topo", "b-level"), "bfs")
 SHAPE = GraphShape(50, 0.5, 0.1, 1.2, 0.4, 0.3, 1.5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from agent.settings import Settings, option
 from agent.training.config import ConfigError
+from graphs.system.settings import Settings, option
 
 DISTRIBUTED, SEARCH = "distributed", "search"
 """The contexts that a Ray cluster can run."""

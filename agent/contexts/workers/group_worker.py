@@ -15,7 +15,7 @@ from agent.contexts.workers.process_group import ProcessGroup, WorkerLostError
 from agent.training.config import TrainConfig
 from agent.training.inputs import Inputs, read_inputs
 from agent.training.workers import FIRST
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 
 Joined = AbstractContextManager[ProcessGroup]
 Told = Callable[[], bool]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agent.training.workers import FIRST
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 
 PATIENCE = timedelta(days=30)
 """How long a worker waits for another, which may search or evaluate for hours. One that is gone is noticed at

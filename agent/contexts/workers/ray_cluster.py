@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 
 ADDRESS = "RAY_ADDRESS"
 """Environment variable that names a cluster, as Ray has it."""

@@ -24,7 +24,7 @@ from agent.contexts.workers.distributed import ONE_SIGNAL_S
 from agent.contexts.workers.group_worker import Train, train_with_others
 from agent.contexts.workers.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
-from graphs.errors import InputError, shown
+from graphs.system.errors import InputError, shown
 
 MAX_RESTARTS = 10
 """How often the workers are started anew after one of them was killed."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.evaluation.cells import milliseconds
+from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
@@ -17,8 +17,8 @@ from agent.evaluation.spec import EvaluationSpec
 from envs.placement.files import read_placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
-from graphs.io.json_files import FileFormatError
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
+from graphs.system.json_files import FileFormatError
 
 GIB = 2**30
 

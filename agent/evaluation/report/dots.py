@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.report.figures import Palette, as_file
-from agent.intervals import Interval
 
 WIDTH_IN, ROW_IN, MARGIN_IN = 8.0, 0.28, 1.2
 BESIDE = 0.15

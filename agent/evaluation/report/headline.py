@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from agent.evaluation.cells import milliseconds
+from agent.evaluation.comparison.cells import milliseconds
+from agent.evaluation.comparison.intervals import Interval
+from agent.evaluation.comparison.summary import geometric_mean
+from agent.evaluation.handover.explain import WORTH_IT
 from agent.evaluation.report.markup import name_of, text
 from agent.evaluation.report.ratios import (
     Run,
@@ -16,9 +19,6 @@ from agent.evaluation.report.ratios import (
     ratio_to_single,
 )
 from agent.evaluation.results import DATA_PARALLEL, Trial
-from agent.evaluation.summary import geometric_mean
-from agent.handover.explain import WORTH_IT
-from agent.intervals import Interval
 from agent.policy.placers import LEARNED
 
 LEAST = 0.0005

@@ -11,7 +11,8 @@ from matplotlib.patches import PathPatch
 from agent.evaluation.report.figures import Draw, Palette, rectangles, segments
 from envs.problem import Problem
 from graphs.levels import t_level
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
 
 COLUMNS, ROWS = 90, 12
 """Cells that a large graph is aggregated to."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from agent.evaluation.report.style import N_SHADES
 from agent.evaluation.results import Trial
 from agent.evaluation.run import placement_path
-from graphs.errors import printable
+from graphs.system.errors import printable
 
 WORST = 1.5
 """Ratio at which a heat map has its darkest shade."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
 from agent.evaluation.report.chosen import is_learned, losses, pairs
 from agent.evaluation.report.curves import SIZE_IN, curve_figure, lines_of
@@ -16,8 +17,7 @@ from agent.evaluation.report.style import SCRIPT, STYLE
 from agent.evaluation.report.tables import graph_table, loss_table, main_tables, order_maps
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
-from graphs.io.json_files import write_bytes_atomic
+from graphs.system.json_files import write_bytes_atomic
 
 VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 CAVEATS = (

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.results import Trial
-from agent.intervals import Interval, nested_interval
 
 Where = tuple[str, str]
 """A graph and a cluster."""

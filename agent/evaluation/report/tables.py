@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent.evaluation.cells import Case, by_case, figures, milliseconds, number, title
+from agent.evaluation.comparison.cells import Case, by_case, figures, milliseconds, number, title
+from agent.evaluation.comparison.intervals import Interval
+from agent.evaluation.comparison.summary import Line, geometric_mean
 from agent.evaluation.report.chosen import LEAST_LOSS, Loss
 from agent.evaluation.report.markup import heat_cell, name_of, placement_link, row, table, text
 from agent.evaluation.report.ratios import Run, ratio_to_single
 from agent.evaluation.results import Trial, best_times, ratio_to_best
-from agent.evaluation.summary import Line, geometric_mean
-from agent.intervals import Interval
 
 BAR_WIDTH, BAR_HEIGHT = 110, 14
 MOST_LOSSES = 25

@@ -12,9 +12,9 @@ from agent.evaluation.report.figures import Draw, Palette, rectangles
 from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.simulate import StepTime
-from graphs.errors import shortened
 from graphs.graph_rules import PHASES
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
+from graphs.system.errors import shortened
 
 N_BINS = 250
 """Parts of a step; what is separated by less than one of them is drawn as one bar."""

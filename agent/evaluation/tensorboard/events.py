@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import TaggedRunMetadata
 from torch.utils.tensorboard.summary import hparams, image, scalar
 
+from agent.evaluation.comparison.summary import geometric_mean
 from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, pairs
 from agent.evaluation.report.details import Placed, read_placed
@@ -20,8 +21,7 @@ from agent.evaluation.report.ratios import by_run
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 from agent.evaluation.run import file_name
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import geometric_mean
-from agent.event_file import EventFile
+from graphs.system.event_file import EventFile
 
 FOLDER = "tensorboard"
 STEP_TAG = "step"

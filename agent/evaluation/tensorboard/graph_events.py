@@ -14,7 +14,8 @@ from tensorboard.compat.proto.versions_pb2 import VersionDef
 
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
 
 SECONDS = "compute_seconds"
 """Attribute of a node: seconds that it computes on its device."""

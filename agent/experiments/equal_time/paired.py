@@ -9,8 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
+from agent.evaluation.comparison.intervals import nested_interval
 from agent.evaluation.results import Trial
-from agent.intervals import nested_interval
 
 LEVEL = 1e-3
 """Step times that differ by less, as a share, are level."""

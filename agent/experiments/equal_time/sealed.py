@@ -19,9 +19,9 @@ from agent.experiments.fidelity.models import GraphCache
 from agent.policy.seen import NOT_SEEN
 from graphs.capture.capture import capture
 from graphs.dataset import capture_draw
-from graphs.errors import InputError
 from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph
+from graphs.system.errors import InputError
 
 FIRST_SEED = 1000
 """Draws from here on are sealed."""

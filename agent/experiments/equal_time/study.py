@@ -21,8 +21,8 @@ from agent.experiments.launcher import exit_code, markdown_table
 from agent.experiments.statistics import read_trials
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
-from graphs.command_line import OneLineParser
-from graphs.io.csv_files import write_csv
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 FOLDER = Path("runs") / "equal-time"
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

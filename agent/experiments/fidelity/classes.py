@@ -18,9 +18,9 @@ from pathlib import Path
 
 from agent.experiments.fidelity.models import Workload
 from agent.experiments.fidelity.steps import MeasuredStep, MeasurementError, alone, on_datasheet
-from envs.calibration.op_classes import op_class
 from envs.cluster.cluster import Device
-from envs.costs import op_seconds
+from envs.costs.op_classes import op_class
+from envs.costs.op_seconds import op_seconds
 from graphs.op_graph import OpGraph
 
 LAYER = re.compile(r"\.(?:h|layer|layers)\.0(?:\.|$)")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.calibration.links_times import LinkTimes, read_link_times
+from agent.calibration.links_times import LinkTimes, read_link_times
 from envs.cluster.links import Link, measured_links
 from envs.cluster.presets import LATENCY_S
 
@@ -41,7 +41,7 @@ def compare_links(files: Iterable[Path]) -> list[LinkRow]:
     """Predicts measured transfers with the links of the package.
 
     Args:
-        files: as `envs.calibration.links_times.read_link_times` takes them.
+        files: as `agent.calibration.links_times.read_link_times` takes them.
 
     Raises:
         MeasurementError: a file cannot be used.

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphs.capture
-from graphs.errors import InputError
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph
-from graphs.registry import Registry
+from graphs.system.errors import InputError
+from graphs.system.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn

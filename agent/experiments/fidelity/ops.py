@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.calibration.calibration import ClassFit, calibration_of
-from envs.calibration.fit import predict, stand_in
-from envs.calibration.measured_ops import OpTable, read_ops, tables
+from agent.calibration.fit import predict, stand_in
+from agent.calibration.measured_ops import OpTable, read_ops, tables
 from envs.cluster.kinds import KINDS
-from graphs.op_graph import FloatArray
+from envs.costs.calibration import ClassFit, calibration_of
+from graphs.system.array_types import FloatArray
 
 CLOSE = 0.02
 """Devices whose measured times differ by less than this share are not ranked."""
@@ -80,7 +80,7 @@ def compare_ops(files: Iterable[str | os.PathLike[str]], out: str | os.PathLike[
     """Predicts measured ops with the calibrations of the package, and writes `ops.csv` into a folder.
 
     Args:
-        files: as `envs.calibration.measured_ops.read_ops` takes them.
+        files: as `agent.calibration.measured_ops.read_ops` takes them.
         out: folder for `ops.csv`, made where it does not exist.
 
     Returns:

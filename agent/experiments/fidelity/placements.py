@@ -11,11 +11,11 @@ from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
 
+from agent.evaluation.comparison.summary import geometric_mean
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.run import evaluate, placement_path
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import geometric_mean
 from agent.experiments.fidelity.models import GraphCache
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.placement.files import read_placement

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from agent.experiments.fidelity.steps import MeasurementError, alone, on_datasheet
-from envs.calibration.op_times import ITEM_BYTES
 from envs.cluster.cluster import Device
 from envs.cluster.kinds import device_of_name
-from envs.costs import op_seconds
+from envs.costs.op_seconds import op_seconds
+from envs.costs.op_times import ITEM_BYTES
 from graphs.op_graph import OpGraph, build_graph
 
 LINEAR = {

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.calibration.fit import fit_class, predict, stand_in, thinned
+from agent.calibration.measured_ops import OpTable
 from agent.experiments.fidelity.ops import roofline
-from envs.calibration.fit import fit_class, predict, stand_in, thinned
-from envs.calibration.measured_ops import OpTable
 from envs.cluster.kinds import KINDS
-from graphs.errors import InputError
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
+from graphs.system.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def compare_regressor(groups: Sequence[OpTable]) -> list[Comparison]:
     """Trains trees for each class, on all devices and with each device left out, and compares their errors.
 
     Args:
-        groups: tables of `envs.calibration.measured_ops.tables`, of at least two devices a class.
+        groups: tables of `agent.calibration.measured_ops.tables`, of at least two devices a class.
 
     Raises:
         InputError: scikit-learn is not installed.

@@ -18,11 +18,12 @@ from agent.experiments.fidelity.models import LEFT_OUT, MODELS, Workload
 from envs.cluster.cluster import Cluster, Device
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
-from graphs.errors import InputError
-from graphs.io import json_fields
-from graphs.io.json_files import read_json
 from graphs.limits import MAX_SECONDS, MIN_SECONDS, is_time
-from graphs.op_graph import FloatArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system import json_fields
+from graphs.system.array_types import FloatArray
+from graphs.system.errors import InputError
+from graphs.system.json_files import read_json
 
 NAME = re.compile(r"([A-Za-z0-9_]+)-(inf|train)-([1-9]\d{0,6})-([1-9]\d{0,6})(?:-([A-Za-z0-9_]+))?")
 """Model, mode, sequence, batch and variant in the name of a file."""

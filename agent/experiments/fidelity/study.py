@@ -26,10 +26,10 @@ from agent.placers.base import Budget
 from agent.policy.seen import NOT_SEEN
 from envs.cluster.kinds import device_of_name
 from envs.cluster.presets import get_cluster
-from graphs.command_line import OneLineParser
 from graphs.dataset import load_graphs
 from graphs.families import FAMILIES
-from graphs.io.csv_files import write_csv
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 STEPS = Path(__file__).parent / "measured" / "steps"
 """The measured steps that come with the project."""
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="measured ops, CSV files as `python -m envs.calibration fit` takes them",
+        help="measured ops, CSV files as `python -m agent.calibration fit` takes them",
     )
     parser.add_argument(
         "--links",
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="measured transfers, CSV files as `python -m envs.calibration links` takes them",
+        help="measured transfers, CSV files as `python -m agent.calibration links` takes them",
     )
     parser.add_argument(
         "--profiles",

@@ -23,9 +23,9 @@ from agent.experiments.optimality.problems import SETTINGS, Setting
 from agent.experiments.optimality.rows import Row, closed_table, rows_of, table
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
-from graphs.command_line import OneLineParser
-from graphs.io.csv_files import write_csv
 from graphs.op_graph import OpGraph
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
 
 PLACERS = (
     *("heft", "m-etf", "rollout", "local-search", "annealing", "refine", "rollout-beam", "rollout-refine"),

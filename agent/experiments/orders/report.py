@@ -13,8 +13,8 @@ from agent.experiments.orders.rows import Point, Row
 from agent.experiments.orders.rule import Cases, best_rule, cases_of, fitted_tree, judge, rows_of
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
 from graphs.dataset import load_graphs
-from graphs.errors import InputError
 from graphs.order_rule import FORMAT, describe, to_json
+from graphs.system.errors import InputError
 
 BASELINE = "topo"
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from agent.experiments.orders.statistics import OrderScores
-from graphs.op_graph import FloatArray, IntArray, OpGraph
+from graphs.op_graph import OpGraph
 from graphs.order_rule import FEATURES, OrderRule, Question
 from graphs.shape import shape_of
+from graphs.system.array_types import FloatArray, IntArray
 
 Choice = Callable[[FloatArray, FloatArray, FloatArray], IntArray]
 """Fitted to shapes and logarithms, chooses an order for other shapes."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from agent.evaluation.comparison.intervals import Interval, crossed_interval
 from agent.experiments.orders.rows import Row
-from agent.intervals import Interval, crossed_interval
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 ALPHA = 0.05
 

@@ -23,17 +23,17 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from agent.contexts.record import COMPLETE, Attempt, Record
-from agent.contexts.trial_process import read_judgement
 from agent.experiments.launcher import exit_code, train_all, trials_of
 from agent.experiments.orders.report import print_report, rule_record
 from agent.experiments.orders.rows import Point, Row
+from agent.studies.record import COMPLETE, Attempt, Record
+from agent.studies.trial_process import read_judgement
 from agent.training.metrics import CPU_S, step_time_name
 from agent.training.run_folder import run_folder
-from graphs.command_line import OneLineParser
-from graphs.errors import InputError
-from graphs.io.csv_files import write_csv
-from graphs.io.json_files import write_json_atomic
+from graphs.system.command_line import OneLineParser
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
+from graphs.system.json_files import write_json_atomic
 
 CONFIG = Path(__file__).parent / "orders.json"
 STUDY = "orders"

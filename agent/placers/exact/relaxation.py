@@ -13,7 +13,7 @@ import numpy as np
 from agent.bounds.lower_bound import heads_and_tails
 from agent.bounds.path_kernels import before_and_after
 from envs.problem import Problem
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

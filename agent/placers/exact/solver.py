@@ -22,7 +22,7 @@ from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, ModelError, Relaxation
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 SECONDS = 10.0
 """Time limit where the budget has none."""

@@ -7,7 +7,7 @@ import numpy as np
 from agent.placers.base import SearchState, placer
 from agent.placers.units import unit_seconds, units_by_layer, units_by_program
 from graphs.limits import MIN_SECONDS
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 @placer("contiguous")

@@ -9,7 +9,7 @@ import numpy as np
 from agent.placers.base import SearchState, placer
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.units import units_by_layer
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 @placer("memory-fill")

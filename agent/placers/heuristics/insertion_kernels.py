@@ -13,7 +13,7 @@ from agent.placers.heuristics.list_kernels import assign, may_take, place_leftov
 from envs.problem_arrays import OP_GAP_S
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import copy_clocks, inputs_ready, new_timeline
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 class BusySlots(NamedTuple):

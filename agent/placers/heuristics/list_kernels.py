@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import copy_clocks, finish_s, inputs_ready, new_timeline, run_op, start_s
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 class Kept(NamedTuple):

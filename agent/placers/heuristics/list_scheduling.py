@@ -11,7 +11,7 @@ from agent.placers.heuristics.list_kernels import schedule_earliest_start, sched
 from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
 from graphs.levels import b_level
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 
 @placer("heft")

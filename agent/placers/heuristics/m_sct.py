@@ -7,7 +7,7 @@ import numpy as np
 from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.list_scheduling import mean_transfer_seconds, place_earliest_start
 from envs.problem import Problem
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 FAVOURITE_BELOW = 0.1
 """A child is the favourite where the relaxed program pays less than this share of the transfer to it."""

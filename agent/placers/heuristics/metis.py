@@ -13,7 +13,7 @@ from agent.placers.heuristics.single import single
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 IMBALANCES = (10, 50, 200, 1000)
 """Thousandths by which a part may exceed its share: a schedule may want less balance and less traffic."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from envs.problem import Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 
 @placer("single")

@@ -15,7 +15,7 @@ from agent.placers.search.segments import Segments, segments_of
 from agent.placers.units import Units, units_of
 from envs.problem import Problem
 from envs.simulator.kernels import new_pair
-from graphs.interrupts import interrupts_put_off
+from graphs.system.interrupts import interrupts_put_off
 
 FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5
 """Temperatures in steps on the fastest device: at first, at first from a good placement, at the end."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.simulator.jit import kernel
 from envs.simulator.kernels import SimulationPair
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8
 """Probability that a move goes to the device of a unit that the moved one exchanges tensors with."""

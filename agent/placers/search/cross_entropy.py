@@ -11,7 +11,7 @@ from agent.placers.heuristics.single import single
 from agent.placers.units import unit_seconds, units_by_layer
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS
-from graphs.op_graph import FloatArray, IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 MAX_GROUPS = 128
 """Segments of layers that larger graphs are drawn in: a device for every unit alone is noise."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.mdp.episodes import EpisodeBatch
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 RESAMPLE_EVERY, MAX_RESAMPLINGS = 20, 256
 """Decisions between two resamplings; in long episodes, which take long to copy, about so many resamplings."""

@@ -15,7 +15,7 @@ from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import HORIZONS, column
 from envs.mdp.observation import Observation
 from envs.problem import InfeasibleError, Problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")

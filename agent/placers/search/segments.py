@@ -9,7 +9,9 @@ import numpy as np
 
 from agent.placers.units import units_by_layer, units_by_program
 from graphs.granularity import module_paths
-from graphs.op_graph import Csr, IntArray, OpGraph
+from graphs.graph_columns import Csr
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
 
 
 class Segments(NamedTuple):

@@ -8,9 +8,9 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from agent.policy.graph_batch import GraphBatch
-from graphs.errors import InputError
 from graphs.op_graph import OpGraph
-from graphs.registry import Registry
+from graphs.system.errors import InputError
+from graphs.system.registry import Registry
 
 
 class EncoderError(InputError):

@@ -27,7 +27,7 @@ from agent.policy.policy import Policy
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from envs.simulator.single_moves import single_move_costs
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 
 REGRET_LIMIT = 0.02
 """Regret, in units of reward, beyond which no difference is made any more."""

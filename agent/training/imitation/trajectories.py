@@ -15,7 +15,7 @@ from agent.training.imitation.demonstrations import Demonstration
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.state import mdp_arrays
 from envs.problem import Problem
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 
 SAME_FEATURES = 1e-6
 """Devices whose features differ by less are the same to the policy, so that either is a good answer."""

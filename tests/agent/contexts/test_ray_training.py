@@ -19,7 +19,7 @@ import pytest
 
 from agent.contexts.workers.ray_cluster import RayUnavailableError, check_ray_is_installed
 from agent.training.checkpoints import CheckpointFolder
-from graphs.io.json_files import read_json
+from graphs.system.json_files import read_json
 from tests.faults.processes import TRAINING, rows_of
 from tests.training_cases import place
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.contexts.workers.distributed_config import started_by_torchrun
-from graphs.io.json_files import read_json
+from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
 from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of
 from tests.training_cases import place

@@ -2,9 +2,9 @@
 
 import pytest
 
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.results import best_times
 from agent.evaluation.run import evaluate
-from agent.evaluation.summary import summarise
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec

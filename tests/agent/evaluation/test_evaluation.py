@@ -8,18 +8,18 @@ import time
 import numpy as np
 import pytest
 
+from agent.evaluation.comparison.summary import geometric_mean, summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, write_results
 from agent.evaluation.run import evaluate, open_folder, placement_path
 from agent.evaluation.spec import _check_names
-from agent.evaluation.summary import geometric_mean, summarise
 from agent.placers.base import PLACERS
 from agent.placers.completion import complete_placement
 from envs.placement.files import read_placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate
-from graphs.io.csv_files import write_csv
+from graphs.system.csv_files import write_csv
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 

@@ -10,7 +10,7 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Journal, ResultsError
 from agent.evaluation.run import evaluate, open_folder
 from agent.placers.base import Budget
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 
 

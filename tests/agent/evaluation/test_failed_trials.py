@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, Journal
 from agent.evaluation.run import _write_if_best, evaluate, placement_path
-from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, Budget

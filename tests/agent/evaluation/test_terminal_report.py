@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.evaluation.summary import summarise
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.terminal_report import EXPENDABLE, HEADINGS, print_tables, table_lines
 from agent.evaluation.text_table import text_table
 from tests.agent.trial_cases import trial

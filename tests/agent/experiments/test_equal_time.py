@@ -18,8 +18,8 @@ from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
 from agent.experiments.equal_time.study import PLACERS, table
 from agent.policy.serialization import read_card
 from graphs.capture.capture import capture
-from graphs.errors import InputError
 from graphs.families import FAMILIES
+from graphs.system.errors import InputError
 from tests.agent.evaluation_cases import make_trial
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.calibration.measured_ops import MeasurementError, read_ops, tables
 from agent.experiments.fidelity.ops import (
     COLUMNS,
     OpTime,
@@ -19,7 +20,6 @@ from agent.experiments.fidelity.ops import (
     orders_table,
 )
 from agent.experiments.fidelity.regressor import compare_regressor
-from envs.calibration.measured_ops import MeasurementError, read_ops, tables
 
 ROW = OpTime("t4", "gemm", "1 2 3 4", True, 1.1, 1.5, 0.5, 1.0)
 

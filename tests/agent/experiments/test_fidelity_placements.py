@@ -17,7 +17,7 @@ from agent.experiments.fidelity.placements import (
 from agent.placers.base import Budget
 from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.presets import get_cluster
-from envs.costs import op_seconds
+from envs.costs.op_seconds import op_seconds
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
 from graphs.op_graph import OpGraph, build_graph

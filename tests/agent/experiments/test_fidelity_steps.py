@@ -18,8 +18,8 @@ from agent.experiments.fidelity.steps import (
 )
 from agent.experiments.fidelity.study import STEPS
 from envs.cluster.cluster import Device
-from graphs.errors import InputError
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.errors import InputError
 
 DEVICE = Device("gpu", "made-up", 1e9, flops_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 BERT = "bert_large-inf-512-8.json"

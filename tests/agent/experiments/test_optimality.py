@@ -27,9 +27,9 @@ from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import load_family
-from graphs.errors import InputError
 from graphs.granularity import with_granularity
-from graphs.io.csv_files import write_csv
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import InputError
 from tests.agent.evaluation_cases import make_trial
 from tests.agent.placement_cases import training_graph
 

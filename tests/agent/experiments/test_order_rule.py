@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agent.experiments.orders.rule import Cases, best_rule, fitted_tree, judge
-from graphs.op_graph import FloatArray
 from graphs.order_rule import Question
+from graphs.system.array_types import FloatArray
 
 ORDERS = ("topo", "bfs", "alpha")
 N_FEATURES = 7

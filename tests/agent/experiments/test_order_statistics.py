@@ -20,9 +20,9 @@ from agent.experiments.orders.rows import Point, Row
 from agent.experiments.orders.statistics import holm, scores_of, significance
 from agent.experiments.orders.study import STUDIED, changes_of
 from graphs import order_rule
-from graphs.errors import InputError
-from graphs.io.json_files import write_json_atomic
 from graphs.orders import ORDERS
+from graphs.system.errors import InputError
+from graphs.system.json_files import write_json_atomic
 
 
 def rows(ratios: dict[str, float], n_seeds: int = 3, n_graphs: int = 8, noise: float = 0.0) -> list[Row]:

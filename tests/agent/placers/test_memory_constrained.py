@@ -7,9 +7,9 @@ import csv
 import numpy as np
 import pytest
 
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
-from agent.evaluation.summary import summarise
 from agent.evaluation.terminal_report import print_tables
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster

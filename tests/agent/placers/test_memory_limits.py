@@ -6,7 +6,7 @@ import pytest
 from agent.placers.memory_limits import CORRECTIONS, MARGIN, MAX_ATTEMPTS, MemoryLimits, retry_until_feasible
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
 PROBLEM = Problem(training_graph(2, 2), make_cluster(2, memory_bytes=3 * GB))

@@ -18,7 +18,8 @@ from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.granularity import module_paths
-from graphs.op_graph import IntArray, OpGraph
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
 from tests.agent.placement_cases import random_problem
 
 

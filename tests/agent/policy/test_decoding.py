@@ -15,7 +15,7 @@ from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
-from graphs.op_graph import IntArray
+from graphs.system.array_types import IntArray
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
 
 

@@ -18,7 +18,8 @@ from agent.policy.node_features import (
 from agent.policy.op_categories import CATEGORIES, category
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from graphs.op_graph import Csr, OpGraph, build_graph
+from graphs.graph_columns import Csr
+from graphs.op_graph import OpGraph, build_graph
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
 
 

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from agent.commands.train import make_parser
-from agent.contexts.study_config import StudyConfig
 from agent.contexts.workers.distributed_config import EngineConfig
-from agent.settings import field_types
+from agent.studies.study_config import StudyConfig
 from agent.training.config import RENAMED, ConfigError, TrainConfig
 from agent.training.split import split_graphs
 from graphs.op_graph import OpGraph, build_graph
+from graphs.system.settings import field_types
 
 
 def test_round_trip() -> None:

@@ -11,7 +11,7 @@ from agent.training.config import TrainConfig
 from agent.training.metrics import CPU_S, SPEED, WALL_S
 from agent.training.split import Split
 from agent.training.workers import SOLO, WorkerGroup
-from envs.execution.runnable_model import RunnableModel
+from envs.runtime.runnable_model import RunnableModel
 from graphs.op_graph import OpGraph, build_graph
 
 SMALL = TrainConfig(

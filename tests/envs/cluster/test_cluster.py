@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster, preset
-from graphs.io.json_files import FileFormatError, write_json_atomic
+from graphs.system.json_files import FileFormatError, write_json_atomic
 from tests.json_values import JSON_VALUES
 
 DEVICE = {

@@ -11,7 +11,7 @@ from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json
 from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, NAMES, Kind, device_of_name, kind_of
 from envs.cluster.presets import get_cluster
-from graphs.io.json_files import FileFormatError
+from graphs.system.json_files import FileFormatError
 
 
 def alone(**changes: object) -> Cluster:

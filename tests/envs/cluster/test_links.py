@@ -12,7 +12,7 @@ import pytest
 from envs.cluster.cluster import ClusterError
 from envs.cluster.links import Link, links_from_json, links_to_json, measured_links, read_links, write_links
 from envs.cluster.presets import get_cluster
-from graphs.errors import InputError
+from graphs.system.errors import InputError
 
 LINKS = measured_links()
 ONE = Link("here", "", 3e11, 2e11, 4e-6, 1e6, 5e-5, 10, 9, 0.03, 0.1)

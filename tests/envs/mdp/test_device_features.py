@@ -11,7 +11,7 @@ from envs.mdp.placement_env import PlacementEnv
 from envs.mdp.rollout_features import HORIZONS
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
-from graphs.op_graph import FloatArray
+from graphs.system.array_types import FloatArray
 from tests.envs.hand_made_problems import branches, chain_problem
 
 NAMES = [feature.name for feature in DEVICE_FEATURES]

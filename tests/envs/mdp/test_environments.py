@@ -19,8 +19,8 @@ from envs.mdp.visits import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
-from graphs.op_graph import IntArray
 from graphs.orders import ORDERS, OrderError
+from graphs.system.array_types import IntArray
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 

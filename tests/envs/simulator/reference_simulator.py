@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.costs import op_seconds
+from envs.costs.op_seconds import op_seconds
 from graphs import OpGraph
 
 seconds_of_ops = lru_cache(maxsize=16)(op_seconds)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.capture import capture
-from graphs.errors import printable
 from graphs.io.graph_files import graph_to_json, read_graphs, write_graphs
+from graphs.system.errors import printable
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "\ud800", "\u2028", "é", " "], ids=ascii)

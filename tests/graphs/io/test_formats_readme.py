@@ -15,7 +15,7 @@ from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER
 from envs.simulator.simulate import simulate
 from graphs import limits, op_graph, op_records
 from graphs.io import graph_files
-from graphs.io.json_files import MAX_DECOMPRESSED_BYTES
+from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "graphs" / "io" / "README.md").read_text(encoding="utf-8")

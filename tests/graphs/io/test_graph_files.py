@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs, write_graphs
-from graphs.io.json_files import (
+from graphs.system.json_files import (
     CHUNK_BYTES,
     FileFormatError,
     parse_json,

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs.coarsening.coarsen import coarsen
+from graphs.graph_rules import GraphError
 from graphs.io.graph_files import graph_from_json, graph_to_json
-from graphs.io.json_files import FileFormatError
 from graphs.limits import MAX_BYTES, MAX_FLOPS
-from graphs.op_graph import GraphError, build_graph
+from graphs.op_graph import build_graph
+from graphs.system.json_files import FileFormatError
 from tests.graphs.io.record_cases import record, with_op, with_tensor
 from tests.json_values import JSON_VALUES
 

@@ -1,0 +1,1 @@
+"""Fits of the cost model to measurements, and measurements of this machine."""

@@ -1,0 +1,131 @@
+"""`python -m agent.calibration`: fits models to measured ops, transfers and overlaps, or to this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from graphs.system.command_line import OneLineParser, interruptible, run_command
+
+NAME = "python -m agent.calibration"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code, 2 where the input is wrong."""
+    parser = OneLineParser(prog=NAME, description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
+    fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
+    fit.add_argument("--out", required=True, metavar="DIR", help="folder for one file a device kind")
+    links = commands.add_parser("links", help="fit links to files of measured transfers")
+    links.add_argument(
+        "--times", nargs="+", required=True, metavar="FILE", help="CSV files of measured transfers"
+    )
+    links.add_argument("--out", required=True, metavar="FILE", help="takes the links")
+    measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
+    measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
+    measure.add_argument(
+        "--processes",
+        type=_count,
+        default=None,
+        metavar="N",
+        help="make the cluster 'Nxcpu' instead: N processes that share the cores",
+    )
+    measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
+    overlap = commands.add_parser(
+        "overlap", help="fit how much copies slow ops to files of the Mist data set"
+    )
+    overlap.add_argument("files", nargs="+", metavar="FILE", help="JSON files, may be .gz")
+    return run_command(NAME, lambda: _run(parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        with interruptible():
+            _work(options)
+    except KeyboardInterrupt:
+        print(f"{NAME}: interrupted; the same command goes on", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _work(options: argparse.Namespace) -> None:
+    if options.command == "fit":
+        fit_files(options.ops, Path(options.out))
+    elif options.command == "links":
+        from agent.calibration import links_fit
+
+        links_fit.fit_files(options.times, Path(options.out))
+    elif options.command == "overlap":
+        from agent.calibration.overlap import overlap_report, read_overlaps
+
+        print(*overlap_report(read_overlaps(options.files)), sep="\n")
+    else:
+        measure_here(options.repeats, options.threads, options.processes)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1024")
+    return int(text)
+
+
+def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
+    """Calibrates this machine, with a progress bar, and prints what it found.
+
+    Args:
+        threads: of the processor as one device.
+        n_processes: number of devices that share the processor; None for one, beside the CUDA devices.
+
+    Raises:
+        MeasurementError: the database of times cannot be used, or a time is impossible.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from agent.calibration.measure import Effort, measure_machine, measure_processes
+
+    with Progress(console=Console(stderr=True)) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            bar = bars[what] if what in bars else bars.setdefault(what, progress.add_task(what))
+            progress.update(bar, completed=done, total=total)
+
+        if n_processes is None:
+            cluster, calibrations = measure_machine(Effort(repeats), threads, report)
+        else:
+            cluster, calibrations = measure_processes(n_processes, Effort(repeats), report)
+    for device in {device.kind: device for device in reversed(cluster.devices)}.values():
+        print(f"{device.name} ({device.kind}): {device.flops_per_s:.3g} flops/s, ", end="")
+        print(f"{device.bytes_per_s:.3g} bytes/s; errors on ops held out, median and 90th percentile:")
+        for op_class, fit in calibrations[device.kind].classes.items():
+            print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
+    print(f"kept; use it by --cluster {cluster.name}")
+
+
+def fit_files(files: Sequence[str], out: Path) -> None:
+    """Fits all device kinds to files of measured ops, writes `<kind>.json` each, prints the held-out errors.
+
+    Raises:
+        MeasurementError: a file cannot be used.
+        FileFormatError: a calibration cannot be written.
+    """
+    from agent.calibration.fit import calibrate
+    from agent.calibration.measured_ops import read_ops, tables
+    from envs.costs.calibration import write_calibration
+
+    calibrations = calibrate(tables(read_ops(files)))
+    out.mkdir(parents=True, exist_ok=True)
+    for calibration in calibrations:
+        write_calibration(out / f"{calibration.kind}.json", calibration)
+        print(f"{calibration.kind}: {calibration.origin}")
+        for name, fit in calibration.classes.items():
+            if fit.held_out_rows:
+                print(f"  {name:12} {fit.rows:5} rows, held out {fit.median:6.1%} median, {fit.p90:6.1%} p90")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""Calibrates the devices of this machine: times ops and copies, keeps the times, fits, writes a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.calibration.fit import OWN, fit_class
+from agent.calibration.links_fit import fit_line
+from agent.calibration.measured_ops import MeasurementError, OpRow, tables
+from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
+from envs.cluster.cluster import Cluster, Device
+from envs.cluster.files import write_cluster
+from envs.cluster.kinds import LAUNCH_S, Kind
+from envs.cluster.own_machine import CLUSTER_NAME, own_calibration_file, own_cluster_file
+from envs.costs.calibration import Calibration, calibration_of, write_calibration
+from envs.costs.op_classes import TENSOR
+from graphs.limits import is_time
+
+Report = Callable[[str, int, int], None]
+"""Called with what is timed, how much of it is done, and how much there is in all."""
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS times "
+    "(device TEXT, op TEXT, median_s REAL, spread_s REAL, PRIMARY KEY (device, op))"
+)
+COPY_BYTES = tuple(1 << power for power in range(12, 29, 2))
+"""Sizes of the copies between devices that are timed: 4 KiB to 256 MiB."""
+LARGEST_ON_CPU = 1024
+"""Largest side of a matrix that is timed on the processor."""
+LARGEST_BETWEEN_PROCESSES = 1 << 26
+"""Largest transfer between processes that is timed, in bytes."""
+CPU_CACHE_BYTES = 2.0**20
+"""Cache of a core. Only kinds with multiprocessors that share a cache make use of it."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How thoroughly a machine is measured.
+
+    Attributes:
+        repeats: number of times that each op and copy is timed.
+        times: name of the SQLite file that keeps the times.
+        cpu_side: largest side of a matrix that is timed on the processor; None for `LARGEST_ON_CPU`.
+        most_bytes: largest copy that is timed.
+        run_s: seconds that the runs of a repeat take at least; None for `timed_ops.MIN_SECONDS`.
+        keeps_kinds: whether a device kind that was calibrated before stays as it is.
+    """
+
+    repeats: int
+    times: str = "times.sqlite"
+    cpu_side: int | None = None
+    most_bytes: int = COPY_BYTES[-1]
+    run_s: float | None = None
+    keeps_kinds: bool = False
+
+
+@dataclass(frozen=True)
+class OwnDevice:
+    """A device of this machine.
+
+    Attributes:
+        torch_name: as PyTorch names it, e.g. `cuda:0`.
+        kind: the key of its times and of its calibration.
+        memory_bytes: what is free for a step.
+        parallel: cores or multiprocessors.
+        l2_bytes: size of its last cache.
+    """
+
+    torch_name: str
+    kind: str
+    memory_bytes: float
+    parallel: int
+    l2_bytes: float
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.torch_name.startswith("cuda")
+
+
+def own_devices(threads: int) -> list[OwnDevice]:
+    """Finds the processor, with so many threads, and all CUDA devices."""
+    import torch
+
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    devices = [OwnDevice("cpu", f"cpu-{threads}-threads", memory, threads, threads * CPU_CACHE_BYTES)]
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        plain = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+        free_bytes = float(torch.cuda.mem_get_info(index)[0])
+        chip = properties.multi_processor_count, float(properties.L2_cache_size)
+        devices.append(OwnDevice(f"cuda:{index}", f"own-{plain}", free_bytes, *chip))
+    return devices
+
+
+def measured_seconds(
+    path: Path,
+    device: str,
+    timed: Sequence[tuple[str, Callable[[], Sequence[float]]]],
+    report: Report = lambda what, done, total: None,
+) -> list[float]:
+    """Times what a database does not hold yet, and returns the median seconds of all, in their order.
+
+    Each time is kept as soon as it is known, so an interrupted run goes on where it stopped.
+
+    Args:
+        path: SQLite file, made where it does not exist.
+        device: whose times they are.
+        timed: names, and functions that return the seconds of each repeat.
+
+    Raises:
+        MeasurementError: the file is no such database, or a time is impossible.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(TABLE)
+            query = "SELECT op, median_s FROM times WHERE device = ?"
+            known = dict(database.execute(query, (device,)).fetchall())
+            for done, (key, timer) in enumerate(timed):
+                report(device, done, len(timed))
+                if key not in known:
+                    seconds = np.array(timer(), dtype=np.float64)
+                    known[key] = float(np.median(seconds))
+                    _check(path, key, known[key])
+                    spread = float(np.quantile(seconds, 0.9) - np.quantile(seconds, 0.1))
+                    with database:
+                        row = (device, key, known[key], spread)
+                        database.execute("INSERT INTO times VALUES (?, ?, ?, ?)", row)
+    except sqlite3.Error as error:
+        raise MeasurementError(f"{path}: is no database of measured times: {error}; delete it") from None
+    report(device, len(timed), len(timed))
+    for key, _ in timed:
+        _check(path, key, known[key])
+    return [known[key] for key, _ in timed]
+
+
+def measured_rows(
+    path: Path,
+    kind: str,
+    ops: Sequence[TimedOp],
+    timer: Callable[[TimedOp], Sequence[float]],
+    report: Report = lambda what, done, total: None,
+) -> list[OpRow]:
+    """Times the ops of a device kind that a database does not hold yet, and returns all as measured.
+
+    Raises:
+        MeasurementError: the file is no such database, or a time is impossible.
+    """
+    timed = [(str(op), lambda op=op: timer(op)) for op in ops]
+    seconds = measured_seconds(path, kind, timed, report)
+    return [op.row(kind, each) for op, each in zip(ops, seconds, strict=True)]
+
+
+def calibrate_device(device: OwnDevice, rows: Sequence[OpRow]) -> Calibration:
+    """Fits the models of a device to its times, and writes its calibration into the user's folder."""
+    kind = kind_of_rows(device, rows)
+    fits = {table.op_class: fit_class(table, kind) for table in tables(rows)}
+    origin = f"measured ({', '.join(sorted(fits))})"
+    calibration = Calibration(device.kind, origin, "this machine", "", device.parallel, device.l2_bytes, fits)
+    path = own_calibration_file(device.kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_calibration(path, calibration)
+    return calibration
+
+
+def kind_of_rows(device: OwnDevice, rows: Sequence[OpRow]) -> Kind:
+    """Makes the kind of a device: the best that was measured is its peak in a dtype.
+
+    Its memory bandwidth is that of the largest sums, beyond all caches.
+    """
+    products = [row for row in rows if row.op_class in ("gemm", TENSOR)]
+    peaks = {
+        dtype: max(row.flops / row.seconds for row in products if row.dtype == dtype)
+        for dtype in sorted({row.dtype for row in products})
+    }
+    streams = [row for row in rows if row.op_class == "elementwise"]
+    largest = max(row.bytes_moved for row in streams)
+    bandwidth = max(row.bytes_moved / row.seconds for row in streams if row.bytes_moved == largest)
+    chip = device.parallel, device.l2_bytes, np.inf, 1.0
+    return Kind(device.kind, OWN, "host", device.memory_bytes, bandwidth, peaks, *chip)
+
+
+def time_copy(
+    n_bytes: int, sender: str, receiver: str, repeats: int, run_s: float | None = None
+) -> list[float]:
+    """Times a copy between two PyTorch devices; in the memory of the processor it is pinned.
+
+    Returns:
+        Seconds of one copy in each repeat, (repeats,).
+    """
+    import torch
+
+    def buffer(device: str) -> torch.Tensor:
+        pin = device == "cpu" and torch.cuda.is_available()
+        return torch.ones(n_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+
+    source, target = buffer(sender), buffer(receiver)
+    waited_for = receiver if receiver.startswith("cuda") else sender
+    return time_runs(lambda: target.copy_(source, non_blocking=True), waited_for, repeats, run_s)
+
+
+def measure_machine(
+    effort: Effort, threads: int, report: Report = lambda what, done, total: None
+) -> tuple[Cluster, dict[str, Calibration]]:
+    """Calibrates the devices of this machine and writes the cluster `this` of them.
+
+    Returns:
+        The cluster, and the calibrations by device kind.
+
+    Raises:
+        MeasurementError: the database of times cannot be used, or a time is impossible.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    path = own_cluster_file().with_name(effort.times)
+    found = own_devices(threads)
+    measured = [_measure_device(path, own, effort, report) for own in found]
+    shape = (len(found), len(found))
+    latency_s, bytes_per_s = np.zeros(shape), np.ones(shape)
+    for i, j in np.argwhere(~np.eye(len(found), dtype=bool)):
+        sender, receiver = found[i].torch_name, found[j].torch_name
+        latency_s[i, j], bytes_per_s[i, j] = _measure_link(path, sender, receiver, effort, report)
+    devices = tuple(device for device, _ in measured)
+    cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
+    write_cluster(own_cluster_file(), cluster)
+    return cluster, {calibration.kind: calibration for _, calibration in measured}
+
+
+def measure_processes(
+    n_processes: int, effort: Effort, report: Report = lambda what, done, total: None
+) -> tuple[Cluster, dict[str, Calibration]]:
+    """Calibrates the cores of this machine as devices, each a process, and writes the cluster `2xcpu`.
+
+    The cores and the memory are shared equally. Links are those of `envs.runtime`: a copy into memory that
+    processes share.
+
+    Args:
+        n_processes: number of devices, at least 2.
+
+    Returns:
+        The cluster, named after the number of devices, and the calibration by device kind.
+
+    Raises:
+        MeasurementError: there are fewer cores than devices, the database of times cannot be used, or a time
+            is impossible.
+    """
+    import torch
+
+    from envs.runtime.machine import n_cores
+
+    if not 2 <= n_processes <= n_cores():
+        raise MeasurementError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
+    name, threads = f"{n_processes}xcpu", n_cores() // n_processes
+    torch.set_num_threads(threads)
+    path = own_cluster_file(name).with_name(effort.times)
+    whole = own_devices(threads)[0]
+    own = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
+    device, calibration = _measure_device(path, own, effort, report)
+    latency_s, bytes_per_s = _measure_process_link(path, n_processes, effort, report)
+    shape = (n_processes, n_processes)
+    cluster = Cluster(
+        name,
+        tuple(replace(device, name=f"cpu{index}") for index in range(n_processes)),
+        np.full(shape, bytes_per_s),
+        np.full(shape, latency_s),
+        sharing="pair",
+    )
+    write_cluster(own_cluster_file(name), cluster)
+    return cluster, {calibration.kind: calibration}
+
+
+def _measure_process_link(
+    path: Path, n_processes: int, effort: Effort, report: Report
+) -> tuple[float, float]:
+    """Returns the latency in seconds and the bandwidth in bytes a second between two processes."""
+    from envs.runtime.backends.processes import DeviceProcesses
+    from envs.runtime.link_times import time_transfers
+
+    most_bytes = min(effort.most_bytes, LARGEST_BETWEEN_PROCESSES)
+    sizes = [size for size in COPY_BYTES if size <= most_bytes]
+    with DeviceProcesses(n_processes) as processes:
+        timed = [
+            (f"transfer {size}", lambda size=size: time_transfers(size, 4 * effort.repeats, processes))
+            for size in sizes
+        ]
+        link = f"{n_processes} processes"
+        seconds = measured_seconds(path, link, timed, report)
+    return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
+
+
+def _measure_device(path: Path, own: OwnDevice, effort: Effort, report: Report) -> tuple[Device, Calibration]:
+    side = largest_side(own.memory_bytes) if own.is_cuda else effort.cpu_side or LARGEST_ON_CPU
+    ops = ops_to_time(side, tensor_cores=own.is_cuda)
+    timer = partial(time_op, device=own.torch_name, repeats=effort.repeats, run_s=effort.run_s)
+    rows = measured_rows(path, own.kind, ops, timer, report)
+    kept = calibration_of(own.kind) if effort.keeps_kinds else None
+    calibration, kind = kept or calibrate_device(own, rows), kind_of_rows(own, rows)
+    launch_s = LAUNCH_S if own.is_cuda else calibration.traffic("elementwise").launch_s
+    # The memory is what is free already, without a margin.
+    device = Device(
+        own.torch_name.replace(":", ""),
+        own.kind,
+        own.memory_bytes,
+        kind.peaks["fp32"],
+        kind.bytes_per_s,
+        launch_s,
+        peaks=dict(kind.peaks),
+    )
+    return device, calibration
+
+
+def _measure_link(
+    path: Path, sender: str, receiver: str, effort: Effort, report: Report
+) -> tuple[float, float]:
+    """Returns the latency in seconds and the bandwidth in bytes a second between two PyTorch devices."""
+    sizes = [size for size in COPY_BYTES if size <= effort.most_bytes]
+    timed = [
+        (
+            f"copy {size}",
+            lambda size=size: time_copy(size, sender, receiver, effort.repeats, effort.run_s),
+        )
+        for size in sizes
+    ]
+    seconds = measured_seconds(path, f"{sender} to {receiver}", timed, report)
+    return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
+
+
+def _check(path: Path, key: str, seconds: float) -> None:
+    if not (seconds > 0 and is_time(seconds)):
+        raise MeasurementError(f"{path}: '{key}' took {seconds} s; expected more than 0; measure it again")

@@ -1,0 +1,1 @@
+"""Placers compared over trials: ratios, intervals, summaries."""

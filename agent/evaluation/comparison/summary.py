@@ -1,0 +1,138 @@
+"""Results per family: geometric means over graphs, their spread over seeds, evaluations and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from statistics import fmean, stdev
+
+from agent.evaluation.comparison.equal_time import ratios_to_baseline
+from agent.evaluation.results import Trial, best_times, ratio_to_best
+from graphs.system.csv_files import write_csv
+
+DATA_PARALLEL_NOTE = (
+    "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "
+    "over the number of batches, so it may be below the bound."
+)
+SINGLE_NOTE = (
+    "the fastest single device that has the memory; * where none has it for some graph: there the fastest, "
+    "as if it had"
+)
+SIMULATED = "Step times are what the described cluster's runner would take; simulated, not measured."
+
+
+@dataclass(frozen=True)
+class Line:
+    """One placer (in one order) on one family and cluster.
+
+    Attributes:
+        seen: what the evaluation's policy was shown of these graphs in training: "yes", "topology" or "no".
+        graphs, seeds: how many.
+        step_time_s: geometric mean in seconds over the trials whose placement is feasible; None if none is.
+        ratio_to_single, ratio_to_best: geometric means over the same trials.
+        seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
+            one seed. Seeds are compared on the graphs on which all were tried and are feasible.
+        ratio_to_bound: geometric mean of step time over lower bound, at least 1; None for data parallelism,
+            which the bound does not hold for.
+        feasible_share: share of the trials whose placement is feasible.
+        evaluations, wall_s, cpu_s: mean per trial.
+        granularity: what one decision placed.
+        ratio_to_refine: geometric mean of step time over what `refine` had found in the same processor time;
+            None if that is not known for each feasible trial.
+        single_fits: whether each graph has a single device with the memory for it.
+    """
+
+    family: str
+    cluster: str
+    placer: str
+    order: str
+    seen: str
+    graphs: int
+    seeds: int
+    step_time_s: float | None
+    ratio_to_single: float | None
+    seed_spread: float | None
+    ratio_to_best: float | None
+    ratio_to_bound: float | None
+    feasible_share: float
+    evaluations: float
+    wall_s: float
+    granularity: str
+    cpu_s: float
+    ratio_to_refine: float | None
+    single_fits: bool
+
+
+COLUMNS = tuple(item.name for item in fields(Line))
+
+
+def summarise(trials: Sequence[Trial]) -> list[Line]:
+    """One line per family, cluster, placer, order, whether seen and granularity, ordered as the trials."""
+    best, in_equal_time = best_times(trials), ratios_to_baseline(trials)
+    groups: dict[tuple[str, str, str, str, str, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        key = (trial.family, trial.cluster, trial.placer, trial.order, trial.seen, trial.granularity)
+        groups[key].append(trial)
+    return [
+        Line(
+            family=family,
+            cluster=cluster,
+            placer=placer,
+            order=order,
+            seen=seen,
+            graphs=len({trial.graph for trial in group}),
+            seeds=len({trial.seed for trial in group}),
+            step_time_s=geometric_mean(trial.step_time_s for trial in group if trial.feasible),
+            ratio_to_single=geometric_mean(trial.ratio_to_single for trial in group),
+            seed_spread=_seed_spread(group),
+            ratio_to_best=geometric_mean(ratio_to_best(trial, best) for trial in group),
+            ratio_to_bound=geometric_mean(_ratio_to_bound(trial) for trial in group),
+            feasible_share=fmean(trial.feasible for trial in group),
+            evaluations=fmean(trial.evaluations for trial in group),
+            wall_s=fmean(trial.wall_s for trial in group),
+            granularity=granularity,
+            cpu_s=fmean(trial.cpu_s for trial in group),
+            ratio_to_refine=_mean_of_all([in_equal_time.get(trial.key) for trial in group if trial.feasible]),
+            single_fits=all(trial.single_fits for trial in group),
+        )
+        for (family, cluster, placer, order, seen, granularity), group in groups.items()
+    ]
+
+
+def write_summary(path: Path, lines: Iterable[Line]) -> None:
+    """Write `summary.csv` atomically; None is an empty cell."""
+    rows = (
+        [str(cell).lower() if isinstance(cell, bool) else cell for cell in astuple(line)] for line in lines
+    )
+    write_csv(path, COLUMNS, rows)
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of the values that are not None; None if there are none, 0 if one is 0."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    return None if None in values else geometric_mean(values)
+
+
+def _ratio_to_bound(trial: Trial) -> float | None:
+    is_bounded = trial.feasible and trial.is_placement and trial.lower_bound_s > 0
+    return trial.step_time_s / trial.lower_bound_s if is_bounded else None
+
+
+def _seed_spread(group: Sequence[Trial]) -> float | None:
+    n_seeds = len({trial.seed for trial in group})
+    feasible = Counter(trial.graph for trial in group if trial.feasible)
+    by_seed: dict[int, list[float | None]] = defaultdict(list)
+    for trial in group:
+        if feasible[trial.graph] == n_seeds:
+            by_seed[trial.seed].append(trial.ratio_to_single)
+    means = [mean for values in by_seed.values() if (mean := geometric_mean(values)) is not None]
+    return stdev(means) if len(means) > 1 else None

@@ -1,0 +1,133 @@
+"""An explanation of a step as lines of text."""
+
+from __future__ import annotations
+
+import textwrap
+
+from agent.evaluation.handover.explain import WORTH_IT, Explanation
+from agent.evaluation.handover.granularity_cost import EVALUATIONS, GranularityCost
+
+WIDTH = 80
+
+
+def explain_lines(found: Explanation) -> list[str]:
+    """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
+    return [advice_line(found), REASONS[found.bottleneck](found), *_what_if(found)]
+
+
+def granularity_lines(found: GranularityCost, placed_s: float) -> list[str]:
+    """Says what a granularity costs and which modules to split, in lines of 80 characters.
+
+    Args:
+        placed_s: step of the placement, seconds.
+    """
+    budget = f"in {EVALUATIONS:,} evaluations"
+    if found.by_op_s is None or found.by_op_s > (1.0 - WORTH_IT) * placed_s:
+        return [f"refine by op finds no shorter step {budget}"]
+    times = _times(placed_s, found.by_op_s)
+    lines = [f"refine by op finds {_ms(found.by_op_s)} {budget}: {times} as fast"]
+    names = ", ".join(path or "the model's own ops" for path in found.waiting)
+    waiting = f"split first, as their ops wait for each other: {names}"
+    return lines + (textwrap.wrap(waiting, WIDTH, break_on_hyphens=False) if names else [])
+
+
+def advice_line(found: Explanation) -> str:
+    """Says what to use: this placement, one device or data parallelism, and what that gives."""
+    return ADVICE[found.advice](found)
+
+
+def _use_placement(found: Explanation) -> str:
+    if found.single_s is None:
+        return f"use this placement, {_ms(found.total_s)}: no single device has the memory"
+    times = _times(found.single_s, found.total_s)
+    return f"use this placement: {times} as fast as one device, {found.single}"
+
+
+def _use_one_device(found: Explanation) -> str:
+    assert found.single_s is not None
+    saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
+    worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
+    why = f"placing {worth}, as {CAUSES[found.bottleneck]}"
+    return f"use one device, {found.single}: {_ms(found.single_s)}; {why}"
+
+
+def _use_data_parallel(found: Explanation) -> str:
+    batch_s = found.data_parallel.seconds_per_batch
+    if found.bottleneck == "memory":
+        return f"use data parallelism, {_ms(batch_s)} a batch: this placement lacks memory"
+    return f"use data parallelism: {_times(found.total_s, batch_s)} as fast per batch as this placement"
+
+
+def _use_nothing(found: Explanation) -> str:
+    return "nothing here has the memory: not this placement, and no device for the whole model"
+
+
+ADVICE = {
+    "placement": _use_placement,
+    "one device": _use_one_device,
+    "data parallel": _use_data_parallel,
+    "memory": _use_nothing,
+}
+"""The line of each advice."""
+
+
+def _times(longer_s: float, shorter_s: float) -> str:
+    return f"{longer_s / shorter_s:.2f} times" if shorter_s else "many times"
+
+
+def _memory(found: Explanation) -> str:
+    return f"memory bounds it: {found.fullest} would need {found.fullest_share:.0%} of what it has"
+
+
+def _link(found: Explanation) -> str:
+    return f"copies bound it: {found.link} is busy for {_ms(found.link_busy_s)} of {_ms(found.total_s)}"
+
+
+def _load(found: Explanation) -> str:
+    device = found.device_names[found.busiest]
+    return f"load bounds it: {device} computes for {_ms(found.busy_s[found.busiest])} of {_ms(found.total_s)}"
+
+
+def _dependencies(found: Explanation) -> str:
+    return f"dependencies bound it: a chain of ops takes {_ms(found.critical_path_s)} on its devices"
+
+
+def _compute(found: Explanation) -> str:
+    return f"compute bounds it: all work, spread evenly, takes {_ms(found.balanced_s)}"
+
+
+REASONS = {
+    "memory": _memory,
+    "link": _link,
+    "load": _load,
+    "dependencies": _dependencies,
+    "compute": _compute,
+}
+"""The line of each bottleneck."""
+CAUSES = {
+    "memory": "memory bounds it",
+    "link": "copies bound it",
+    "load": "one device's load bounds it",
+    "dependencies": "a chain of ops bounds it",
+    "compute": "compute bounds it",
+}
+
+
+def _what_if(found: Explanation) -> list[str]:
+    busy = ", ".join(
+        f"{name} {seconds / found.total_s:.0%}" if found.total_s else f"{name} 0%"
+        for name, seconds in zip(found.device_names, found.busy_s, strict=True)
+    )
+    alone = "no device has the memory" if found.single_s is None else f"{found.single} {_ms(found.single_s)}"
+    return [
+        f"step: {_ms(found.total_s)}; devices busy: {busy}",
+        f"with free copies: {_ms(found.no_copies_s)}",
+        f"with the work spread evenly and no waiting: {_ms(found.balanced_s)}",
+        f"the longest chain of ops, copies free: {_ms(found.critical_path_s)}",
+        f"one device: {alone}",
+        f"fullest memory: {found.fullest} {found.fullest_share:.0%}",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"

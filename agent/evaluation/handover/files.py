@@ -1,0 +1,65 @@
+"""The files that are handed over with a placement."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, fields
+from pathlib import Path
+
+from agent.evaluation.handover.device_map import project
+from agent.evaluation.handover.explain import explain
+from agent.evaluation.handover.explain_text import explain_lines, granularity_lines
+from agent.evaluation.handover.granularity_cost import granularity_cost
+from agent.evaluation.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
+from agent.evaluation.handover.trace import trace_events
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs.io.graph_files import write_graphs
+from graphs.system.array_types import IntArray
+from graphs.system.csv_files import write_csv
+from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+
+GRAPH = "graph.json.gz"
+
+
+def write_handover(folder: Path, name: str, problem: Problem, device_of: IntArray) -> list[str]:
+    """Writes all that is handed over with a placement, and returns lines that say what bounds its step.
+
+    The files are `graph.json.gz` and, after the name of the placement, `.ops.csv`, `.memory.csv`,
+    `.trace.json`, `.explain.txt` and, where ops have module paths, `.device_map.json`.
+
+    Args:
+        name: what the file names begin with.
+        device_of: device index of each op, int64 (n_ops,); not checked.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    step = simulate_problem(problem, device_of)
+    lines = explanation_lines(problem, device_of)
+    write_graphs(folder / GRAPH, [graph])
+    rows = op_rows(graph, cluster, device_of)
+    write_csv(folder / f"{name}.ops.csv", [each.name for each in fields(OpRow)], map(astuple, rows))
+    memory = memory_rows(cluster, step)
+    write_csv(folder / f"{name}.memory.csv", [each.name for each in fields(MemoryRow)], map(astuple, memory))
+    write_trace(folder / f"{name}.trace.json", problem, device_of)
+    mapped: list[str] = []
+    if any(graph.modules):
+        by_module = project(problem, device_of)
+        write_json_atomic(folder / f"{name}.device_map.json", dict(by_module.devices))
+        mapped.append(str(by_module))
+    write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines + mapped) + "\n").encode())
+    return lines
+
+
+def explanation_lines(problem: Problem, device_of: IntArray) -> list[str]:
+    """Says what bounds a step and what its granularity costs, in lines of 80 characters; advice comes first.
+
+    Args:
+        device_of: device index of each op, int64 (n_ops,); not checked.
+    """
+    found, cost = explain(problem, device_of), granularity_cost(problem, device_of)
+    return explain_lines(found) + (granularity_lines(cost, found.total_s) if cost else [])
+
+
+def write_trace(path: str | os.PathLike[str], problem: Problem, device_of: IntArray) -> None:
+    """Writes the trace of a simulated step, which Perfetto and chrome://tracing read; `.gz` compresses it."""
+    write_json_atomic(path, trace_events(problem, device_of), indent=None)

@@ -1,0 +1,68 @@
+"""Hands over the best placements of an evaluation: files beside each, and whether one device does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from agent.evaluation.handover.files import write_handover, write_trace
+from agent.evaluation.results import Trial
+from agent.evaluation.run import placement_path
+from agent.evaluation.spec import EvaluationSpec
+from envs.placement.files import read_placement
+from envs.problem import Problem
+from graphs.capture.user_model import MODEL
+from graphs.system.array_types import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A placement that an evaluation keeps: that of the best seed."""
+
+    trial: Trial
+    problem: Problem
+    device_of: IntArray
+    path: Path
+
+
+def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], *, trace: bool) -> list[str]:
+    """Writes files beside the placements of a model, and the traces of all placements if they are asked for.
+
+    Returns:
+        Lines: what bounds the best placement of the model on each cluster, or that one device does.
+    """
+    lines: list[str] = []
+    for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
+        found: dict[Kept, list[str]] = {}
+        for kept in group:
+            name = kept.path.with_suffix("").name
+            if kept.problem.graph.family == MODEL:
+                found[kept] = write_handover(kept.path.parent, name, kept.problem, kept.device_of)
+            elif trace:
+                write_trace(kept.path.parent / f"{name}.trace.json", kept.problem, kept.device_of)
+        if found:
+            best = min(found, key=lambda each: each.trial.rank)
+            lines += ["", *_lines(best, found[best])]
+    return lines
+
+
+def _lines(best: Kept, lines: Sequence[str]) -> list[str]:
+    placer = f"{best.trial.placer} {best.trial.order}".strip()
+    return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
+
+
+def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterator[Kept]:
+    """Yields the placement of the best seed of each placer and order, by graph and cluster."""
+    for graph in spec.graphs:
+        for cluster in spec.clusters:
+            problem = Problem(graph, cluster)
+            best: dict[Path, Trial] = {}
+            for trial in trials:
+                is_here = (trial.graph, trial.cluster) == (graph.name, cluster.name)
+                if is_here and trial.is_placement:
+                    path = placement_path(folder, trial)
+                    best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
+            for path, trial in best.items():
+                yield Kept(trial, problem, read_placement(path, graph, cluster).device_of, path)

@@ -1,0 +1,1 @@
+"""Placements measured on real devices."""

@@ -1,0 +1,1 @@
+"""Studies: many trainings with some settings varied."""

@@ -1,0 +1,64 @@
+"""Plans whose trials are known from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent.studies.assignments import ELEMENTS
+from agent.studies.record import Attempt, Trial
+from agent.studies.study_config import StudyConfig
+from agent.training.config import ConfigError, TrainConfig
+
+
+class ListPlan:
+    """A list of trials, none of which depends on how others end."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = tuple(trials)
+        self._left = list(trials)
+
+    def next_trial(self) -> Trial | None:
+        """Returns the next of the list."""
+        return self._left.pop(0) if self._left else None
+
+    def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
+        """Gives no trial up."""
+        return False
+
+    def ended(self, trial: Trial, attempt: Attempt) -> None:
+        """Does nothing."""
+
+
+def on_seeds(trials: Sequence[Trial], config: StudyConfig) -> list[Trial]:
+    """Repeats trials on every seed, all trials on a seed before the next; with cold controls where asked for.
+
+    Raises:
+        ConfigError: cold controls are asked for, but trials start from no policy.
+    """
+    if config.cold_control and not any(trial.config.init for trial in trials):
+        raise ConfigError("--cold-control trains without --init too; give --init")
+    found = []
+    for seed in range(config.seeds):
+        for trial in trials:
+            seeded = replace(trial.config, seed=trial.config.seed + seed, context="local")
+            name = f"{trial.name}-seed-{seeded.seed}"
+            found.append(replace(trial, name=name, config=replace(seeded, name=name)))
+            if config.cold_control and seeded.init:
+                cold = replace(seeded, init="", name=f"{name}-cold")
+                found.append(Trial(cold.name, cold, trial.component, "cold"))
+    return found
+
+
+def sampled(base: TrainConfig, name: str, values: Mapping[str, Any]) -> Trial:
+    """Makes a trial of a search from the values that were drawn for it."""
+    words = " ".join(f"{key}={in_words(value)}" for key, value in values.items())
+    return Trial(name, replace(base, **values, name=name, context="local"), words, "sampled")
+
+
+def in_words(value: object) -> str:
+    """A value of a setting, as it is given; numbers to three digits."""
+    if isinstance(value, tuple):
+        return ELEMENTS.join(map(str, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

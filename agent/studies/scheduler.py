@@ -1,0 +1,189 @@
+"""Runs the trials of a study, so many at a time; a process that dies costs an attempt, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from types import FrameType
+from typing import Protocol
+
+from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, Trial
+from agent.studies.study import Study, StudyError
+from agent.studies.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
+from graphs.system.interrupts import SIGNALS
+from graphs.system.worker_process import Death, WorkerProcess
+
+Report = Callable[[Trial, Attempt], None]
+"""Takes each attempt when it begins, and when it has ended."""
+POLL_S = 0.25
+"""Seconds between two looks at trials that run."""
+TrialProcess = WorkerProcess[TrialRequest, TrialOutcome]
+
+
+class Plan(Protocol):
+    """Says which trials a study has; what it says may depend on how others ended."""
+
+    def next_trial(self) -> Trial | None:
+        """Returns another trial to run, or None where there is none, or none as yet."""
+
+    def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
+        """Looks at (update, score) of a trial that runs; returns whether to give it up."""
+
+    def ended(self, trial: Trial, attempt: Attempt) -> None:
+        """Takes how a trial ended, once for each trial, also one that ended before the study was stopped."""
+
+
+@dataclass
+class _Slot:
+    """A process, the flag that tells it to stop, and what it is at."""
+
+    process: TrialProcess
+    stop: PipeFlag
+    trial: Trial | None = None
+    attempt: Attempt | None = None
+    pruned: bool = False
+
+
+class Scheduler:
+    """Runs the trials of a plan.
+
+    A trial whose process dies is gone on with from its checkpoint, up to `attempts` times. A trial that is
+    slow holds up no other. Where the disk is full, all trials are stopped, and none has failed.
+
+    Args:
+        report: called with each attempt.
+    """
+
+    def __init__(self, study: Study, plan: Plan, report: Report) -> None:
+        self.study, self._plan, self._report = study, plan, report
+        self._waiting: list[Trial] = []
+        self._tried: dict[str, int] = {}
+        self._interrupts = 0
+
+    def run(self) -> bool:
+        """Runs all trials; returns whether they all ended, rather than being stopped by a signal.
+
+        Raises:
+            OSError: the disk is full; the trials go on when the study is run again.
+        """
+        slots = [_make_slot() for _ in range(self.study.config.jobs)]
+        try:
+            with self._signals(slots):
+                while self._begin(slots) or any(slot.trial for slot in slots):
+                    self._look(slots)
+        finally:
+            for slot in slots:
+                slot.process.kill()
+        return not self._interrupts
+
+    def _begin(self, slots: list[_Slot]) -> bool:
+        """Gives work to the processes that have none; returns whether one was given any."""
+        began = False
+        for slot in slots:
+            if slot.trial is None and not self._interrupts and (trial := self._next()) is not None:
+                self._start(slot, trial)
+                began = True
+        return began
+
+    def _next(self) -> Trial | None:
+        """Takes a trial that is still to be done; tells the plan of those that are."""
+        while self._waiting or (found := self._plan.next_trial()) is not None:
+            trial = self._waiting.pop(0) if self._waiting else found
+            assert trial is not None
+            before = self.study.record.outcome(trial.name)
+            self._check_is_same(trial)
+            if before is None:
+                return trial
+            self._plan.ended(trial, before)
+        return None
+
+    def _check_is_same(self, trial: Trial) -> None:
+        hashes = {attempt.config_hash for attempt in self.study.record.of_trial(trial.name)}
+        if hashes - {trial.config_hash}:
+            raise StudyError(
+                f"{self.study.trial_folder(trial)}: was begun with other settings; remove "
+                f"{self.study.folder}, or choose another name"
+            )
+
+    def _start(self, slot: _Slot, trial: Trial) -> None:
+        slot.trial, slot.pruned = trial, False
+        slot.attempt = self.study.begin(trial)
+        self._report(trial, slot.attempt)
+        self._tried[trial.name] = self._tried.get(trial.name, 0) + 1
+        slot.stop.clear()
+        slot.process.give(TrialRequest(trial.config.to_json(), str(self.study.trial_folder(trial))))
+
+    def _look(self, slots: list[_Slot]) -> None:
+        """Waits a moment for an answer, and lets the plan look at the trials that run."""
+        busy = [slot for slot in slots if slot.trial is not None]
+        if not busy:
+            time.sleep(POLL_S)
+            return
+        wait([slot.process.connection for slot in busy], POLL_S)
+        for slot in busy:
+            if (answer := slot.process.answer()) is not None:
+                self._end(slot, answer)
+            elif not slot.pruned:
+                assert slot.trial is not None
+                if self._plan.watch(slot.trial, scores_of(self.study.trial_folder(slot.trial))):
+                    slot.pruned = True
+                    slot.stop.set()
+
+    def _end(self, slot: _Slot, answer: TrialOutcome | Death) -> None:
+        trial, attempt = slot.trial, slot.attempt
+        assert trial is not None
+        assert attempt is not None
+        slot.trial = None
+        if isinstance(answer, Death):
+            ended = self._after_death(trial, attempt, answer.reason)
+        elif answer.no_space:
+            raise OSError(answer.no_space, os.strerror(answer.no_space), str(self.study.trial_folder(trial)))
+        else:
+            ended = answer.onto(attempt, _status(answer, slot.pruned))
+        self.study.record.add(ended)
+        self._report(trial, ended)
+        if ended.status != STALE:
+            self._plan.ended(trial, ended)
+
+    def _after_death(self, trial: Trial, attempt: Attempt, reason: str) -> Attempt:
+        if self._interrupts:
+            return replace(attempt, status=STALE)
+        if self._tried[trial.name] < self.study.config.attempts:
+            self._waiting.append(trial)
+            return replace(attempt, status=STALE, error=reason)
+        return replace(attempt, status=FAILED, error=f"{reason}, {self._tried[trial.name]} times")
+
+    @contextmanager
+    def _signals(self, slots: list[_Slot]) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            """Lets every trial finish its update and save a checkpoint; ends them when asked again."""
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+            for slot in slots:
+                slot.stop.set()
+
+        before = [signal.signal(number, stop) for number in SIGNALS]
+        try:
+            yield
+        finally:
+            for number, earlier in zip(SIGNALS, before, strict=True):
+                signal.signal(number, earlier)
+
+
+def _make_slot() -> _Slot:
+    stop = PipeFlag()
+    return _Slot(TrialProcess(TrialTrainer(stop), None, inherits=True), stop)
+
+
+def _status(answer: TrialOutcome, pruned: bool) -> str:
+    if answer.failed:
+        return FAILED
+    if answer.finished:
+        return COMPLETE
+    return PRUNED if pruned else STALE

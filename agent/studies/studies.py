@@ -1,0 +1,181 @@
+"""Runs a study: opens its folder, runs its trials, and says what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agent.contexts.local import load_split
+from agent.studies.ablation import plan_ablation
+from agent.studies.assignments import Choice, read_space
+from agent.studies.grid import plan_grid
+from agent.studies.plans import ListPlan
+from agent.studies.record import FAILED, RUNNING, STALE, Attempt, Trial
+from agent.studies.scheduler import Report, Scheduler
+from agent.studies.study import Study, open_study
+from agent.studies.study_config import StudyConfig
+from agent.studies.study_report import closing_lines, duration
+from agent.training.config import ConfigError, TrainConfig
+from agent.training.inputs import read_inputs
+from agent.training.split import Split
+
+LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], ListPlan]] = {
+    "grid": plan_grid,
+    "ablation": plan_ablation,
+}
+"""Contexts whose trials are known from the start."""
+
+
+def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
+    """Runs a study, or goes on with it; prints what comes of it.
+
+    Args:
+        on_ray: whether Ray Tune runs the trials of a search.
+
+    Returns:
+        Whether all trials ended and none failed.
+
+    Raises:
+        ConfigError: settings that the context does not take, or that a trial cannot be trained with.
+        StudyError, RecordError: its folder is another study's, in use, or damaged.
+    """
+    _check_flags(base, config)
+    n_trials, check = _checked(base, config)
+    check()
+    if not on_ray:
+        return _run(base, config, n_trials, _in_processes, console)
+    from agent.studies.ray_search import run_ray_search
+
+    return _run(base, config, n_trials, run_ray_search, console)
+
+
+def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: Console) -> bool:
+    """Runs trials of any settings as a study, or goes on with them; more may be added later.
+
+    Args:
+        base: its name and context are those of the study.
+        jobs: trials at a time.
+
+    Returns:
+        Whether all trials ended and none failed.
+
+    Raises:
+        ConfigError: a trial that cannot be trained.
+        StudyError, RecordError: the folder is another study's, in use, or damaged, or a trial was begun with
+            other settings.
+    """
+    _check_all([trial.config for trial in trials])
+
+    def run(study: Study, report: Report) -> bool:
+        return Scheduler(study, ListPlan(trials), report).run()
+
+    return _run(base, StudyConfig(jobs=jobs), len(trials), run, console)
+
+
+def _run(
+    base: TrainConfig,
+    config: StudyConfig,
+    n_trials: int,
+    run: Callable[[Study, Report], bool],
+    console: Console,
+) -> bool:
+    with open_study(base, config) as study:
+        n_before = len(study.record.attempts)
+        with _Screen(console, study, n_trials) as screen:
+            all_ended = run(study, screen.report)
+        began = len(study.record.attempts) > n_before
+        for line in closing_lines(study, all_ended=all_ended, began=began):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        failed = any(each.status == FAILED for each in study.record.attempts.values())
+        return all_ended and not failed
+
+
+def _check_flags(base: TrainConfig, config: StudyConfig) -> None:
+    """Refuses flags that would have no effect."""
+    takes = {
+        "grid": {"vary", "seeds", "cold_control"},
+        "ablation": {"without", "pairs", "seeds", "cold_control"},
+        "search": {"vary", "trials", "prune"},
+    }[base.context] | {"jobs", "attempts"}
+    defaults = StudyConfig()
+    for name, value in config.to_json().items():
+        if name not in takes and value != defaults.to_json()[name]:
+            raise ConfigError(f"--context {base.context} takes no --{name.replace('_', '-')}")
+
+
+def _checked(base: TrainConfig, config: StudyConfig) -> tuple[int, Callable[[], None]]:
+    """Number of trials, and a check that each can be trained, before anything is written."""
+    if base.context in LISTS:
+        trials = LISTS[base.context](base, config).trials
+        return len(trials), lambda: _check_all([trial.config for trial in trials])
+    if find_spec("optuna") is None:
+        raise ConfigError("--context search needs optuna; pip install 'placewalk[search]'")
+    choices = [part for part in read_space(config.vary) if isinstance(part, Choice)]
+    each = [replace(base, **{part.field: value}) for part in choices for value in part.values]
+    return config.trials, lambda: _check_all([base, *each])
+
+
+def _check_all(configs: list[TrainConfig]) -> None:
+    """Reads what each training names; the same graphs once."""
+    splits: dict[object, Split] = {}
+    for config in configs:
+        named = config.families, config.graphs, config.model, config.holdout, config.validation
+        if named not in splits:
+            splits[named] = load_split(config)
+        read_inputs(config, splits[named])
+
+
+def _in_processes(study: Study, report: Report) -> bool:
+    if study.base.context in LISTS:
+        return Scheduler(study, LISTS[study.base.context](study.base, study.config), report).run()
+    from agent.studies.search import SearchPlan
+
+    return Scheduler(study, SearchPlan(study), report).run()
+
+
+class _Screen:
+    """A bar over the trials; a line for each that ended."""
+
+    def __init__(self, console: Console, study: Study, n_trials: int) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            transient=True,
+        )
+        done = sum(each.status not in (RUNNING, STALE) for each in study.record.attempts.values())
+        self._task = self._progress.add_task(
+            f"{study.base.context} {study.name}", total=n_trials, completed=done
+        )
+
+    def __enter__(self) -> _Screen:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def report(self, trial: Trial, attempt: Attempt) -> None:
+        """Prints how an attempt ended."""
+        if attempt.status == RUNNING:
+            return
+        what = " ".join(filter(None, (attempt.mode if attempt.mode != "grid" else "", attempt.component)))
+        parts = [f"{trial.name}  {what}: {attempt.status}"]
+        if attempt.best_score is not None:
+            parts.append(f"{attempt.best_score:.3f} of one device")
+        if attempt.held_out is not None:
+            parts.append(f"held out {attempt.held_out:.3f}")
+        parts.append(attempt.error or duration(attempt.wall_s))
+        self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
+        if attempt.status != STALE:
+            self._progress.advance(self._task)

@@ -1,0 +1,240 @@
+"""A trial of a study, trained in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from rich.console import Console
+
+from agent.contexts.local import LocalContext
+from agent.policy.serialization import load_policy
+from agent.studies.record import Attempt
+from agent.training.checkpoints import CheckpointFolder
+from agent.training.config import TrainConfig
+from agent.training.inputs import read_inputs
+from agent.training.metrics import ITERATION, SCORE
+from agent.training.performance.malloc import release_freed_memory
+from agent.training.problems import validation_problems
+from agent.training.split import Split
+from agent.training.trainer import DivergedError, train
+from agent.training.validation import ratios_over_orders
+from graphs.identity import content_hash
+from graphs.system.command_line import FULL
+from graphs.system.errors import InputError
+from graphs.system.json_files import read_json, write_json_atomic
+
+JUDGEMENT = "held_out.json"
+"""File of a trial with the step time of its policy on each graph that chose nothing."""
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """What a process is asked to train: a trial's settings, as JSON, and its folder."""
+
+    config: Mapping[str, Any]
+    folder: str
+
+
+OF_THE_PROCESS = ("finished", "failed", "no_space")
+"""Fields of an outcome that no attempt has."""
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What came of an attempt; most fields are those of `record.Attempt`.
+
+    Attributes:
+        failed: why the trial failed, in one line.
+        no_space: number of the error (`errno`) where the disk is full, which is no failure of the trial.
+    """
+
+    finished: bool
+    failed: str = ""
+    no_space: int = 0
+    resumed_from_step: int = 0
+    graphs_hash: str = ""
+    steps: int = 0
+    decisions: int = 0
+    wall_s: float = 0.0
+    parameters: int | None = None
+    final_score: float | None = None
+    best_score: float | None = None
+    held_out: float | None = None
+    checkpoint: str = ""
+
+    def onto(self, attempt: Attempt, status: str) -> Attempt:
+        """Returns an attempt as it ended."""
+        values = {key: value for key, value in asdict(self).items() if key not in OF_THE_PROCESS}
+        return replace(attempt, **values, status=status, error=self.failed)
+
+
+class StopFlag(Protocol):
+    """Says whether a trial is to stop after its update."""
+
+    def is_set(self) -> bool:
+        """Whether it is to stop."""
+
+
+class PipeFlag:
+    """A flag that processes share, in a pipe: unlike an event, it has no name that outlives them."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._reader.poll()
+
+    def set(self) -> None:
+        """Sets it."""
+        if not self.is_set():
+            self._writer.send_bytes(b"stop")
+
+    def clear(self) -> None:
+        """Makes it as new; no other process looks at it meanwhile."""
+        while self.is_set():
+            self._reader.recv_bytes()
+
+
+class TrialContext(LocalContext):
+    """Trains a trial until it is done or told to stop.
+
+    Args:
+        stop: set by the study's process.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, stop: StopFlag) -> None:
+        quiet = Console(quiet=True, force_terminal=False)
+        super().__init__(config, folder, resume=folder.exists(), console=quiet)
+        self._told = stop
+
+    def should_stop(self) -> bool:
+        """Says whether the study told it to stop."""
+        return self._told.is_set()
+
+    def _catch_signals(self, cleanup: ExitStack) -> None:
+        """Leaves signals to the study; a trial may run in any thread."""
+
+
+@dataclass
+class TrialTrainer:
+    """Handles requests in a process.
+
+    Args:
+        stop: ends the training at hand after its update.
+    """
+
+    stop: StopFlag
+
+    def __call__(self, request: TrialRequest) -> TrialOutcome:
+        """Trains a trial, or goes on with it; what fails is told, not raised."""
+        try:
+            return self._train(request)
+        except (InputError, OSError) as error:
+            full = error.errno if isinstance(error, OSError) and error.errno in FULL else None
+            if full is not None:
+                return TrialOutcome(finished=False, no_space=full)
+            return TrialOutcome(finished=False, failed=" ".join(str(error).split()))
+        except Exception as error:
+            return TrialOutcome(
+                finished=False, failed=f"{type(error).__name__}: {' '.join(str(error).split())}"
+            )
+        finally:
+            release_freed_memory()
+
+    def make_context(self, config: TrainConfig, folder: Path) -> TrialContext:
+        """Makes the place that the trial is trained in."""
+        return TrialContext(config, folder, self.stop)
+
+    def _train(self, request: TrialRequest) -> TrialOutcome:
+        folder = Path(request.folder)
+        config = TrainConfig.from_json(request.config, "trial")
+        checkpoints = CheckpointFolder(folder / "checkpoints")
+        resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
+        context = self.make_context(config, folder)
+        inputs = read_inputs(config, context.graphs, context.runnable)
+        failed = ""
+        try:
+            with context:
+                result = train(config, context, inputs)
+                context.finish(result)
+        except DivergedError as error:
+            result, failed = error.result, str(error)
+        has_policy, scores = math.isfinite(result.best_score), scores_of(folder)
+        return TrialOutcome(
+            finished=result.finished,
+            failed=failed,
+            resumed_from_step=resumed_from,
+            graphs_hash=hash_of(context.graphs),
+            steps=result.iterations,
+            decisions=result.timesteps,
+            wall_s=result.wall_s,
+            parameters=count_parameters(folder) if has_policy else None,
+            final_score=scores[-1][1] if scores else None,
+            best_score=result.best_score if has_policy else None,
+            held_out=judge(config, context.graphs, folder) if result.finished and has_policy else None,
+            checkpoint=str(checkpoints.files[-1].name) if checkpoints.files else "",
+        )
+
+
+def judge(config: TrainConfig, graphs: Split, folder: Path) -> float | None:
+    """Places the graphs that chose nothing by the policy of a run, and keeps the step times in its folder.
+
+    Every trial of a study is judged so: by the simulated step, whatever the trial was trained with.
+
+    Returns:
+        Geometric mean of the step time over that of the fastest single device; None without such graphs.
+    """
+    problems = validation_problems(graphs.held_out, config)
+    if not problems:
+        return None
+    ratios = ratios_over_orders(load_policy(folder), problems, config.order)
+    named = [f"{problem.graph.name} on {problem.cluster.name}" for problem in problems]
+    write_json_atomic(folder / JUDGEMENT, dict(zip(named, ratios, strict=True)))
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers that the policy of a run learned."""
+    return sum(each.numel() for each in load_policy(folder).network.parameters())
+
+
+def read_judgement(folder: Path) -> dict[str, float]:
+    """Reads what `judge` kept: step time over that of one device, by graph and cluster.
+
+    Raises:
+        FileFormatError: the file cannot be read.
+        InputError: it holds something else.
+    """
+    found = read_json(folder / JUDGEMENT)
+    if not isinstance(found, dict) or not all(type(value) is float and value > 0 for value in found.values()):
+        raise InputError(f"{folder / JUDGEMENT}: holds no step times; remove it and run the study again")
+    return found
+
+
+def hash_of(graphs: Split) -> str:
+    """Hash of the graphs of a trial, by use."""
+    hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(graphs).items()}
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def scores_of(folder: Path) -> list[tuple[int, float]]:
+    """Update and score of each evaluation of a run that is in its `metrics.jsonl`, the first one first."""
+    path = folder / "metrics.jsonl"
+    rows = path.read_bytes().rpartition(b"\n")[0].split(b"\n") if path.exists() else []
+    scores = []
+    for row in rows:
+        with suppress(ValueError):
+            values = json.loads(row)
+            if values.get(SCORE) is not None:
+                scores.append((int(values[ITERATION]), float(values[SCORE])))
+    return scores

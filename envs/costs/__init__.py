@@ -1,0 +1,1 @@
+"""Seconds of an op on a device."""

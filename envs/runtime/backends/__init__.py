@@ -1,0 +1,1 @@
+"""Processes that run the devices of a placed step."""

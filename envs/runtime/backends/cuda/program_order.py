@@ -1,0 +1,61 @@
+"""The order in which one host thread issues the programs of several devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from envs.runtime.program import Call, DeviceProgram, Receive, Send
+
+
+def program_order(programs: Sequence[DeviceProgram]) -> list[tuple[int, int]]:
+    """Merges the programs of devices into one list, in program order of their ops.
+
+    Every program keeps its own order. A value is sent right after it is made, and received right before its
+    first use. So a host thread that waits for a value from another process has sent all that the value can
+    depend on.
+
+    Args:
+        programs: of one `cut`, all or some.
+
+    Returns:
+        A position in `programs` and that of one of its instructions, for each instruction.
+    """
+    keys = [_keys(program) for program in programs]
+    inside = {program.device for program in programs}
+    at, sent = [0] * len(programs), set[int]()
+    order: list[tuple[int, int]] = []
+
+    def ready(index: int) -> bool:
+        if at[index] == len(keys[index]):
+            return False
+        each = programs[index].instructions[at[index]]
+        is_inside = isinstance(each, Receive) and each.transfer.source in inside
+        return not is_inside or each.transfer.index in sent  # type: ignore[union-attr]
+
+    for _ in range(sum(len(each) for each in keys)):
+        index = min(filter(ready, range(len(programs))), key=lambda index: keys[index][at[index]])
+        order.append((index, at[index]))
+        instruction = programs[index].instructions[at[index]]
+        if isinstance(instruction, Send):
+            sent.add(instruction.transfer.index)
+        at[index] += 1
+    return order
+
+
+def _keys(program: DeviceProgram) -> list[float]:
+    """Finds the op that each instruction belongs to.
+
+    What sends a result or takes it apart belongs to the op before, all else to the next.
+    """
+    keys: list[float] = [math.inf] * len(program.instructions)
+    following = math.inf
+    for at, each in reversed(list(enumerate(program.instructions))):
+        if isinstance(each, Call) and each.op >= 0:
+            following = each.op
+        keys[at] = following
+    last = -1.0
+    for at, each in enumerate(program.instructions):
+        follows = isinstance(each, Send) or (isinstance(each, Call) and each.function == "getitem")
+        last = keys[at] = last if follows else max(last, keys[at])
+    return keys

@@ -1,0 +1,184 @@
+"""The process of all CUDA devices of a machine: one host thread issues what they run, in program order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from envs.runtime.backends.cuda.gpu_binding import bound_to
+from envs.runtime.backends.cuda.program_order import program_order
+from envs.runtime.backends.cuda.streams import Cuda, Lane, StreamTransport, room
+from envs.runtime.backends.device_process import (
+    Answer,
+    Command,
+    DeviceHost,
+    DeviceTask,
+    StepRecord,
+    Waits,
+    reason,
+)
+from envs.runtime.backends.packing import pack_all, unpack_all
+from envs.runtime.backends.signals import Inbox
+from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
+from envs.runtime.interpreter import Interpreter
+from envs.runtime.user_ops import import_ops
+
+Span: TypeAlias = tuple[Any, Any]
+"""Events before and after an instruction."""
+
+
+@dataclass
+class _Part:
+    """What one device runs.
+
+    Attributes:
+        inputs: each input that it reads: its place on the device, and in the memory that processes share.
+    """
+
+    lane: Lane
+    interpreter: Interpreter
+    transport: StreamTransport
+    inputs: list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class StreamHost:
+    """Handles the commands to all CUDA devices, the same command to each.
+
+    Args:
+        cores, memory, inboxes, barrier: as of a `DeviceHost`.
+        names: of the devices, such as `cuda:0`, by device index.
+        cuda: what drives the devices.
+    """
+
+    cores: tuple[int, ...]
+    memory: SharedMemory
+    inboxes: Sequence[Inbox]
+    barrier: Waits
+    names: Mapping[int, str]
+    cuda: Cuda
+    _lanes: dict[int, Lane] = field(default_factory=dict)
+    _parts: list[_Part] = field(default_factory=list)
+    _order: list[tuple[int, int]] = field(default_factory=list)
+
+    def __call__(self, commands: Sequence[Command]) -> Answer:
+        """Does what the commands say, one to each device."""
+        name = commands[0][0]
+        try:
+            if name == "load":
+                return Answer(self.load([task for _, task in commands]))
+            if name == "steps":
+                return Answer(self.steps(commands[0][1], commands[0][2]))
+            hosts = [self._host(part.interpreter) for part in self._parts]
+            return Answer([host.do(command) for host, command in zip(hosts, commands, strict=True)])
+        except Exception as error:
+            return Answer(failure=reason(error))
+
+    def load(self, tasks: Sequence[DeviceTask]) -> list[None]:
+        """Takes over programs and their state in place of any others."""
+        self._host(None).pin()
+        if not self._lanes:
+            self._lanes = {device: Lane.open(self.cuda, name) for device, name in self.names.items()}
+        self._parts = []  # frees the memory of those before
+        self.memory.grow(max(task.memory_bytes for task in tasks))
+        arriving: dict[int, tuple[Tensor, Any]] = {}
+        self._parts = [self._part(task, arriving) for task in tasks]
+        self._order = program_order([task.program for task in tasks])
+        return [None] * len(tasks)
+
+    def steps(self, count: int, timed_ops: bool) -> list[list[StepRecord]]:
+        """Runs steps; returns the records of each device."""
+        steps = [self._step(timed_ops) for _ in range(count)]
+        return [[step[index] for step in steps] for index in range(len(self._parts))]
+
+    def _host(self, interpreter: Interpreter | None) -> DeviceHost:
+        return DeviceHost(self.cores, self.memory, self.inboxes, self.barrier, interpreter)
+
+    def _part(self, task: DeviceTask, arriving: dict[int, tuple[Tensor, Any]]) -> _Part:
+        import_ops(task.program, task.modules)
+        index = task.program.device
+        lane = self._lanes[index]
+        self.cuda.use(lane.compute)  # which state and inputs are allocated on
+        self.cuda.seed(self.names[index], task.seed)
+        places = {key: self.memory.tensor(*place) for key, place in task.inputs.items()}
+        inputs = {key: room(spec, lane.device) for key, (spec, _) in task.inputs.items()}
+        shared = SharedMemoryTransport(self.memory, task.transfer_offsets, self.inboxes)
+        transport = StreamTransport(self._lanes, index, arriving, shared)
+        interpreter = Interpreter(
+            bound_to(task.program, lane.device),
+            state={path: tensor.to(lane.device) for path, tensor in unpack_all(task.state).items()},
+            constants={name: tensor.to(lane.device) for name, tensor in unpack_all(task.constants).items()},
+            inputs=inputs,
+            transport=transport,
+            optimizer=task.optimizer,
+        )
+        return _Part(lane, interpreter, transport, [(inputs[key], places[key]) for key in places])
+
+    @torch.no_grad()
+    def _step(self, timed_ops: bool) -> list[StepRecord]:
+        self.barrier.wait()
+        start_s = time.perf_counter()
+        zeros = [self._zero(part.lane) if timed_ops else None for part in self._parts]
+        spans: list[list[Span]] = [[] for _ in self._parts]
+        outputs = self._issue(spans if timed_ops else None)
+        self._parts[0].transport.signal(self._lanes.values(), wait=True)
+        for lane in self._lanes.values():
+            lane.compute.synchronize()  # it has waited for the copy stream
+        end_s = time.perf_counter()
+        return [
+            StepRecord(pack_all(each), start_s, end_s, _on_clock(zero, span))
+            for each, zero, span in zip(outputs, zeros, spans, strict=True)
+        ]
+
+    def _issue(self, spans: list[list[Span]] | None) -> list[dict[int, Tensor]]:
+        """Issues a step; returns the outputs of each device, which may still be on their way."""
+        values = []
+        for part in self._parts:
+            self.cuda.use(part.lane.compute)
+            for given, place in part.inputs:
+                given.copy_(place, non_blocking=True)
+            values.append(part.interpreter.begin())
+        for index, instruction in self._order:
+            part = self._parts[index]
+            self.cuda.use(part.lane.compute)
+            before = part.lane.mark(part.lane.compute, timed=True) if spans else None
+            part.interpreter.runnables[instruction](values[index])
+            if spans:
+                spans[index].append((before, part.lane.mark(part.lane.compute, timed=True)))
+            part.transport.signal([part.lane], wait=False)
+        return [
+            self._end(part, each, spans[index] if spans else None)
+            for index, (part, each) in enumerate(zip(self._parts, values, strict=True))
+        ]
+
+    def _end(self, part: _Part, values: list[Any], spans: list[Span] | None) -> dict[int, Tensor]:
+        lane = part.lane
+        self.cuda.use(lane.compute)
+        lane.compute.wait_event(lane.mark(lane.copy))  # which may read what is updated now
+        before = lane.mark(lane.compute, timed=True) if spans is not None else None
+        outputs = part.interpreter.end(values)
+        if spans is not None:
+            spans.append((before, lane.mark(lane.compute, timed=True)))
+        return outputs
+
+    def _zero(self, lane: Lane) -> tuple[Any, float]:
+        """Reads the host's clock at an event of a device that has nothing to do."""
+        event = lane.mark(lane.compute, timed=True)
+        event.synchronize()
+        return event, time.perf_counter()
+
+
+def _on_clock(zero: tuple[Any, float] | None, spans: Sequence[Span]) -> tuple[tuple[float, float], ...]:
+    """Returns the seconds of events on the host's clock."""
+    if zero is None:
+        return ()
+    event, zero_s = zero
+    return tuple(
+        (zero_s + event.elapsed_time(start) / 1e3, zero_s + event.elapsed_time(end) / 1e3)
+        for start, end in spans
+    )

@@ -1,0 +1,182 @@
+"""The process of one device: it holds the device's state, and does what it is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from envs.runtime.backends.packing import Packed, pack_all, unpack, unpack_all
+from envs.runtime.backends.signals import Inbox
+from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport, Transport
+from envs.runtime.interpreter import Interpreter, OptimizerSettings
+from envs.runtime.program import DeviceProgram, TensorSpec
+from envs.runtime.user_ops import import_ops
+from graphs.system.errors import InputError, is_out_of_memory
+
+Command: TypeAlias = tuple[str, *tuple[Any, ...]]
+"""The name of a method of `DeviceHost`, and its arguments."""
+
+
+@dataclass
+class DeviceTask:
+    """What a device runs from now on.
+
+    Attributes:
+        program: its part of a step.
+        memory_bytes: size of the shared memory.
+        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
+        inputs: how and where each input of the model lies in the shared memory, by index.
+        state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
+        optimizer: of the parameters.
+        seed: of the device's random numbers.
+        modules: names of Python modules that may define operators of the program.
+    """
+
+    program: DeviceProgram
+    memory_bytes: int
+    transfer_offsets: Sequence[int]
+    inputs: Mapping[int, tuple[TensorSpec, int]]
+    state: dict[str, Packed]
+    constants: dict[str, Packed]
+    optimizer: OptimizerSettings | None
+    seed: int
+    modules: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one device tells of one step.
+
+    Attributes:
+        outputs: of the step, by index.
+        start_s, end_s: on the clock that all processes of a machine share.
+        spans: start and end of each instruction and of the updates, if they were asked for.
+    """
+
+    outputs: dict[int, Packed]
+    start_s: float
+    end_s: float
+    spans: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process answers: a value for each of its devices, or in one line why it failed."""
+
+    value: Any = None
+    failure: str = ""
+
+
+class Waits(Protocol):
+    """A barrier."""
+
+    def wait(self) -> object:
+        """Waits until all devices do."""
+
+
+@dataclass
+class DeviceHost:
+    """Handles the commands to a device.
+
+    Args:
+        cores: processor cores that the process is pinned to; one thread runs on each.
+        memory: shared with the other devices and the caller.
+        inboxes: of all devices.
+        barrier: at which all devices wait before each step.
+    """
+
+    cores: tuple[int, ...]
+    memory: SharedMemory
+    inboxes: Sequence[Inbox]
+    barrier: Waits
+    _interpreter: Interpreter | None = None
+
+    def __call__(self, commands: Sequence[Command]) -> Answer:
+        """Does what the only command says."""
+        try:
+            return Answer([self.do(command) for command in commands])
+        except Exception as error:
+            return Answer(failure=reason(error))
+
+    def do(self, command: Command) -> Any:
+        """Does what a command says; returns what it asks for."""
+        name, *arguments = command
+        return getattr(self, name)(*arguments)
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What runs the program at hand."""
+        assert self._interpreter is not None, "no program was loaded"
+        return self._interpreter
+
+    def load(self, task: DeviceTask) -> None:
+        """Takes over a program and its state in place of any other."""
+        self.pin()
+        import_ops(task.program, task.modules)
+        torch.manual_seed(task.seed)
+        self._interpreter = None  # frees the memory of the one before
+        self.memory.grow(task.memory_bytes)
+        self._interpreter = Interpreter(
+            task.program,
+            state=unpack_all(task.state),
+            constants=unpack_all(task.constants),
+            inputs={index: self.memory.tensor(*place) for index, place in task.inputs.items()},
+            transport=self.transport(task),
+            optimizer=task.optimizer,
+        )
+
+    def pin(self) -> None:
+        """Runs this process on its cores alone, with one thread on each."""
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.cores)
+        torch.set_num_threads(len(self.cores))
+
+    def transport(self, task: DeviceTask) -> Transport:
+        """Makes what brings tensors from and to other devices."""
+        return SharedMemoryTransport(self.memory, task.transfer_offsets, self.inboxes)
+
+    def steps(self, count: int, timed_ops: bool) -> list[StepRecord]:
+        """Runs steps; all devices begin each of them together."""
+        return [self._step(timed_ops) for _ in range(count)]
+
+    def _step(self, timed_ops: bool) -> StepRecord:
+        interpreter = self.interpreter
+        self.barrier.wait()
+        start_s = time.perf_counter()
+        outputs, spans = interpreter.timed_step() if timed_ops else (interpreter.step(), [])
+        end_s = time.perf_counter()
+        return StepRecord(pack_all(outputs), start_s, end_s, tuple(spans))
+
+    def state(self) -> dict[str, Packed]:
+        """Returns the parameters and buffers that live here."""
+        return pack_all(self.interpreter.state)  # type: ignore[no-any-return]
+
+    def gradients(self) -> dict[str, Packed]:
+        """Returns the gradients of the last step of the parameters that are trained here."""
+        trained = self.interpreter.trained.items()
+        return pack_all({path: tensor.grad for path, tensor in trained if tensor.grad is not None})  # type: ignore[no-any-return]
+
+    def set_state(self, state: dict[str, Packed]) -> None:
+        """Sets parameters and buffers, all or some of those that live here."""
+        for path, packed in state.items():
+            self.interpreter.state[path].copy_(unpack(packed))
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path."""
+        return pack_all(self.interpreter.optimizer_state())  # type: ignore[no-any-return]
+
+    def set_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter, by path."""
+        self.interpreter.set_optimizer_state(unpack_all(state))
+
+
+def reason(error: Exception) -> str:
+    """Tells in one line why a command failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = ": ".join([*([] if isinstance(error, InputError) else [type(error).__name__]), *lines[:1]])
+    return f"out of memory ({text})" if is_out_of_memory(error) else text

@@ -1,0 +1,153 @@
+"""The processes of the devices of a machine: started together, told what to do, and ended together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any
+
+from envs.runtime.backends.cuda.stream_host import StreamHost
+from envs.runtime.backends.cuda.streams import Cuda
+from envs.runtime.backends.device_process import Answer, Command, DeviceHost
+from envs.runtime.backends.signals import Barrier, Inbox
+from envs.runtime.backends.transports import SharedMemory
+from envs.runtime.machine import CPU, check_devices
+from envs.runtime.program import DeviceLostError, ExecutionError, check_timeout
+from graphs.system.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
+
+
+class DeviceProcesses:
+    """One process for each CPU device, and one for all CUDA devices.
+
+    They are pinned to cores of their own as far as there are enough, and started at the first command. If one
+    of them fails, dies or hangs, all are ended; the next command starts new ones. They end with this process,
+    whatever ends that.
+
+    Args:
+        devices: torch device of each, `cpu`, `cuda:0`, ...; or how many there are, all `cpu`.
+        timeout_s: seconds after which a command has taken too long; None = never.
+        cuda: what drives CUDA devices.
+
+    Attributes:
+        memory: shared by all.
+
+    Raises:
+        ExecutionError: this machine lacks a device, or `timeout_s` is no number above 0.
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[str],
+        timeout_s: float | None = None,
+        cuda: Cuda | None = None,
+    ) -> None:
+        check_timeout(timeout_s)
+        self._names = [CPU] * devices if isinstance(devices, int) else list(devices)
+        self._cuda = cuda or Cuda()
+        self.n_devices = len(self._names)
+        self._members = members_of(self._names)
+        check_devices(self._names, self._cuda.count() if set(self._names) != {CPU} else 0)
+        self.memory = SharedMemory(0)
+        self._timeout_s = timeout_s
+        self._processes: list[WorkerProcess[list[Command], Answer]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether the processes are there."""
+        return bool(self._processes)
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Gives each device a command, and waits for all answers.
+
+        Args:
+            commands: one for each device.
+
+        Returns:
+            What each device returned.
+
+        Raises:
+            DeviceLostError: a device died or took too long; all processes are ended.
+            ExecutionError: a device failed; all processes are ended.
+        """
+        if not self._processes:
+            self._start()
+        try:
+            for process, members in zip(self._processes, self._members, strict=True):
+                process.give([commands[device] for device in members])
+            return self._answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def tell(self, name: str, *arguments: Any) -> list[Any]:
+        """Gives all devices the same command; otherwise like `ask`."""
+        return self.ask([(name, *arguments)] * self.n_devices)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def __enter__(self) -> DeviceProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        inboxes = [Inbox() for _ in self._names]
+        waiting = [Inbox() for _ in self._members]
+        shares = zip(self._members, cores_of(len(self._members)), strict=True)
+        for index, (members, cores) in enumerate(shares):
+            barrier = Barrier(index, waiting)
+            names = {device: self._names[device] for device in members}
+            host = (
+                DeviceHost(cores, self.memory, inboxes, barrier)
+                if CPU in names.values()
+                else StreamHost(cores, self.memory, inboxes, barrier, names, self._cuda)
+            )
+            self._processes.append(WorkerProcess(host, self._timeout_s, inherits=True))
+
+    def _answers(self) -> list[Any]:
+        found: dict[int, Any] = {}
+        waiting = dict(zip(self._processes, self._members, strict=True))
+        while waiting:
+            deadline_s = min(process.deadline_s for process in waiting)
+            patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
+            wait([process.connection for process in waiting], patience_s)
+            late = time.monotonic() >= deadline_s
+            # A device that waits for a stopped one is late too: the stopped one comes first.
+            for process, members in sorted(waiting.items(), key=lambda each: late and not each[0].is_stopped):
+                answer = process.answer()
+                if answer is None:
+                    continue
+                names = ", ".join(map(str, members))
+                if isinstance(answer, Death):
+                    raise DeviceLostError(f"device {names}: {answer.reason}")
+                if answer.failure:
+                    raise ExecutionError(f"device {names}: {answer.failure}")
+                found.update(zip(members, answer.value, strict=True))
+                del waiting[process]
+        return [found[index] for index in range(self.n_devices)]
+
+
+def members_of(names: Sequence[str]) -> list[tuple[int, ...]]:
+    """Shares devices among processes: one for each CPU device, one for all others."""
+    others = tuple(index for index, name in enumerate(names) if name != CPU)
+    alone = [(index,) for index, name in enumerate(names) if name == CPU]
+    return sorted([others, *alone] if others else alone)
+
+
+def cores_of(n_devices: int) -> list[tuple[int, ...]]:
+    """Shares the cores that this process may use among devices; devices share cores if there are too few."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    if len(cores) < n_devices:
+        return [(cores[index % len(cores)],) for index in range(n_devices)]
+    share = len(cores) // n_devices
+    return [tuple(cores[index * share : (index + 1) * share]) for index in range(n_devices)]

@@ -1,0 +1,201 @@
+"""Runs the program of one device, step by step."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from envs.runtime.backends.transports import Transport
+from envs.runtime.program import Call, DeviceProgram, Instruction, Send, Slot, find_function, slots_in
+
+Values: TypeAlias = list[Any]
+Runnable: TypeAlias = Callable[[Values], None]
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adafactor": torch.optim.Adafactor,
+}
+"""Optimizers by their names in a captured step."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Which optimizer updates the parameters, and with what.
+
+    Attributes:
+        name: from `OPTIMIZERS`.
+        options: keywords of its class, such as `lr`.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
+class Interpreter:
+    """The process-local half of a runner: the state of one device, and its program.
+
+    Args:
+        program: what the device runs.
+        state: each parameter and buffer that lives here, by path; they are changed in place.
+        constants: each constant of the model that the program reads, by name.
+        inputs: each input that the program reads, by index; their values may change between steps.
+        transport: brings tensors from and to other devices.
+        optimizer: of the parameters; None leaves them as they are.
+
+    Attributes:
+        runnables: each instruction of the program as a function that changes the values of a step.
+    """
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        *,
+        state: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        inputs: Mapping[int, Tensor],
+        transport: Transport,
+        optimizer: OptimizerSettings | None,
+    ) -> None:
+        self.program, self.state, self.transport = program, dict(state), transport
+        self.trained = {path: self.state[path] for path, _ in program.trained}
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer and self.trained:
+            self.optimizer = OPTIMIZERS[optimizer.name](list(self.trained.values()), **optimizer.options)
+        self._sources = [
+            *((slot.index, self.state[path]) for path, slot in program.state),
+            *((slot.index, constants[name]) for name, slot in program.constants),
+            *((slot.index, inputs[index]) for index, slot in program.inputs),
+        ]
+        pairs = zip(program.instructions, program.frees, strict=True)
+        self.runnables = [_bind(instruction, frees, transport) for instruction, frees in pairs]
+
+    @torch.no_grad()
+    def step(self) -> dict[int, Tensor]:
+        """Runs one step; returns the outputs that this device makes, by index."""
+        values = self.begin()
+        for run in self.runnables:
+            run(values)
+        return self.end(values)
+
+    @torch.no_grad()
+    def timed_step(self) -> tuple[dict[int, Tensor], list[tuple[float, float]]]:
+        """Runs one step and reads the clock around every instruction.
+
+        Returns:
+            The outputs that this device makes, and start and end of every instruction and of the optimizer's
+            updates, the last; in seconds of the clock that all processes of a machine share.
+        """
+        values, clock, spans = self.begin(), time.perf_counter, list[tuple[float, float]]()
+        for run in self.runnables:
+            start = clock()
+            run(values)
+            spans.append((start, clock()))
+        start = clock()
+        outputs = self.end(values)
+        spans.append((start, clock()))
+        return outputs, spans
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
+        if self.optimizer is None:
+            return {}
+        kept = self.optimizer.state
+        return {path: dict(kept[tensor]) for path, tensor in self.trained.items() if tensor in kept}
+
+    def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter, by path."""
+        assert self.optimizer is not None or not state
+        for path, kept in state.items():
+            tensor = self.trained[path]
+            self.optimizer.state[tensor] = {  # type: ignore[union-attr]
+                # Optimizers count their steps on the CPU.
+                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
+                for key, value in kept.items()
+            }
+
+    def begin(self) -> Values:
+        """Begins a step; returns its values, of which only the sources are known."""
+        self.transport.begin_step()
+        values: Values = [None] * self.program.n_slots
+        for slot, tensor in self._sources:
+            values[slot] = tensor
+        return values
+
+    def end(self, values: Values) -> dict[int, Tensor]:
+        """Updates the state after the last instruction; returns the outputs by index."""
+        outputs = {index: values[slot.index].clone() for index, slot in self.program.outputs}
+        for path, slot in self.program.trained:
+            self.trained[path].grad = values[slot.index]
+        if self.optimizer:
+            self.optimizer.step()
+        for path, slot in self.program.new_values:
+            self.state[path].copy_(values[slot.index])
+        return outputs
+
+
+def _bind(instruction: Instruction, frees: tuple[int, ...], transport: Transport) -> Runnable:
+    """Turns an instruction into a function that changes the values of a step."""
+    if isinstance(instruction, Call):
+        return _bind_call(instruction, frees)
+    if isinstance(instruction, Send):
+        return _bind_send(instruction, frees, transport)
+    transfer, out = instruction.transfer, instruction.out.index
+
+    def receive(values: Values) -> None:
+        values[out] = transport.receive(transfer)
+        for slot in frees:
+            values[slot] = None
+
+    return receive
+
+
+def _bind_send(instruction: Send, frees: tuple[int, ...], transport: Transport) -> Runnable:
+    transfer, sent = instruction.transfer, instruction.value.index
+
+    def send(values: Values) -> None:
+        transport.send(transfer, values[sent])
+        for slot in frees:
+            values[slot] = None
+
+    return send
+
+
+def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
+    function, out = find_function(call.function), call.out.index
+    arguments = [_reader(argument) for argument in call.arguments]
+    keywords = call.keywords
+    has_slots = any(True for _ in slots_in(list(keywords.values())))
+
+    def run(values: Values) -> None:
+        given = [read(values) if callable(read) else read for read in arguments]
+        named = _read(keywords, values) if has_slots else keywords
+        values[out] = function(*given, **named)
+        for slot in frees:
+            values[slot] = None
+
+    return run
+
+
+def _reader(argument: Any) -> Any:
+    """Returns a function of the values for an argument that names slots, any other argument as it is."""
+    if isinstance(argument, Slot):
+        return operator.itemgetter(argument.index)
+    return (lambda values: _read(argument, values)) if any(True for _ in slots_in(argument)) else argument
+
+
+def _read(argument: Any, values: Values) -> Any:
+    if isinstance(argument, Slot):
+        return values[argument.index]
+    if isinstance(argument, list | tuple):
+        return type(argument)(_read(item, values) for item in argument)
+    if isinstance(argument, dict):
+        return {key: _read(item, values) for key, item in argument.items()}
+    return argument

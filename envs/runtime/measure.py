@@ -1,0 +1,156 @@
+"""Measures the step time of placements on the devices at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.program import Call, DeviceLostError, ExecutionError
+from envs.runtime.runner import StepRunner, StepTimes
+from graphs.capture.captured_step import CapturedStep
+from graphs.system.array_types import FloatArray, IntArray
+
+WARM_UP_STEPS = 3
+MIN_STEPS = 20
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The time of a step as it was measured.
+
+    Attributes:
+        median_s: over the steps; NaN if it cannot be run.
+        low_s, high_s: first and ninth decile over the steps.
+        n_steps: number of steps that were timed.
+        failure: why it cannot be run, in one line; "" if it can.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    n_steps: int
+    failure: str = ""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the step can be run."""
+        return not self.failure
+
+
+def pooled(rounds: Sequence[MeasuredStep]) -> MeasuredStep:
+    """Joins the rounds in which a placement was measured; one that failed fails it.
+
+    The median is that of the rounds' medians; the deciles are the least and greatest of theirs.
+    """
+    failed = [each for each in rounds if not each.feasible]
+    if failed:
+        return failed[0]
+    return MeasuredStep(
+        float(np.median([each.median_s for each in rounds])),
+        min(each.low_s for each in rounds),
+        max(each.high_s for each in rounds),
+        sum(each.n_steps for each in rounds),
+    )
+
+
+class StepMeter:
+    """Measures placements of one captured step, each on the same processes.
+
+    A step that hangs, dies or runs out of memory ends the processes, which are started anew for the next. One
+    that hangs or dies is tried once more.
+
+    Args:
+        captured: of the module.
+        module, inputs: what is run; the module is not changed.
+        processes: of the devices.
+        n_steps: number of steps that are timed, at least 20; before them some are run without being timed.
+        options: keywords of the optimizer.
+
+    Raises:
+        ValueError: fewer than 20 steps.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        module: nn.Module,
+        inputs: Any,
+        processes: DeviceProcesses,
+        *,
+        n_steps: int = MIN_STEPS,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if n_steps < MIN_STEPS:
+            raise ValueError(f"{n_steps} steps; time at least {MIN_STEPS}")
+        self.captured, self.processes, self.n_steps = captured, processes, n_steps
+        self._module, self._inputs = module, inputs
+        # Steps that are timed train on one batch; it must not drive the loss out of bounds.
+        self._options = {"lr": 1e-6} if options is None else options
+
+    def measure(self, device_of: IntArray, n_steps: int | None = None) -> MeasuredStep:
+        """Measures the step under a placement.
+
+        Args:
+            device_of: device of each op of the captured graph, int (n_ops,).
+            n_steps: number of steps that are timed, if it is another than the meter's, as in one of several
+                rounds.
+        """
+        try:
+            _, steps = self._timed_or_again(device_of, n_steps or self.n_steps)
+        except ExecutionError as error:
+            return MeasuredStep(np.nan, np.nan, np.nan, 0, str(error))
+        low_s, median_s, high_s = np.quantile([step.total_s for step in steps], [0.1, 0.5, 0.9])
+        return MeasuredStep(float(median_s), float(low_s), float(high_s), len(steps))
+
+    def op_seconds(self, device: int) -> FloatArray:
+        """Measures every op on one device, which runs the whole step.
+
+        Returns:
+            Median seconds of each op, (n_ops,): 0 for sources, and for updates their share by bytes of what
+            the optimizer takes for all of them.
+
+        Raises:
+            DeviceLostError: the device died or took too long, twice.
+            ExecutionError: the step cannot be run on that device.
+        """
+        graph = self.captured.graph
+        everywhere = np.full(graph.n_ops, device)
+        runner, steps = self._timed_or_again(everywhere, self.n_steps, timed_ops=True)
+        spans = [step.records[device].spans for step in steps]
+        medians = np.median(np.diff(np.array(spans), axis=2)[:, :, 0], axis=0)
+        seconds = np.zeros(graph.n_ops)
+        for instruction, median_s in zip(runner.programs[device].instructions, medians, strict=False):
+            if isinstance(instruction, Call) and instruction.op >= 0:
+                seconds[instruction.op] += median_s
+        updates = list(self.captured.op_of_update.values())
+        moved = graph.bytes_moved[updates]
+        seconds[updates] = medians[-1] * moved / max(moved.sum(), 1.0)
+        return seconds
+
+    def _timed_or_again(
+        self, device_of: IntArray, n_steps: int, *, timed_ops: bool = False
+    ) -> tuple[StepRunner, list[StepTimes]]:
+        """Times steps, once more where a device was lost: that may not be the step's fault."""
+        try:
+            return self._timed(device_of, n_steps, timed_ops)
+        except DeviceLostError:
+            return self._timed(device_of, n_steps, timed_ops)
+
+    def _timed(
+        self, device_of: IntArray, n_steps: int, timed_ops: bool
+    ) -> tuple[StepRunner, list[StepTimes]]:
+        runner = self._runner(device_of)
+        runner.timed_steps(WARM_UP_STEPS)
+        return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
+
+    def _runner(self, device_of: IntArray) -> StepRunner:
+        runner = StepRunner(
+            self.captured, device_of, self._module, self.processes, options=self._options, check_finite=False
+        )
+        runner.set_inputs(self._inputs)
+        return runner

@@ -1,0 +1,95 @@
+"""Measured step times of placements, kept so that none is measured twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from envs.runtime.measure import MeasuredStep, StepMeter
+from graphs.identity import content_hash
+from graphs.system import json_fields
+from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError
+from graphs.system.json_files import FileFormatError, parse_json
+
+KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failure"})
+
+
+class MeasurementsError(InputError):
+    """A file of measurements that this program did not write; the message says where."""
+
+
+class Measurements:
+    """Measures placements of one captured step, and keeps the times in a file, each on disk at once.
+
+    What failed is in the file with its reason, and is measured again where the file is opened again.
+
+    Args:
+        path: one JSON object a line; a last line that a crash cut short is measured again.
+        meter: measures what the file lacks.
+        devices: names of the devices that the meter's processes are; times on others are others.
+
+    Raises:
+        MeasurementsError: the file holds anything else.
+    """
+
+    def __init__(self, path: Path, meter: StepMeter, devices: list[str]) -> None:
+        self._meter = meter
+        self._step = hashlib.sha256(f"{content_hash(meter.captured.graph)} {devices}".encode()).hexdigest()
+        self._known: dict[str, MeasuredStep] = {}
+        whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
+        for number, line in enumerate(whole.split(b"\n"), start=1):
+            if line:
+                self._read(line, f"{path}:{number}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        with path.open("ab") as file:
+            file.truncate(len(whole) if whole.strip() else 0)
+
+    def measure(
+        self, device_of: IntArray, *, round: int | None = None, n_steps: int | None = None
+    ) -> MeasuredStep:
+        """Returns the time of a placement, measured now or before.
+
+        Args:
+            device_of: device of each op, int (n_ops,).
+            round: which of several measurements of the placement it is; None for the only one.
+            n_steps: of a round.
+        """
+        placed = np.ascontiguousarray(device_of, dtype=np.int64).tobytes()
+        which = b"" if round is None else f" round {round}".encode()
+        key = hashlib.sha256(self._step.encode() + placed + which).hexdigest()
+        if key not in self._known:
+            self._known[key] = self._meter.measure(device_of, n_steps)
+            self._append(key, self._known[key])
+        return self._known[key]
+
+    def _append(self, key: str, step: MeasuredStep) -> None:
+        record = {name: None if value != value else value for name, value in asdict(step).items()}
+        with self._path.open("ab") as file:
+            file.write(json.dumps({"placement": key} | record, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, line: bytes, where: str) -> None:
+        try:
+            record = json_fields.fields(parse_json(line.decode(), where), where, KEYS)
+            low_s, median_s, high_s = (
+                np.nan if record[name] is None else json_fields.number(record[name], f"{where}: {name}")
+                for name in ("low_s", "median_s", "high_s")
+            )
+            n_steps = json_fields.integer(record["n_steps"], f"{where}: n_steps")
+            failure = json_fields.text(record["failure"], f"{where}: failure")
+            step = MeasuredStep(median_s, low_s, high_s, n_steps, failure)
+            placement = json_fields.name(record["placement"], f"{where}: placement")
+            if step.feasible:
+                self._known[placement] = step
+        except UnicodeDecodeError:
+            raise MeasurementsError(f"{where}: is not UTF-8; remove the line") from None
+        except FileFormatError as error:
+            raise MeasurementsError(f"{error}; remove the line, and it is measured again") from None

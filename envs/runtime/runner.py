@@ -1,0 +1,285 @@
+"""Trains a model as it was placed: each device runs its part of the captured step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from types import TracebackType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from envs.runtime.backends.device_process import DeviceTask, StepRecord
+from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
+from envs.runtime.backends.transports import SharedMemory, offsets_of
+from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
+from envs.runtime.cut import cut
+from envs.runtime.interpreter import OptimizerSettings
+from envs.runtime.module_state import constants_of, state_of
+from envs.runtime.program import ExecutionError, TensorSpec
+from envs.runtime.user_ops import modules_with_ops
+from graphs.capture.captured_step import CapturedStep
+from graphs.capture.loss import CaptureError
+from graphs.capture.step import unwrapped
+from graphs.system.array_types import IntArray
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a measured step took.
+
+    Attributes:
+        total_s: from the first start of a device to the last end.
+        records: of each device.
+    """
+
+    total_s: float
+    records: tuple[StepRecord, ...]
+
+
+class Devices(Protocol):
+    """What a runner asks of devices: `DeviceProcesses`, or in each rank of torchrun `TorchrunDevices`."""
+
+    memory: SharedMemory
+    n_devices: int
+
+    @property
+    def running(self) -> bool:
+        """Whether they can be asked."""
+
+    def ask(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+        """Gives each device a command, and returns all answers."""
+
+    def close(self) -> None:
+        """Ends them."""
+
+
+class StepRunner:
+    """A captured step that runs on the processes of the devices; it holds the model's state.
+
+    Args:
+        captured: of the module, or of one with equal shapes.
+        device_of: device of each op of the captured graph, int (n_ops,).
+        module: the values of its parameters and buffers are copied; it is not changed.
+        processes: one for each device; they run this step from now on. Whoever made them closes them.
+        options: keywords of the optimizer, such as `lr`; torch's defaults otherwise.
+        seed: device `i` draws its random numbers (dropout) from seed + i.
+        check_finite: whether a step whose loss is not finite is an error.
+
+    Raises:
+        ExecutionError: the step cannot be cut, the module is another one, or the optimizer does not take
+                an option.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        device_of: IntArray,
+        module: nn.Module,
+        processes: Devices,
+        *,
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        check_finite: bool = True,
+    ) -> None:
+        check_options(captured.optimizer, options or {})
+        self._busy = RLock()
+        self.captured, self.processes, module = captured, processes, unwrapped(module)
+        self.programs = cut(captured, device_of, processes.n_devices)
+        self.check_finite = check_finite
+        self.n_steps = 0
+        self._path_of_key = _keys(module, captured)
+        optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
+        specs = {each.index: each.spec for program in self.programs for each in program.transfers}
+        transfers = [specs[index] for index in range(len(specs))]
+        inputs = [TensorSpec.of(tensor) for tensor in captured.step.tensors]
+        offsets, n_bytes = offsets_of([*transfers, *inputs])
+        places = list(zip(inputs, offsets[len(transfers) :], strict=True))
+        processes.memory.grow(n_bytes)
+        modules = modules_with_ops(self.programs, module)
+        state, constants = state_of(captured, module), constants_of(captured)
+        tasks = [
+            DeviceTask(
+                program=program,
+                memory_bytes=n_bytes,
+                transfer_offsets=offsets[: len(transfers)],
+                inputs={index: places[index] for index, _ in program.inputs},
+                state=pack_all({path: state[path] for path, _ in program.state}),
+                constants=pack_all({name: constants[name] for name, _ in program.constants}),
+                optimizer=optimizer,
+                seed=seed + program.device,
+                modules=modules,
+            )
+            for program in self.programs
+        ]
+        processes.ask([("load", task) for task in tasks])
+        self._inputs = [processes.memory.tensor(*place) for place in places]
+
+    def step(self, *inputs: Any, **named_inputs: Any) -> Tensor | list[Tensor]:
+        """Runs one step.
+
+        Args:
+            inputs, named_inputs: of the module, as at the capture: by position or by keyword.
+
+        Returns:
+            The loss before the update; of a step captured for inference, the outputs.
+
+        Raises:
+            ExecutionError: the inputs are others than at the capture, a device failed, or the loss is not
+                finite; after the last two the processes are ended.
+        """
+        with self._in_one_thread():
+            self.set_inputs(named_inputs or inputs)
+            records = [device[0] for device in self._ask("steps", 1, False)]
+            return self._result(records)
+
+    def timed_steps(self, count: int, *, timed_ops: bool = False) -> list[StepTimes]:
+        """Runs steps on the inputs at hand and times them.
+
+        Args:
+            timed_ops: whether to read the clock around every op, which takes time of its own.
+
+        Raises:
+            ExecutionError: as `step`.
+        """
+        by_device: list[list[StepRecord]] = self._ask("steps", count, timed_ops)
+        for records in zip(*by_device, strict=True):
+            self._result(records)
+        return [
+            StepTimes(max(each.end_s for each in records) - min(each.start_s for each in records), records)
+            for records in zip(*by_device, strict=True)
+        ]
+
+    def set_inputs(self, inputs: Any) -> None:
+        """Copies inputs to where the devices read them.
+
+        Raises:
+            ExecutionError: they are others than at the capture.
+        """
+        try:
+            given = self.captured.step.flat_inputs(inputs)
+        except CaptureError as error:
+            raise ExecutionError(str(error)) from None
+        for tensor in given:
+            check_values("an input", tensor)
+        with self._in_one_thread():
+            for place, tensor in zip(self._inputs, given, strict=True):
+                place.copy_(tensor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns parameters and buffers under the keys of the module's own `state_dict`."""
+        state = _joined(self._ask("state"))
+        return {key: state[path] for key, path in self._path_of_key.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Sets parameters and buffers.
+
+        Raises:
+            ExecutionError: a key is missing or unknown, or a tensor has another shape.
+        """
+        check_mapping("the state", state)
+        for label, keys in (
+            ("lacks", self._path_of_key.keys() - state.keys()),
+            ("has the unknown", state.keys() - self._path_of_key.keys()),
+        ):
+            if keys:
+                raise ExecutionError(f"the state {label} key '{min(keys)}'; give the module's state_dict")
+        for key, path in self._path_of_key.items():
+            check_values(f"'{key}' of the state", state[key])
+            if state[key].shape != self.captured.step.state[path].shape:
+                raise ExecutionError(
+                    f"'{key}' is {list(state[key].shape)} in the state; "
+                    f"expected {list(self.captured.step.state[path].shape)}"
+                )
+        packed = {path: pack(state[key]) for key, path in self._path_of_key.items()}
+        self._ask_each(
+            "set_state",
+            [{path: packed[path] for path, _ in each.state if path in packed} for each in self.programs],
+        )
+
+    def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path; empty before the first step."""
+        return _joined(self._ask("optimizer_state"))
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter.
+
+        Raises:
+            ExecutionError: a parameter is not trained here, or something is neither tensor nor number.
+        """
+        check_optimizer_state(state)
+        trained = {path for program in self.programs for path, _ in program.trained}
+        if unknown := state.keys() - trained:
+            raise ExecutionError(f"the optimizer's state has '{min(unknown)}', which is not trained")
+        packed = pack_all(state)
+        self._ask_each(
+            "set_optimizer_state",
+            [{path: packed[path] for path, _ in each.trained if path in packed} for each in self.programs],
+        )
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients of the last step by path, dense."""
+        return _joined(self._ask("gradients"))
+
+    def close(self) -> None:
+        """Ends the processes; the state that was not fetched is lost."""
+        self.processes.close()
+
+    def __enter__(self) -> StepRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, name: str, *arguments: Any) -> list[Any]:
+        return self._ask_all([(name, *arguments)] * len(self.programs))
+
+    def _ask_each(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        return self._ask_all([(name, argument) for argument in arguments])
+
+    def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+        if not self.processes.running:
+            raise ExecutionError("the runner is closed; compile the plan again")
+        with self._in_one_thread():
+            return self.processes.ask(commands)
+
+    @contextmanager
+    def _in_one_thread(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise ExecutionError("another thread uses this runner; let one thread at a time call it")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _result(self, records: Sequence[StepRecord]) -> Tensor | list[Tensor]:
+        self.n_steps += 1
+        found = {index: unpack(value) for each in records for index, value in each.outputs.items()}
+        outputs = [found[index] for index in range(len(found))]
+        if not self.captured.step.has_loss:
+            return outputs
+        loss = outputs[0]
+        if self.check_finite and not math.isfinite(loss.item()):
+            self.close()
+            raise ExecutionError(
+                f"the loss is {loss.item():g} in step {self.n_steps}; lower the learning rate, "
+                "or begin from an earlier state"
+            )
+        return loss
+
+
+def _keys(module: nn.Module, captured: CapturedStep) -> dict[str, str]:
+    """Finds the path in the captured step of each key of a module's `state_dict`."""
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    path_of = {id(state[path]): path for path in captured.step.state if path in state}
+    kept = module.state_dict(keep_vars=True)
+    return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}
+
+
+def _joined(by_device: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {path: unpack_all(packed) for device in by_device for path, packed in device.items()}

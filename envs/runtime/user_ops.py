@@ -1,0 +1,69 @@
+"""Custom operators of the user's: the process of a device imports, by name, the modules that define them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+from torch._library.custom_ops import OPDEFS
+
+from envs.runtime.program import Call, DeviceProgram, ExecutionError, find_function
+from graphs.system.user_code import users_code
+
+MAIN = "__main__"
+
+
+def modules_with_ops(programs: Iterable[DeviceProgram], module: nn.Module) -> tuple[str, ...]:
+    """Names the Python modules that may define operators of programs: those of the ops and of the model.
+
+    The script that runs is left out, as it may start processes where it is imported.
+
+    Args:
+        module: the model.
+    """
+    ops = (OPDEFS.get("::".join(name.split(".")[:2])) for each in programs for name in _functions(each))
+    of_ops = (op._init_fn.__module__ for op in ops if op is not None)
+    of_model = (type(each).__module__ for each in module.modules())
+    names = dict.fromkeys(name for name in (*of_ops, *of_model) if not name.startswith("torch."))
+    return tuple(name for name in names if name != MAIN)
+
+
+def import_ops(program: DeviceProgram, modules: Sequence[str]) -> None:
+    """Imports modules until this process knows all operators of a program.
+
+    Args:
+        modules: as `modules_with_ops` names them.
+
+    Raises:
+        ExecutionError: an operator is not known afterwards, or a module cannot be imported.
+    """
+    waiting = list(modules)
+    while (op := _unknown(program)) is not None:
+        if not waiting:
+            raise ExecutionError(
+                f"op '{op}' is not known to the processes of devices, which do not import the script that "
+                "runs; define it, by torch.library.custom_op or beside the model, in a module of its own"
+            )
+        _import(waiting.pop(0), op)
+
+
+def _functions(program: DeviceProgram) -> list[str]:
+    return [each.function for each in program.instructions if isinstance(each, Call)]
+
+
+def _unknown(program: DeviceProgram) -> str | None:
+    for name in dict.fromkeys(_functions(program)):
+        try:
+            find_function(name)
+        except ExecutionError:
+            return name
+    return None
+
+
+def _import(name: str, op: str) -> None:
+    def fail(why: str) -> ExecutionError:
+        return ExecutionError(f"cannot import '{name}', which may define op '{op}': {why}")
+
+    with users_code(fail):
+        importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""What knows nothing of graphs: errors, files, settings, processes."""

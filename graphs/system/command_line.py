@@ -1,0 +1,237 @@
+"""What all commands share: a parser that answers in one line, and the boundary at which every error ends.
+
+Nothing heavy is imported here, so that a signal while the rest is imported ends in one line too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
+
+from graphs.system.errors import InputError, is_out_of_memory, shown
+from graphs.system.interrupts import SIGNALS
+from graphs.system.user_code import end_at_once
+
+WRONG_PATH = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What the system says of a path that was wrong from the start; all else happens to a right one."""
+NO_MEMORY = "out of memory; give it fewer graphs at once, or smaller graphs, models or inputs"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+SENT_AGAIN_S = 0.01
+"""After how long an interrupt that Python dropped is sent again."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Parses a command line, and says in one line what is wrong with it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2."""
+        self.exit(2, f"{self.prog}: {shown(message)}; see --help\n")
+
+
+def run_command(name: str, work: Callable[[], int]) -> int:
+    """Runs a command; an error becomes one line on stderr that begins with its name.
+
+    Until the work is `interruptible`, SIGINT and SIGTERM end the process at once, whatever it does.
+
+    Args:
+        work: returns the exit code.
+
+    Returns:
+        What the work returned; 2 where the input is wrong, 1 for any other error.
+    """
+    with _lasting_streams(), _handlers(_leave(name)):
+        try:
+            code = work()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = _say(name, "interrupted", 1)
+        except InputError as error:
+            code = _say(name, str(error), error.exit_code)
+        except OSError as error:
+            code = _say(name, *_describe_os_error(error))
+        except ModuleNotFoundError as error:
+            code = _say(name, *_describe_missing_module(error))
+        except Exception as error:
+            code = _say(name, NO_MEMORY if is_out_of_memory(error) else _report(error), 1)
+    return code
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM raise `KeyboardInterrupt`, for work that then ends in order.
+
+    Python drops what a finalizer or the callback of a weak reference raises; an interrupt that is lost so is
+    sent again.
+    """
+    with _handlers(signal.default_int_handler), _lost_interrupts_sent_again():
+        yield
+
+
+def _say(name: str, message: str, code: int) -> int:
+    print(f"{name}: {shown(message)}", file=sys.stderr)
+    return code
+
+
+def _describe_os_error(error: OSError) -> tuple[str, int]:
+    if error.errno is None:
+        return _report(error), 1
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    then = next(iter(getattr(error, "__notes__", ())), "run the same command again")
+    hint = f"; free some space, then {then}" if error.errno in FULL else ""
+    return f"{where}{error.strerror}{hint}", 2 if where and error.errno in WRONG_PATH else 1
+
+
+def _describe_missing_module(error: ModuleNotFoundError) -> tuple[str, int]:
+    if (error.name or "").partition(".")[0] in ("", "agent", "envs", "graphs"):
+        return _report(error), 1
+    return f"{sys.executable} has no '{error.name}'; run make setup, then . .venv/bin/activate", 2
+
+
+def _report(error: Exception) -> str:
+    """Writes an error that nobody expected to a file, and asks for it."""
+    import shlex
+    import tempfile
+    import traceback
+
+    kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{shlex.join(sys.argv)}\nPython {sys.version}\n\n{''.join(traceback.format_exception(error))}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="placewalk-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(text)
+    except OSError:
+        print(text, file=sys.stderr)
+        return f"an error in the program: {kind}; please report it with the lines above"
+    return f"an error in the program: {kind}; please report it with {file.name}"
+
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def _leave(name: str) -> Handler:
+    def leave(number: int, frame: FrameType | None) -> None:
+        """Ends the process; the code that runs may be anybody's, and catch any exception."""
+        with suppress(OSError):
+            os.write(2, f"{name}: interrupted before it began\n".encode())
+        end_at_once(1)
+
+    return leave
+
+
+@contextmanager
+def _handlers(handler: Handler) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(number, handler) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(SIGNALS, before, strict=True):
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def _lost_interrupts_sent_again() -> Iterator[None]:
+    report, again, main = sys.unraisablehook, threading.Event(), threading.main_thread().ident
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            report(unraisable)
+        elif not again.is_set():
+            again.set()
+            threading.Thread(target=send, daemon=True).start()
+
+    def send() -> None:
+        """Sends it once the callback that swallowed it is over."""
+        time.sleep(SENT_AGAIN_S)
+        if again.is_set() and main is not None:
+            again.clear()
+            signal.pthread_kill(main, signal.SIGINT)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+        again.clear()
+
+
+class _LastingStream:
+    """A text stream whose other end may be closed: what nobody can read is dropped."""
+
+    def __init__(self, stream: TextIO, dropped: tuple[type[Exception], ...]) -> None:
+        self._stream, self._dropped = stream, dropped
+
+    def write(self, text: str) -> int:
+        """Writes a text, if that can be."""
+        try:
+            return self._stream.write(text)
+        except self._dropped:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes, if that can be."""
+        try:
+            self._stream.flush()
+        except self._dropped:
+            self._discard()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _discard(self) -> None:
+        """Lets the descriptor lead nowhere, so that what is in the buffer fails no more, not even at exit."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+@contextmanager
+def _lasting_streams() -> Iterator[None]:
+    """Lets a command go on when nobody reads what it prints; a result that a disk refuses is an error."""
+    _open_closed_descriptors()
+    before = sys.stdout, sys.stderr
+    sys.stdout = cast("TextIO", _LastingStream(sys.stdout, (BrokenPipeError,)))
+    sys.stderr = cast("TextIO", _LastingStream(sys.stderr, (OSError, ValueError)))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _open_closed_descriptors() -> None:
+    """Opens what the shell closed (`2>&-`), as the next file that is opened would take its place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open to the end)

@@ -1,0 +1,191 @@
+"""Strict reading and atomic writing of JSON files, plain or gzipped.
+
+Strict means: UTF-8, no duplicate keys, no NaN or Infinity.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from graphs.system.errors import InputError
+
+DRAFT = ".*.tmp"
+"""Pattern of the names of drafts."""
+
+
+MAX_DECOMPRESSED_BYTES = 2**30
+"""Bytes that a gzip file may decompress to where nothing else is said: some thirty times the largest graph of
+`graphs.families.large`, but no bomb, of which 1 MB may hold a thousand times as much."""
+CHUNK_BYTES = 2**20
+
+H = TypeVar("H", bound=Hashable)
+
+
+class FileFormatError(InputError):
+    """A file that cannot be read or breaks its format; the message says where and what would be right."""
+
+
+def read_json(path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> object:
+    """Read the JSON value that a file holds; a name ending in `.gz` is decompressed.
+
+    Args:
+        limit_bytes: greatest size of what is decompressed; a plain file may have any size.
+
+    Raises:
+        FileFormatError: the path is no readable file, is too large, or holds no strict JSON.
+    """
+    return parse_json(_read_text(Path(path), limit_bytes), str(path))
+
+
+def read_json_lines(
+    path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[tuple[str, object]]:
+    """Read one JSON value a line, blank lines left out; yields (`path:line`, value).
+
+    Args:
+        limit_bytes: greatest size of what is decompressed, all lines together.
+
+    Raises:
+        FileFormatError: the path is no readable file, is too large, or a line holds no strict JSON.
+    """
+    # str.splitlines would also cut at U+2028 and others, which JSON strings may hold.
+    for number, line in enumerate(_read_text(Path(path), limit_bytes).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield where, parse_json(line, where)
+
+
+def parse_json(text: str, where: str) -> object:
+    """Parse strict JSON; `where` begins the message of any error.
+
+    Raises:
+        FileFormatError: the text is no strict JSON.
+    """
+    if not text.strip():
+        raise FileFormatError(f"{where}: is empty; expected JSON")
+    try:
+        return json.loads(text, object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise FileFormatError(f"{where}: is nested too deeply") from None
+    except ValueError as error:
+        reason = "an integer has too many digits" if "integer string" in str(error) else error
+        raise FileFormatError(f"{where}: is no strict JSON: {reason}") from None
+
+
+def first_repeated(values: Iterable[H]) -> H | None:
+    """Finds the first value that equals an earlier one; None where all are distinct."""
+    seen: set[H] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
+
+
+def write_json_atomic(path: str | os.PathLike[str], value: object, *, indent: int | None = 2) -> None:
+    """Write one JSON value and a newline, atomically as `write_bytes_atomic` does.
+
+    Raises:
+        ValueError: the value holds NaN or an infinity.
+    """
+    write_bytes_atomic(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode())
+
+
+def write_json_lines_atomic(path: str | os.PathLike[str], values: Iterable[object]) -> None:
+    """Write one compact JSON value a line, atomically as `write_bytes_atomic` does.
+
+    Raises:
+        ValueError: a value holds NaN or an infinity.
+    """
+    lines = (json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n" for value in values)
+    write_bytes_atomic(path, "".join(lines).encode())
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file at once: a reader, or a crash, sees the old bytes or the new, never a part.
+
+    A name ending in `.gz` is compressed without a time stamp, so equal data make equal files.
+    """
+    target = Path(path)
+    draft = draft_of(target)
+    try:
+        with draft.open("wb") as file:
+            file.write(_gzip(data) if target.suffix == ".gz" else data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+def draft_of(target: Path) -> Path:
+    """Path that this process writes before it renames it to the target."""
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_text(path: Path, limit_bytes: int) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise FileFormatError(f"{path}: is no regular file; expected a JSON file")
+        return _read_bytes(path, limit_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: is not UTF-8 (byte {error.start})") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileFormatError(f"{path}: is no complete gzip file: {error}") from None
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"{str(path)!r}: is no path: {error}") from None
+
+
+def _read_bytes(path: Path, limit_bytes: int) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    parts, left_bytes = [], limit_bytes
+    with gzip.open(path) as file:
+        while part := file.read(CHUNK_BYTES):
+            parts.append(part)
+            left_bytes -= len(part)
+            if left_bytes < 0:
+                raise FileFormatError(
+                    f"{path}: holds more than {limit_bytes} bytes when it is decompressed; decompress it "
+                    "yourself, or for a graph file raise --max-decompressed-bytes"
+                )
+    return b"".join(parts)
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError(f"key {first_repeated(key for key, _ in pairs)!r} is given twice")
+    return record
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _gzip(data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
+        file.write(data)
+    return buffer.getvalue()

@@ -1,0 +1,170 @@
+"""Calibrating this machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agent.calibration import measure, timed_ops
+from agent.calibration.__main__ import main
+from agent.calibration.measure import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
+from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.quick import get_or_measure_cluster
+from agent.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
+from envs.cluster.cluster import ClusterError
+from envs.cluster.own_machine import own_cluster_file
+from envs.cluster.presets import get_cluster
+from envs.costs.calibration import calibration_of
+from envs.costs.op_classes import TENSOR
+from envs.costs.op_seconds import op_seconds
+from graphs.op_graph import build_graph
+
+OPS = ops_to_time(256)
+PEAK, BANDWIDTH = 1e11, 1e10
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLACEWALK_HOME", str(tmp_path))
+    return tmp_path
+
+
+def ideal(op: TimedOp) -> list[float]:
+    row = op.row("k", 1.0)
+    seconds = 1e-6 + max(row.flops / PEAK, row.bytes_moved / BANDWIDTH)
+    return [seconds, seconds * 0.9, seconds * 1.5]
+
+
+def test_medians_are_kept_and_never_measured_twice(tmp_path: Path) -> None:
+    path = tmp_path / "times.sqlite"
+    calls: list[TimedOp] = []
+
+    def timer(op: TimedOp) -> list[float]:
+        calls.append(op)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return ideal(op)
+
+    with pytest.raises(KeyboardInterrupt):
+        measured_rows(path, "k", OPS, timer)
+    rows = measured_rows(path, "k", OPS, timer)
+    assert len(calls) == len(OPS) + 1
+    assert [row.seconds for row in rows] == [ideal(op)[0] for op in OPS]
+    assert measured_rows(path, "k", OPS, lambda op: [0.0]) == rows
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_times_are_one_line_and_not_kept(tmp_path: Path, seconds: float) -> None:
+    path = tmp_path / "times.sqlite"
+    with pytest.raises(MeasurementError, match=r"'gemm \(1, 16, 16, 16\)' took .* s; expected more than 0"):
+        measured_rows(path, "k", OPS, lambda op: [seconds] * 3)
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT count(*) FROM times").fetchone() == (0,)
+    database.close()
+
+
+def test_another_file_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "times.sqlite"
+    path.write_text("no database, but long enough to be read as one" * 100)
+    with pytest.raises(MeasurementError, match=r"times\.sqlite: is no database of measured times"):
+        measured_rows(path, "k", OPS, ideal)
+
+
+def test_a_measured_device_is_calibrated(tmp_path: Path) -> None:
+    rows = measured_rows(tmp_path / "times.sqlite", "my-cpu", OPS, ideal)
+    assert calibration_of("my-cpu") is None
+    device = OwnDevice("cpu", "my-cpu", 1e10, 4, 4e6)
+    calibrate_device(device, rows)
+    kind = kind_of_rows(device, rows)
+    assert kind.peaks["fp32"] == pytest.approx(PEAK, rel=0.05)
+    assert kind.bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
+    calibration = calibration_of("my-cpu")
+    assert calibration
+    assert set(calibration.classes) == {"gemm", "bmm", "conv", *PASSES}
+    assert calibration.classes["elementwise"].median < 0.1
+
+
+def test_this_cluster_must_be_measured_first() -> None:
+    with pytest.raises(
+        ClusterError, match=r"cluster 'this': not measured yet; run python -m envs\.calibration"
+    ):
+        get_cluster("this")
+
+
+def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folder: Path
+) -> None:
+    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
+    n_threads = torch.get_num_threads()
+    cluster = get_or_measure_cluster("this")
+    said = capsys.readouterr().err
+    assert said.startswith("cluster 'this' is measured for some seconds and kept as ")
+    assert said.count("\n") == 1
+    assert cluster.devices[0].flops_per_s == pytest.approx(PEAK, rel=0.05)
+    assert torch.get_num_threads() == n_threads
+    monkeypatch.setattr(measure, "own_devices", None)
+    assert get_or_measure_cluster("this").devices == cluster.devices
+    assert not capsys.readouterr().err
+    assert not (own_folder / "times.sqlite").exists()
+
+
+def test_a_quick_measurement_leaves_a_thorough_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
+    _, thorough = measure.measure_machine(Effort(1), 1)
+    own_cluster_file().unlink()
+    monkeypatch.setattr(measure, "time_op", lambda op, **how: [9 * ideal(op)[0]])
+    get_or_measure_cluster("this")
+    assert calibration_of("my-cpu") == thorough["my-cpu"]
+
+
+def test_caches_are_fitted(tmp_path: Path) -> None:
+    """A device that streams ten times as fast where its caches hold the data."""
+
+    def cached(op: TimedOp) -> list[float]:
+        row = op.row("k", 1.0)
+        speed = BANDWIDTH * (1 + 9 / (1 + (row.bytes_moved / 1e6) ** 2))
+        return [1e-6 + max(row.flops / PEAK, row.bytes_moved / speed)]
+
+    rows = measured_rows(tmp_path / "times.sqlite", "my-cpu", OPS, cached)
+    fits = calibrate_device(OwnDevice("cpu", "my-cpu", 1e10, 4, 4e6), rows).classes
+    for op_class in PASSES:
+        assert fits[op_class].median < 0.03
+        assert fits[op_class].p90 < 0.1
+
+
+@pytest.mark.parametrize("op_class", ["gemm", TENSOR, "bmm", "conv", *PASSES])
+def test_ops_run_and_take_time(op_class: str) -> None:
+    op = next(op for op in ops_to_time(256, tensor_cores=True) if op.op_class == op_class)
+    seconds = time_op(op, "cpu", 2)
+    assert len(seconds) == 2
+    assert (np.array(seconds) > 0).all()
+
+
+def test_two_devices_are_measured_with_the_link_between_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command for real, but for its sizes and for the second device, which is the processor too."""
+    cpu, other = OwnDevice("cpu", "cpu-1-threads", 1e10, 1, 1e6), OwnDevice("cpu:0", "own-gpu", 1e9, 1, 1e6)
+    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu, other])
+    monkeypatch.setattr(measure, "LARGEST_ON_CPU", 32)
+    monkeypatch.setattr(measure, "COPY_BYTES", (1 << 10, 1 << 12, 1 << 14, 1 << 16))
+    monkeypatch.setattr(timed_ops, "MIN_SECONDS", 1e-5)
+    assert main(["measure", "--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "cpu (cpu-1-threads): " in printed
+    assert printed.endswith("kept; use it by --cluster this\n")
+    cluster = get_cluster("this")
+    assert [device.kind for device in cluster.devices] == ["cpu-1-threads", "own-gpu"]
+    assert 1e6 < cluster.bytes_per_s[0, 1] < 1e13
+    graph = build_graph("g", "", [{"name": "a", "type": "aten.mm", "flops": 1e9, "bytes_moved": 1e6}], [])
+    assert 1e-6 < op_seconds(graph, cluster)[0, 0] < 10

@@ -1,0 +1,175 @@
+"""Times of ops on devices with a calibration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.cluster.cluster import Cluster, Device
+from envs.cluster.kinds import KINDS, device_of_name
+from envs.costs.calibration import calibration_of
+from envs.costs.efficiency import MatmulWork
+from envs.costs.op_seconds import op_seconds, roofline_seconds
+from envs.costs.op_times import calibrated_seconds
+from envs.problem import Problem
+from graphs.op_graph import OpGraph, build_graph
+
+
+def graph_of(*ops: tuple[str, str, tuple[int, int, int, int], float, float]) -> OpGraph:
+    """A graph of (type, dtype, gemm, flops, bytes) with no tensors."""
+    records = [
+        {"name": f"op{at}", "type": kind, "flops": flops, "bytes_moved": size}
+        for at, (kind, _, _, flops, size) in enumerate(ops)
+    ]
+    return replace(
+        build_graph("g", "", records, []),
+        dtypes=tuple(dtype for _, dtype, _, _, _ in ops),
+        gemm=np.array([gemm for _, _, gemm, _, _ in ops], dtype=np.int64),
+    )
+
+
+def seconds_on(name: str, graph: OpGraph) -> np.ndarray:
+    device = device_of_name(name)
+    calibration = calibration_of(device.kind)
+    assert calibration
+    return calibrated_seconds(graph, device, calibration)
+
+
+def product(
+    dtype: str, m: int, n: int, k: int, op_type: str = "aten.mm"
+) -> tuple[str, str, tuple[int, ...], float, float]:
+    item = 2 if dtype in ("fp16", "bf16") else 4
+    return op_type, dtype, (1, m, n, k), 2.0 * m * n * k, float(item * (m * k + k * n + m * n))
+
+
+def test_an_op_is_its_launch_and_what_its_model_says() -> None:
+    device = device_of_name("t4")
+    calibration = calibration_of("t4")
+    assert calibration
+    seconds = seconds_on(
+        "t4", graph_of(product("fp32", 512, 256, 1024), ("aten.add", "fp32", (0, 0, 0, 0), 0, 1e8))
+    )
+    work = MatmulWork(
+        np.array([[1.0, 512, 256, 1024]]),
+        np.array([4.0 * (512 * 1024 + 1024 * 256 + 512 * 256)]),
+        np.array([4.0]),
+        np.array([8.1e12]),
+        np.zeros((1, 2)),
+    )
+    machine = calibration.machine(device.bytes_per_s)
+    expected = calibration.matmul("gemm", tensor=False).seconds(work, machine)[0]
+    traffic = 1e8 / (320e9 * calibration.traffic("elementwise").efficiency)
+    np.testing.assert_allclose(seconds, device.launch_s + np.array([expected, traffic]))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_op_beats_the_datasheet_by_far_and_none_is_idle_for_long(name: str) -> None:
+    graph = graph_of(product("fp32", 8192, 8192, 8192), ("aten.relu", "fp32", (0, 0, 0, 0), 1e6, 4e9))
+    ratio = seconds_on(name, graph) / roofline_seconds(graph, device_of_name(name))
+    assert (ratio > 0.9).all()
+    assert (ratio < 4.0).all()
+
+
+def test_ops_of_nothing_take_nothing() -> None:
+    np.testing.assert_array_equal(seconds_on("t4", graph_of(("aten.view", "", (0, 0, 0, 0), 0, 0))), 0)
+
+
+def test_low_precision_is_faster_only_where_there_are_tensor_cores() -> None:
+    graph = graph_of(*(product(dtype, 4096, 4096, 4096) for dtype in ("fp32", "tf32", "fp16", "bf16")))
+    full, tf32, fp16, bf16 = seconds_on("a100-sxm4-80gb", graph)
+    assert full > 3 * tf32 > 3 * 1.3 * fp16
+    assert fp16 == bf16
+    full, tf32, fp16, _ = seconds_on("p4", graph)
+    assert tf32 == full
+    assert fp16 == pytest.approx(full, rel=0.2)
+
+
+def test_a_product_without_shape_takes_what_a_large_one_does() -> None:
+    shaped = product("fp32", 16384, 16384, 4096)
+    seconds = seconds_on("v100-pcie-32gb", graph_of(shaped, (*shaped[:2], (0, 0, 0, 0), *shaped[3:])))
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.1)
+
+
+def test_an_op_of_two_products_takes_twice_as_long() -> None:
+    kind, dtype, gemm, flops, size = product("fp32", 1024, 1024, 1024)
+    launch = device_of_name("t4").launch_s
+    once, twice = seconds_on(
+        "t4", graph_of((kind, dtype, gemm, flops, size), (kind, dtype, gemm, 2 * flops, 2 * size))
+    )
+    assert twice - launch == pytest.approx(2 * (once - launch))
+
+
+def test_a_three_by_three_convolution_beats_a_one_by_one_of_its_flops() -> None:
+    side, channels = 56, 128
+    m, k = 32 * side * side, 9 * channels
+    flops = 2.0 * m * channels * k
+    three = ("aten.convolution", "fp32", (1, m, channels, k), flops, 4.0 * (2 * m * channels + channels * k))
+    one = (
+        "aten.convolution",
+        "fp32",
+        (1, m, channels, k),
+        flops,
+        4.0 * (m * k + m * channels + channels * k),
+    )
+    graph = replace(graph_of(three, one), image=np.array([[side, side], [0, 0]]))
+    seconds = seconds_on("v100-pcie-32gb", graph)
+    assert seconds[0] < 0.7 * seconds[1]
+
+
+def test_the_backward_of_a_softmax_moves_twice_what_a_graph_counts() -> None:
+    log_softmax, softmax, forward = seconds_on(
+        "v100-pcie-32gb",
+        graph_of(
+            *(
+                (f"aten.{name}", "fp32", (0, 0, 0, 0), 1e6, 1e9)
+                for name in ("_log_softmax_backward_data", "_softmax_backward_data", "_softmax")
+            )
+        ),
+    )
+    launch = device_of_name("v100-pcie-32gb").launch_s
+    assert softmax - launch == pytest.approx(2 * (forward - launch))
+    assert log_softmax == forward
+
+
+def test_costs_follow_the_calibration_of_a_kind_and_else_the_roofline() -> None:
+    graph = graph_of(product("fp32", 512, 512, 512), ("aten.relu", "fp32", (0, 0, 0, 0), 10, 1e7))
+    known = device_of_name("l4")
+    unknown = replace(known, name="other", kind="l4-of-another-maker")
+    cluster = Cluster("c", (known, unknown), np.ones((2, 2)), np.zeros((2, 2)))
+    seconds = op_seconds(graph, cluster)
+    np.testing.assert_array_equal(seconds[:, 0], seconds_on("l4", graph))
+    np.testing.assert_array_equal(seconds[:, 1], roofline_seconds(graph, unknown))
+    assert (seconds[:, 0] > seconds[:, 1]).all()
+
+
+def test_the_roofline_takes_the_peak_of_the_dtype() -> None:
+    device = Device("d", "some", 1e9, 10.0, 1e9, 0.0, peaks={"fp16": 40.0, "fp32": 20.0})
+    ops = [
+        ("aten.mm", dtype, (0, 0, 0, 0), 80.0, 0.0) for dtype in ("", "fp32", "tf32", "fp16", "bf16", "fp64")
+    ]
+    np.testing.assert_array_equal(roofline_seconds(graph_of(*ops), device), [8, 4, 4, 2, 4, 8])
+
+
+def test_equal_devices_have_equal_times_and_those_of_other_peaks_their_own() -> None:
+    graph = graph_of(product("fp16", 512, 512, 512))
+    first = replace(device_of_name("t4"), name="a")
+    second = replace(first, name="b", peaks={"fp32": 8.1e12, "fp16": 20e12})
+    third = replace(first, name="c")
+    cluster = Cluster("c", (first, second, third), np.ones((3, 3)), np.zeros((3, 3)))
+    (row,) = op_seconds(graph, cluster)
+    assert row[0] == row[2] < row[1]
+
+
+def test_a_problem_of_fifty_thousand_ops_is_made_in_a_second() -> None:
+    ops = [product("fp32", 512, 512, 256 + at % 64) for at in range(10_000)]
+    ops += [("aten.add", "fp32", (0, 0, 0, 0), 1e6, 1e7)] * 40_000
+    graph = graph_of(*ops)
+    kinds = ("a100-sxm4-40gb", "v100-sxm2-16gb", "rtx3090")
+    devices = tuple(KINDS[kinds[at % 3]].device(f"d{at}") for at in range(16))
+    cluster = Cluster("c", devices, np.full((16, 16), 1e10), np.zeros((16, 16)))
+    start = time.perf_counter()
+    Problem(graph, cluster)
+    assert time.perf_counter() - start < 3.0  # a second, on a machine of one's own

@@ -1,0 +1,140 @@
+"""Small models of every family in float64, inputs that differ, and the plain step to compare with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from envs.runtime.interpreter import OPTIMIZERS
+from graphs.capture.loss import find_loss
+from graphs.families import bert, cifar10, gpt, inception, llama, moe, nmt, ptb, randwire, resnet, vit
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
+
+WORDS, CLASSES, SIDE = 11, 7, 32
+
+Model = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(WORDS, shape)
+
+
+def images(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 3, SIDE, SIDE), torch.randint(CLASSES, (batch,))
+
+
+def _cifar10() -> Model:
+    cell = cifar10.draw_cell(np.random.default_rng(0), 3)
+    network = cifar10.Network(cifar10.Config(cell, cell, (1, 1), channels=4, twice=False))
+    return cifar10.Classifier(network, network.channels, CLASSES), images(4)
+
+
+def _ptb() -> Model:
+    config = ptb.Config((0, 1), ("tanh", "relu", "tanh"), 8, WORDS, tied=True, stepwise=True)
+    return ptb.LanguageModel(config), (words(3, 4), words(3, 4), torch.zeros(4, 8))
+
+
+def _nmt() -> Model:
+    config = nmt.Config(2, 8, WORDS, "additive", input_feeding=True, bidirectional=True, residual=True)
+    return nmt.Translator(config), (words(3, 4), words(2, 4), words(2, 4), torch.zeros(4, 8))
+
+
+def _bert() -> Model:
+    config = bert.Config(2, 16, 2, 6, WORDS, fused=False, dropout=0.0, sentence_head=True)
+    segments, masked = torch.randint(2, (3, 6)), torch.tensor([2, 7, 11])
+    return bert.MaskedWordModel(config), (words(3, 6), segments, masked, words(3), torch.randint(2, (3,)))
+
+
+def _moe() -> Model:
+    config = moe.Config(2, 1, 16, 32, 2, 6, WORDS, experts=4, top=2, capacity=1.0, shared=True, gated=True)
+    return moe.LanguageModel(config), (words(2, 6), words(2, 6))
+
+
+def _gpt() -> Model:
+    config = gpt.Config(2, 16, 2, 6, WORDS, parallel=True, joint=False, fused=True, gated=True, tied=True)
+    return gpt.LanguageModel(config), (words(2, 6), words(2, 6))
+
+
+def _llama() -> Model:
+    config = llama.Config(layers=2, width=16, inner=24, heads=2, vocabulary=WORDS)
+    return llama.LanguageModel(config), (words(2, 6), words(2, 6))
+
+
+def _randwire() -> Model:
+    config = randwire._draw_config(np.random.default_rng(1), randwire.STATE, 8, 16, 1)
+    sequence = torch.randn(3, 4, 16)
+    return randwire.RecurrentNetwork(config), (sequence, torch.randn_like(sequence), sequence[0].clone())
+
+
+def _resnet() -> Model:
+    return resnet.build(resnet.Config("grouped", (1, 1), 32, branches=2, squeeze=True), CLASSES), images(2)
+
+
+def _inception() -> Model:
+    return inception.build(inception.Config((((0, 4),), ((1, 3),)), width=8), CLASSES), images(2)
+
+
+def _vit() -> Model:
+    return vit.build(vit.Config(2, 2, 16, 2, SIDE, 16, joint=True, fused=True), CLASSES), images(2)
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "cifar10": _cifar10,
+    "ptb": _ptb,
+    "nmt": _nmt,
+    "resnet": _resnet,
+    "inception": _inception,
+    "gpt": _gpt,
+    "bert": _bert,
+    "vit": _vit,
+    "moe": _moe,
+    "randwire": _randwire,
+    "llama": _llama,
+}
+
+
+def make(name: str) -> Model:
+    """Makes the model of a family with drawn weights, in float64."""
+    torch.manual_seed(0)
+    module, inputs = MODELS[name]()
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return module.double(), tuple(each.double() if each.is_floating_point() else each for each in inputs)
+
+
+def random_devices(graph: OpGraph, n_devices: int, seed: int) -> IntArray:
+    """Draws a device for each placement unit."""
+    rng = np.random.default_rng(seed)
+    device_of, of_group = rng.integers(n_devices, size=graph.n_ops), dict[int, int]()
+    for op, group in enumerate(graph.colocate.tolist()):
+        if group >= 0:
+            device_of[op] = of_group.setdefault(group, int(device_of[op]))
+    return device_of
+
+
+def plain_steps(
+    module: nn.Module, inputs: Any, count: int, optimizer: str, **options: Any
+) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """Trains a copy of a module without placing it.
+
+    Returns:
+        The losses, the gradients of the last step, and the state after it.
+    """
+    model = copy.deepcopy(module)
+    chosen = OPTIMIZERS[optimizer](model.parameters(), **options)
+    losses = []
+    for _ in range(count):
+        chosen.zero_grad()
+        loss, _ = find_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
+        loss.backward()
+        chosen.step()
+        losses.append(float(loss.detach()))
+    gradients = {path: each.grad for path, each in model.named_parameters() if each.grad is not None}
+    return losses, gradients, model.state_dict()

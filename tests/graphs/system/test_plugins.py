@@ -1,0 +1,105 @@
+"""Entries of registries from a file of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import build_graph
+from graphs.system.plugins import VARIABLE, PluginError, load_plugins
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = """
+import numpy as np
+from agent.placers.base import placer
+from graphs.families.registry import FAMILIES, family
+from graphs.orders import order, topo
+
+FAMILIES.register("of-mine", 1)
+
+@order
+def last_first(graph):
+    \"\"\"Visits the ops backwards.\"\"\"
+    return topo(graph)[::-1]
+
+@placer("coin-toss", uses_rng=True)
+def coin_toss(search, rng):
+    \"\"\"Scores one placement, drawn at random.\"\"\"
+    n_units = len(search.problem.graph.units)
+    search.score_units(rng.integers(search.problem.n_devices, size=(1, n_units)))
+
+@family("of-mine")
+def of_mine(rng):
+    \"\"\"Draws nothing.\"\"\"
+"""
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def graph_file(folder: Path) -> Path:
+    ops = [{"name": f"op{index}", "flops": 1e9} for index in range(6)]
+    graph = build_graph("chain", "", ops, [(index, 1e3, [index + 1]) for index in range(5)])
+    write_graphs(folder / "graph.json", [graph])
+    return folder / "graph.json"
+
+
+def test_a_plugins_placer_is_known_to_worker_processes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
+    asked = [str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py", "--seeds", "2", "--jobs", "2"]
+    done = run(tmp_path, *asked)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
+
+
+def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ["--graphs", str(graph_file(tmp_path)), "--plugin", "mine.py", "--order", "last-first"]
+    small = ["--demonstrations", "0", "--dagger-rounds", "0", "--timesteps", "64", "--n-envs", "2"]
+    train = str(ROOT / "train_agent.py")
+    assert (done := run(tmp_path, train, "--name", "r", *words, *small)).returncode == 0, done.stderr
+    assert json.loads((tmp_path / "runs/r/config.json").read_text())["plugin"] == ["mine.py"]
+    resumed = run(tmp_path, train, "--name", "r", "--resume", "--timesteps", "128")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_the_environment_names_plugins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    code = "from graphs.families.registry import FAMILIES; print(FAMILIES['of-mine'])"
+    done = run(tmp_path, "-c", code, PLACEWALK_PLUGINS="mine.py")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("gone.py", None, "no such file"),
+        ("bad.py", "x = 1 / 0", r"bad\.py:1: ZeroDivisionError: division by zero"),
+        ("json.py", "", "another module is called 'json'; rename the file"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, message: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PluginError, match=rf"--plugin .*{message}"):
+        load_plugins([str(tmp_path / name)])
+    assert VARIABLE not in os.environ

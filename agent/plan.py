@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def data_parallel(self) -> DataParallelStep:
-        """What data parallelism, which is no placement, would do with the same devices."""
+        """Simulates data parallelism, which is no placement, on the same devices."""
         return self.explanation.data_parallel
 
     @cached_property
     def explanation(self) -> Explanation:
-        """What bounds the step, and what removing it would give, in numbers."""
+        """The bounds of the step, and the time that removing each would save, in numbers."""
         return explain(self._problem, self.placement.device_of)
 
     @cached_property

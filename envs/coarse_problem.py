@@ -50,12 +50,12 @@ class CoarseProblem(Problem):
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement of the original ops can overflow; the coarse graph lacks some tensors."""
+        """Says whether no placement of the original ops can overflow; the coarse graph lacks some tensors."""
         return self.fine.always_fits
 
 
 def coarse_problem(problem: Problem, n_groups: int = MAX_UNITS) -> CoarseProblem:
-    """Coarsens a problem to at most `n_groups` decision units.
+    """Coarsens a problem to at most `n_groups` placement units.
 
     Raises:
         GraphError: less than one group is asked for.

@@ -124,7 +124,7 @@ class Problem:
 
     @cached_property
     def footprint_bytes(self) -> FloatArray:
-        """The memory footprint of each decision unit: bytes that it holds for most of the step, (n_units,).
+        """The memory footprint of each placement unit: bytes that it holds for most of the step, (n_units,).
 
         It is the sum of its resident bytes and of its activations that the backward pass reads: the load
         between the forward and the backward pass, where the memory of a training step peaks. This is an
@@ -151,7 +151,7 @@ class Problem:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether `check_feasible` passes."""
+        """Says whether `check_feasible` passes."""
         try:
             self.check_feasible()
         except InfeasibleError:
@@ -182,7 +182,7 @@ class Problem:
 
     @cached_property
     def always_fits(self) -> bool:
-        """Whether no placement can overflow a device, as all bytes together fit on the smallest one."""
+        """Says whether no placement can overflow a device, as all bytes together fit on the smallest one."""
         graph = self.graph
         everything = graph.resident_bytes.sum() + graph.tensor_bytes.sum()
         return bool(everything <= self.cluster.memory_bytes.min())

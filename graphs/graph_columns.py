@@ -112,5 +112,5 @@ class GraphColumns:
 
     @cached_property
     def is_source(self) -> NDArray[np.bool_]:
-        """Whether an op never occupies a device (parameters and inputs), bool (n_ops,)."""
+        """Says whether an op never occupies a device (parameters and inputs), bool (n_ops,)."""
         return np.array([kind in SOURCE_TYPES for kind in self.op_types], dtype=bool)

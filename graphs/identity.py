@@ -1,4 +1,6 @@
-"""When two graphs are the same: as files, in structure and costs, or in structure alone."""
+"""Hashes that tell whether two graphs are the same: as files, in structure and costs, or in structure
+alone.
+"""
 
 from __future__ import annotations
 

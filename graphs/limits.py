@@ -1,4 +1,4 @@
-"""What a training step and a machine can be: bounds beyond physics, within which all arithmetic is finite.
+"""Bounds of a training step and of a machine, beyond physics; within them all arithmetic is finite.
 
 Within them every sum of times or bytes over a step is finite, and the ratio of any two times of a step fits a
 32-bit float.

@@ -96,7 +96,7 @@ class OpGraph(GraphColumns):
 
     @cached_property
     def is_compute(self) -> NDArray[np.bool_]:
-        """Whether an order visits the op, bool (n_ops,).
+        """Says whether an order visits the op, bool (n_ops,).
 
         It never visits parameters and inputs, nor an update that a colocated compute op decides for.
         """

@@ -126,7 +126,7 @@ def _product_dtypes(graph: OpGraph, precision: str) -> tuple[str, ...]:
 
 
 def _holds_floats(graph: OpGraph) -> BoolArray:
-    """Whether each tensor is of floats, bool (n_tensors,)."""
+    """Says whether each tensor is of floats, bool (n_tensors,)."""
     floats = np.array([_dtype(graph, op) != "int" for op in range(graph.n_ops)])
     floats &= np.array([kind not in _YIELD_INTEGERS for kind in graph.op_types])
     held: BoolArray = floats[graph.tensor_producer]
@@ -227,7 +227,7 @@ class _Autocast:
         self._set_traffic(op, inputs, reads_low, outputs, inputs[casts])
 
     def _follows(self, op: int, inputs: IntArray) -> bool:
-        """Whether an op yields low floats: if the widest that it reads are.
+        """Says whether an op yields low floats: if the widest that it reads are.
 
         An op of the backward pass yields the type of what the forward pass saved for it.
         """

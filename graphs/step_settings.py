@@ -5,7 +5,7 @@ from __future__ import annotations
 OPTIMIZER_NAMES = ("adam", "sgd", "adamw", "adafactor")
 """Optimizers whose updates a captured step can end with."""
 GRANULARITIES = ("op", "module", "block", "layer")
-"""What one decision can place, the finest first."""
+"""The granularities of a decision, the finest first."""
 PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16")
-"""What a step can be costed in: matrix products and convolutions in fp32 or in TF32; under autocast with bf16
-or fp16 (amp); or wholly in bf16."""
+"""The precisions in which a step can be costed: matrix products and convolutions in fp32 or in TF32; under
+autocast with bf16 or fp16 (amp); or wholly in bf16."""

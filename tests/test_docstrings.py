@@ -1,15 +1,19 @@
-"""Every kernel says what it takes, and no packed column is read by a literal number."""
+"""Docstrings begin plainly, kernels say what they take, and no packed column is read by a literal number."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MODULES = [path for top in ("envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+CLAUSES = {"How", "Lets", "What", "When", "Where", "Whether", "Which", "Who"}
+"""First words that make a docstring a clause, which the reader must finish."""
 PACKED = ("rules", "gaps", "state", "scales", "first", "best_score", "saved", "row")
 """Arrays whose entries are columns with names."""
 
@@ -23,6 +27,24 @@ def kernels(path: Path) -> list[ast.FunctionDef]:
         if isinstance(node, ast.FunctionDef)
         and any(ast.unparse(decorator).partition("(")[0] == "kernel" for decorator in node.decorator_list)
     ]
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions, and the texts under its constants."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        body = getattr(node, "body", None)
+        for before, text in itertools.pairwise([None, *body] if isinstance(body, list) else []):
+            if isinstance(before, ast.Assign | ast.AnnAssign | None) and isinstance(text, ast.Expr):
+                value = text.value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+    texts = list(docstrings(path))
+    assert texts or not path.read_text(encoding="utf-8")
+    assert not [text for text in texts if text.split()[0].strip(",:") in CLAUSES]
 
 
 KERNELS = [(path, kernel) for path in MODULES for kernel in kernels(path)]

@@ -144,7 +144,7 @@ class _Program:
         return float(total), kind
 
     def _sums(self, rows: Sequence[Row], kind: IntArray) -> FloatArray:
-        """What the rows come to with an assignment, (n_rows,)."""
+        """Sums the rows under an assignment, (n_rows,)."""
         unit, above = np.arange(len(kind)), kind[self.forest.parent]
         sums = np.array([row.constant + row.of_unit[unit, kind].sum() for row in rows])
         for at, row in enumerate(rows):

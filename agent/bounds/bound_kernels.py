@@ -1,4 +1,4 @@
-"""When each op can start at the earliest, whatever the placement: transfers count, links and hosts are free.
+"""Earliest starts of ops under any placement: transfers count, links and hosts are free.
 
 An ancestor of an op that is on another device delays it by at least one transfer. So if the op starts before
 a time, all ancestors that would delay it beyond that time are on its own device, one after the other

@@ -18,7 +18,7 @@ OUTLIER = 0.1
 LEAST_LEFT = 0.1
 """Share of a measured time that is left at least."""
 START, ORDER = 0.1, 1.5
-"""Where the fit begins: the drift at the end over the median time, and its order."""
+"""The start of the fit: the drift at the end over the median time, and its order."""
 
 
 def drift_s(

@@ -41,7 +41,7 @@ SAILOR_FIT = "Sailor: a quadratic fitted to call and wait of torch.distributed.s
 
 @dataclass(frozen=True)
 class LinkKind:
-    """What is known of a link besides its times.
+    """The settings of a kind of link besides its times.
 
     Attributes:
         source: who measured it, and what was timed.
@@ -101,7 +101,7 @@ class LinkTimes:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """Whether each row judges the fit instead of making it: every second size, bool (n,)."""
+        """Says whether each row judges the fit instead of making it: every second size, bool (n,)."""
         held_out: NDArray[np.bool_] = np.isin(self.n_bytes, np.unique(self.n_bytes)[1::2])
         return held_out
 

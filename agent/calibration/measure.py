@@ -44,7 +44,7 @@ CPU_CACHE_BYTES = 2.0**20
 
 @dataclass(frozen=True)
 class Effort:
-    """How thoroughly a machine is measured.
+    """The effort of measuring a machine: repeats and sizes.
 
     Attributes:
         repeats: number of times that each op and copy is timed.
@@ -83,7 +83,7 @@ class OwnDevice:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a GPU."""
+        """Says whether it is a GPU."""
         return self.torch_name.startswith("cuda")
 
 

@@ -74,7 +74,9 @@ class OpRow:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the row judges a fit instead of making it: every second shape, the same on all devices."""
+        """Says whether the row judges a fit instead of making it: every second shape, the same on all
+        devices.
+        """
         return zlib.crc32(f"{self.op_class} {self.shape}".encode()) % 2 == 1
 
 

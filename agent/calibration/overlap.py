@@ -1,4 +1,4 @@
-"""How much copies slow ops beside them, fitted to measurements of the Mist data set.
+"""A fit of the slowdown of ops beside copies to measurements of the Mist data set.
 
 There a half-precision matrix product ran on each GPU, while GPUs exchanged data in pairs (NCCL) or copied
 from or to their host; each was timed alone and together.
@@ -28,7 +28,7 @@ COPIES = {
     "cpu_to_gpu_mbytes": "from the host",
     "gpu_to_cpu_mbytes": "to the host",
 }
-"""What is copied, by the key of its size."""
+"""The copies, by the key of their size."""
 LATENCY = "latency"
 SIZES = (PRODUCT, *COPIES)
 OTHER_KEYS = frozenset(

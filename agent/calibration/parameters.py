@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parameter:
-    """How a parameter is fitted: where it begins, its bounds, and how much it is held where it began."""
+    """A parameter of a fit: its start, its bounds, and how strongly it is held at its start."""
 
     start: float
     low: float
@@ -34,9 +34,10 @@ CONVOLUTION = MATMUL | {
     "transforms": Parameter(0.7, 0.1, 2.0),
 }
 BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
-"""What is fitted too of boards whose power limits their matrix products."""
+"""Further parameters of boards whose power limits their matrix products."""
 BELOW_POWER = frozenset({"efficiency", "tile_cost"})
-"""What power does not limit. Rows at the limit say little of it, and kinds stand in for others with it."""
+"""Parameters that power does not limit. Rows at the limit say little of it, and kinds stand in for others
+with it."""
 TRAFFIC = {
     "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
     "efficiency": Parameter(0.8, 0.2, 1.2),
@@ -45,7 +46,7 @@ TRAFFIC = {
     "steepness": Parameter(4.0, 0.5, 20.0, 0.02),
 }
 STREAMING = ("launch_s", "efficiency")
-"""What is fitted of a traffic model where rows have no meaning."""
+"""The parameters of a traffic model where rows have no meaning."""
 CACHES = {
     "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
     "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),
@@ -53,4 +54,4 @@ CACHES = {
     "room_bytes": Parameter(3e7, 1e5, 1e10, 0.02),
     "fade": Parameter(2.0, 0.5, 8.0, 0.05),
 }
-"""What is fitted of a device of one's own, whose caches decide."""
+"""The parameters of a device of one's own, whose caches decide."""

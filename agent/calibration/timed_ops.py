@@ -23,7 +23,7 @@ PASSES = {
     "gather": 2,
     "optimizer": 7,
 }
-"""How often an op reads or writes each of its elements; the optimizer is Adam."""
+"""Reads and writes of each element by an op; the optimizer is Adam."""
 KERNEL = 9
 """Elements of the kernel of a convolution that is timed, 3x3."""
 

@@ -68,7 +68,7 @@ def _main(words: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is to be measured.
+    """The measurements that an evaluation is asked for.
 
     Attributes:
         profile: whether ops are timed before they are placed.

@@ -112,7 +112,7 @@ def _run(
 
 
 def _outcome(reference: Any) -> tuple[Outcome | None, str]:
-    """What came of a trial; None where its process died or took too long; and why it died."""
+    """Returns the result of a trial, or None where its process died or took too long, and the reason."""
     try:
         return ray.get(reference, timeout=0), ""
     except GetTimeoutError:

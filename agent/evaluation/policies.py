@@ -33,7 +33,7 @@ class EvaluatedPolicy:
         return self.stored.policy()
 
     def how_seen(self, graphs: Iterable[OpGraph]) -> dict[str, str]:
-        """What the policy was shown of each graph, by name, as `PolicyCard.how_seen` says it."""
+        """Says what the policy was shown of each graph, by name, as `PolicyCard.how_seen` does."""
         return {graph.name: self.stored.card.how_seen(graph) for graph in graphs}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from agent.evaluation.worker import Outcome, Worker
 from graphs.system.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
 
 ATTEMPTS = 2
-"""How often a trial is tried whose process dies or hangs."""
+"""Tries of a trial whose process dies or hangs."""
 TrialProcess = WorkerProcess[Task, Outcome]
 
 

@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def is_placement(self) -> bool:
-        """Whether a placer found a placement, unlike data parallelism."""
+        """Says whether a placer found a placement, unlike data parallelism."""
         return self.placer != DATA_PARALLEL
 
     @property

@@ -32,7 +32,7 @@ TABLES_EVERY_S, REPORT_EVERY_S = 10.0, 30.0
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         trials, failures: together all tasks, each in the order of `EvaluationSpec.tasks`.

@@ -1,4 +1,4 @@
-"""What matters in a policy: the full model is trained, and variants with one thing changed at a time.
+"""An ablation of the policy: the full model, and variants with one thing changed at a time.
 
 `python -m agent.experiments.ablation` trains, evaluates and prints the table.
 

@@ -1,4 +1,4 @@
-"""How tight the lower bound is, and what the transfers and the memory in it are worth, on the benchmark set.
+"""The tightness of the lower bound, and the worth of its parts, on the benchmark set.
 
 `python -m agent.experiments.bounds` prints the table; `--cluster gpu+cpu --scarce 0.25` makes memory scarce.
 """

@@ -1,4 +1,4 @@
-"""Whether the best placement of a graph's groups is a start for the search op by op, in equal time.
+"""Tests whether the best placement of a graph's groups is a start for the search op by op, in equal time.
 
 `python -m agent.experiments.coarse_start` prints the table. `exact` places the groups of a coarsened graph;
 the search goes on from there op by op, if that is ahead of what `refine` found first. That a placement of the

@@ -1,4 +1,4 @@
-"""How much the step times of coarse graphs differ from those of their ops, over the benchmark set.
+"""The differences between the step times of coarse graphs and of their ops, over the benchmark set.
 
 Each graph is coarsened, the coarse graph is placed, and the placement is timed twice: on the coarse graph
 and, expanded, op by op. `python -m agent.experiments.coarsening --groups 512 128` prints a table for each

@@ -1,4 +1,4 @@
-"""What pretraining is worth for one graph: training from the shipped policy against training from scratch.
+"""The worth of pretraining for one graph: training from the shipped policy against training from scratch.
 
 `python -m agent.experiments.finetuning` trains and prints the table.
 
@@ -85,7 +85,7 @@ def references(graph: OpGraph, cluster: str) -> dict[str, float]:
 
 
 def to_rows(graphs: Sequence[OpGraph], minutes: float) -> Iterator[Row]:
-    """What each start had reached after some seconds, and what other placers reach."""
+    """Makes rows of the step time that each start had reached after some seconds, and of other placers."""
     for graph in graphs:
         for start in STARTS:
             folder = trained(STUDY, trial_of(graph.name, start), 0)

@@ -1,4 +1,4 @@
-"""Whether a guide that learned from solved graphs helps `exact`: graphs closed, and gaps, in equal time.
+"""Tests if a guide that learned from solved graphs helps `exact`: graphs closed, and gaps, in equal time.
 
 `python -m agent.experiments.guide --solved FILE` takes the rows that `agent.experiments.optimality --rows`
 wrote. A ridge regression predicts the optimum over what `refine` finds from the bound and the shape of the
@@ -85,7 +85,7 @@ class Solved:
 
 
 def features_of(problem: Problem, bound_s: float, refined_s: float) -> FloatArray:
-    """What a prediction is made from, float (n_features,)."""
+    """Makes the features of a prediction, float (n_features,)."""
     known = [np.log(bound_s / refined_s), np.log(problem.scale_s / refined_s), float(problem.n_devices)]
     return np.array([*known, *astuple(shape_of(problem.graph))], dtype=np.float64)
 

@@ -72,7 +72,7 @@ SLOWER, N_NAMED = 1.005, 4
 
 @dataclass(frozen=True)
 class BenchmarkSetting:
-    """What is evaluated on the families left out.
+    """The settings of an evaluation on the families left out.
 
     Attributes:
         name: of the folder of the evaluation.

@@ -84,7 +84,7 @@ class PlacementResult:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device has the memory."""
+        """Says whether every device has the memory."""
         return self.step_time.fits
 
 
@@ -173,7 +173,7 @@ class SearchState:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the best placement so far is feasible."""
+        """Says whether the best placement so far is feasible."""
         return self.best_score[0] == 0.0
 
     @property
@@ -297,7 +297,7 @@ class Placer:
 
     @property
     def is_start(self) -> bool:
-        """Whether searches begin with what it finds."""
+        """Says whether searches begin with what it finds."""
         return not self.uses_rng and not self.stands_alone
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:

@@ -1,4 +1,4 @@
-"""Decision units: their work, their memory footprint, and the order in which their layers run."""
+"""Placement units: their work, their memory footprint, and the order in which their layers run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphs.system.array_types import FloatArray, IntArray
 
 
 class Units(NamedTuple):
-    """The decision units of a graph, as the kernels read them.
+    """The placement units of a graph, as the kernels read them.
 
     Rows of `x` are `x_item[x_ptr[i]:x_ptr[i + 1]]`. Arrays are int64 or float64.
     """
@@ -28,7 +28,7 @@ class Units(NamedTuple):
 
 
 def units_of(problem: Problem) -> Units:
-    """Lays out the decision units of a problem's graph, with their neighbours."""
+    """Lays out the placement units of a problem's graph, with their neighbours."""
     graph = problem.graph
     near = _neighbours(graph)
     return Units(
@@ -85,5 +85,5 @@ def units_by_layer(graph: OpGraph) -> IntArray:
 
 
 def per_unit(graph: OpGraph, device_of: IntArray) -> IntArray:
-    """Converts the device of each op, int (n_ops,), to that of each decision unit, int (n_units,)."""
+    """Converts the device of each op, int (n_ops,), to that of each placement unit, int (n_units,)."""
     return device_of[graph.units.items[graph.units.ptr[:-1]]]

@@ -53,7 +53,7 @@ class GraphTensors:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """Whether a path leads from the column's node to the row's, bool (n_nodes, n_nodes).
+        """Says whether a path leads from the column's node to the row's, bool (n_nodes, n_nodes).
 
         The diagonal is False. Contraction may close cycles; nodes on one are ancestors of each other.
         """

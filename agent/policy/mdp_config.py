@@ -61,7 +61,7 @@ class MdpConfig(Settings):
 
     @property
     def improves(self) -> bool:
-        """Whether a complete placement exists from the start."""
+        """Says whether a complete placement exists from the start."""
         return self.mdp == IMPROVE
 
     def evaluations(self, problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""What the encoder sees of a problem: numbers that do not change with its scale.
+"""The encoder's input features of a problem: numbers that do not change with its scale.
 
 A feature is declared here and nowhere else; policy files carry the names.
 """

@@ -27,7 +27,7 @@ class PartError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What is left of a network's inputs: factors, 0 or 1.
+    """The inputs of a network that are kept: factors, 0 or 1.
 
     Attributes:
         devices: of the columns of a feature set.

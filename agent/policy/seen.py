@@ -1,4 +1,4 @@
-"""What a policy was shown in training: the list in `policy.json`, and how a graph compares with it."""
+"""The graphs that a policy was shown in training, and the comparison of a graph with them."""
 
 from __future__ import annotations
 

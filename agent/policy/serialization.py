@@ -39,7 +39,7 @@ class PolicyFileError(InputError):
 
 @dataclass(frozen=True)
 class PolicyCard:
-    """What `policy.json` says.
+    """The contents of `policy.json`.
 
     Attributes:
         shape: of the network.

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Lets torch use `count` threads within the block.
+    """Limits torch to `count` threads within the block.
 
     Scoring a decision takes microseconds: a second thread gains nothing, and on a busy machine each of its
     operations waits for the other processes. Updates divide their work into

@@ -44,7 +44,7 @@ def plan_ablation(base: TrainConfig, config: StudyConfig) -> ListPlan:
 
 
 def _is_pair(base: TrainConfig, a: str, b: str) -> bool:
-    """Whether leaving out both of two components is more than leaving out either."""
+    """Says whether leaving out both of two components is more than leaving out either."""
     if "=" in a or "=" in b:
         return False
     try:
@@ -56,7 +56,7 @@ def _is_pair(base: TrainConfig, a: str, b: str) -> bool:
 
 @dataclass(frozen=True)
 class Effect:
-    """What leaving a component out does to the step time, over that of the base.
+    """The effect of leaving a component out: the step time over that of the base.
 
     Attributes:
         ratio: geometric mean over graphs, and over the seeds of the trainings.
@@ -73,7 +73,7 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """What the interval says; one seed says nothing of another training."""
+        """Reads the interval; one seed says nothing of another training."""
         if self.n_seeds < 2 or (self.low <= 1 + ROUNDING and self.high >= 1 - ROUNDING):
             return INCONCLUSIVE
         return "slower without" if self.ratio > 1 else "faster without"

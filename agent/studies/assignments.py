@@ -34,7 +34,7 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a whole number."""
+        """Says whether it is a whole number."""
         return type(self.least) is int
 
 

@@ -16,7 +16,7 @@ PART = "part:"
 
 @dataclass(frozen=True)
 class Component:
-    """What a training has and can do without.
+    """A component that a training can do without.
 
     Attributes:
         meaning: what is left out, in words.

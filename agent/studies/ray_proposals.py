@@ -1,4 +1,4 @@
-"""What Ray Tune is told to try: trials that a study has begun, then what Optuna proposes."""
+"""Proposals for Ray Tune: trials that a study has begun, then what Optuna proposes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TunedTrainer(TrialTrainer):
 
 @dataclass(frozen=True)
 class Trainable:
-    """What Tune runs: one trial, from the values that were drawn for it."""
+    """The function that Tune runs: one trial, from the values that were drawn for it."""
 
     base: TrainConfig
     folder: Path

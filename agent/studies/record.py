@@ -16,7 +16,7 @@ from graphs.system.errors import InputError
 from graphs.system.json_files import FileFormatError, parse_json
 
 COMPLETE, PRUNED, FAILED, STALE = STATUSES = ("complete", "pruned", "failed", "stale")
-"""How an attempt ends: done; given up by the search; by an error; or stopped or killed, and to be done."""
+"""The ends of an attempt: done; given up by the search; by an error; or stopped or killed, and to be done."""
 RUNNING = "running"
 
 
@@ -139,7 +139,7 @@ class Record:
         return [attempt for attempt in self.attempts.values() if attempt.trial == name]
 
     def outcome(self, name: str) -> Attempt | None:
-        """How a trial ended; None if it is still to be done."""
+        """Returns how a trial ended; None if it is still to be done."""
         ended = [attempt for attempt in self.of_trial(name) if attempt.status not in (RUNNING, STALE)]
         return ended[-1] if ended else None
 

@@ -161,7 +161,7 @@ class Scheduler:
     @contextmanager
     def _signals(self, slots: list[_Slot]) -> Iterator[None]:
         def stop(number: int, frame: FrameType | None) -> None:
-            """Lets every trial finish its update and save a checkpoint; ends them when asked again."""
+            """Asks every trial to finish its update and save a checkpoint; a second call ends them."""
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt

@@ -13,7 +13,7 @@ STUDIES = "studies (--context search, ablation or grid)"
 
 @dataclass(frozen=True)
 class StudyConfig(Settings, error=ConfigError):
-    """What is changed from trial to trial, and how trials are run.
+    """The settings that change from trial to trial, and how trials are run.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.

@@ -1,4 +1,4 @@
-"""What is said of a study when it ends: trials, effects of components, settings compared."""
+"""The report at the end of a study: trials, effects of components, settings compared."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ JUDGEMENT = "held_out.json"
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What a process is asked to train: a trial's settings, as JSON, and its folder."""
+    """The request to a process to train a trial: its settings, as JSON, and its folder."""
 
     config: Mapping[str, Any]
     folder: str
@@ -50,7 +50,7 @@ OF_THE_PROCESS = ("finished", "failed", "no_space")
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What came of an attempt; most fields are those of `record.Attempt`.
+    """The outcome of an attempt; most fields are those of `record.Attempt`.
 
     Attributes:
         failed: why the trial failed, in one line.
@@ -81,7 +81,7 @@ class StopFlag(Protocol):
     """Says whether a trial is to stop after its update."""
 
     def is_set(self) -> bool:
-        """Whether it is to stop."""
+        """Says whether it is to stop."""
 
 
 class PipeFlag:
@@ -91,7 +91,7 @@ class PipeFlag:
         self._reader, self._writer = Pipe(duplex=False)
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Says whether it is set."""
         return self._reader.poll()
 
     def set(self) -> None:

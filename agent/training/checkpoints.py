@@ -104,7 +104,7 @@ class CheckpointFolder:
 
 @contextmanager
 def restoring(checkpoint: Checkpoint) -> Iterator[None]:
-    """Lets what fails within the block, as the checkpoint is not that of this run, be a `CheckpointError`."""
+    """Turns errors within the block into a `CheckpointError`, as the checkpoint is not that of this run."""
     try:
         yield
     except CheckpointError:

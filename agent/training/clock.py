@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Elapsed(NamedTuple):
-    """What a training has taken, its time before interruptions included."""
+    """The time that a training has taken, before interruptions too."""
 
     wall_s: float
     cpu_s: float  # processor seconds of this process and its earlier ones, all threads together
@@ -52,11 +52,11 @@ class Clock:
 
     @property
     def elapsed(self) -> Elapsed:
-        """What the training has taken."""
+        """Returns the time that the training has taken."""
         return Elapsed(self.wall_s, time.process_time() - self._cpu_began)
 
     def agree(self) -> None:
-        """Lets all workers of a group have the same time; each calls it at the same point."""
+        """Makes all workers of a group agree on the time; each calls it at the same point."""
         if self._agreed is not None:
             self._agreed_s = self._agreed(time.monotonic() - self._began)
 

@@ -1,4 +1,4 @@
-"""What a training reads before it begins: all that a configuration names, looked up once."""
+"""The inputs of a training: all that a configuration names, looked up once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from graphs.system.plugins import load_plugins
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What was read.
+    """The inputs that were read.
 
     Attributes:
         policy: to start from, if the configuration names one.

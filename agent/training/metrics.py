@@ -52,7 +52,7 @@ MEANINGS = {
     f"{UPDATE}/policy_loss": "PPO's clipped objective",
     f"{UPDATE}/value_loss": "squared error of the values",
 }
-"""What each metric means, but for step times by use and reference, which `meanings` adds."""
+"""The meaning of each metric, but for step times by use and reference, which `meanings` adds."""
 
 
 def step_time_name(use: str, reference: str, family: str = "") -> str:
@@ -98,7 +98,7 @@ def tag_of(name: str) -> str:
 
 
 def meanings() -> dict[str, str]:
-    """What each metric means, by name; names by family end in `FAMILY`."""
+    """Returns the meaning of each metric, by name; names by family end in `FAMILY`."""
     ratios = {
         step_time_name(use, reference, family): f"{scope}step time over that of {against}: {what}"
         for family, scope in (("", "geometric mean of "), ("FAMILY", "the same of one family, "))

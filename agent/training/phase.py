@@ -1,4 +1,4 @@
-"""What the phases of a training have in common."""
+"""The interface of the phases of a training."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Phase(ABC):
 
     @property
     def done(self) -> bool:
-        """Whether all is learned, or the time is up."""
+        """Says whether all is learned, or the time is up."""
         return self.timed_out or self.is_complete
 
     @property
     @abstractmethod
     def is_on(self) -> bool:
-        """Whether the configuration asks for it at all."""
+        """Says whether the configuration asks for it at all."""
 
     @property
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether all that the configuration asks for is done."""
+        """Says whether all that the configuration asks for is done."""
 
     @property
     @abstractmethod
     def shortfall(self) -> str:
-        """What was done of what was asked for, where time cut it short; else empty."""
+        """Returns how much of the phase was done, where time cut it short; else empty."""
 
     @abstractmethod
     def learn(self) -> dict[str, float]:

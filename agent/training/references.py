@@ -1,4 +1,4 @@
-"""What a policy is measured against while it trains: list schedules, and annealing with a fixed budget."""
+"""The references of a policy in training: list schedules, and annealing with a fixed budget."""
 
 from __future__ import annotations
 

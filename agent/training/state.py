@@ -1,4 +1,4 @@
-"""What all phases of a training work on: problems, policy, optimizer, clock and counters."""
+"""The state that all phases of a training work on: problems, policy, optimizer, clock and counters."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TrainingState:
         return between(self.config.learning_rate, self.config.final_learning_rate, self.progress)
 
     def count_update(self) -> None:
-        """Lets the average follow the policy, after each update.
+        """Updates the average after an update of the policy.
 
         Raises:
             FloatingPointError: a weight, or an average of weights, is not finite.
@@ -139,7 +139,7 @@ class TrainingState:
         self.clock.go_on_from(Elapsed(own["wall_s"], own["cpu_s"]))
 
     def _identity(self) -> dict[str, Any]:
-        """What stays the same within a run, as JSON: settings and problems."""
+        """Returns the settings and problems that stay the same within a run, as JSON."""
         config = self.config.to_json()
         decide = {key: config[key] for key in DECISIVE}
         return decide | {"problems": [f"{p.graph.name} on {p.cluster.name}" for p in self.problems]}

@@ -31,7 +31,7 @@ EARLY_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended.
+    """The result of a training.
 
     Attributes:
         timesteps, iterations: decisions of reinforcement and updates made.
@@ -193,7 +193,7 @@ class _Training:
         return metrics
 
     def _agree_to_stop(self) -> None:
-        """Lets all workers stop if the context of one wants to."""
+        """Stops all workers if the context of one wants to stop."""
         self._stops = any_worker(self.context.group, self.context.should_stop())
 
     @property
@@ -205,7 +205,8 @@ class _Training:
 
     @property
     def _is_due_early(self) -> bool:
-        """Whether to evaluate after the first update, the second, fourth, ...: curves begin with imitation.
+        """Says whether to evaluate after the first update, the second, fourth, ...: curves begin with
+        imitation.
 
         No policy is kept then. With a limit only the first does where evaluations are slow.
         """

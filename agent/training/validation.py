@@ -1,4 +1,4 @@
-"""How good a policy is while it trains: greedy placements of graphs kept for that."""
+"""The quality of a policy while it trains: greedy placements of graphs kept for that."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ FRAGMENTED = 0.05
 
 @dataclass(frozen=True)
 class Kind:
-    """What a datasheet says of a GPU.
+    """The datasheet of a GPU.
 
     Attributes:
         name: e.g. `a100-pcie-40gb`.

@@ -1,4 +1,4 @@
-"""Where the measurements of this machine are kept: a folder of the user's."""
+"""The folder of the user's that stores this machine's measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def own_folder() -> Path:
 
 
 def is_own_cluster(name: str) -> bool:
-    """Whether a cluster of that name is one of this machine: `this`, or `2xcpu` and the like."""
+    """Says whether a cluster of that name is one of this machine: `this`, or `2xcpu` and the like."""
     return name == CLUSTER_NAME or re.fullmatch(r"[1-9][0-9]{0,2}xcpu", name) is not None
 
 

@@ -66,7 +66,7 @@ class ClassFit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found out about the efficiency of a device kind.
+    """The measured efficiency of a device kind.
 
     Attributes:
         kind: the device kind.
@@ -282,4 +282,4 @@ RANGES = {
     "room_bytes": (1.0, 1e15),
     "fade": (0.1, 100.0),
 }
-"""What the parameters of models can be."""
+"""Bounds of the parameters of models."""

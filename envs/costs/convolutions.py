@@ -33,7 +33,7 @@ KERNEL = 9
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionModel(MatmulModel):
-    """How a device computes convolutions.
+    """A model of the time of convolutions.
 
     Attributes:
         fused: share of the peak that Winograd's algorithm in one kernel reaches.

@@ -40,7 +40,7 @@ longest rows take up to three times as long, where many of them are read at a ti
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulModel:
-    """How a device computes matrix products.
+    """A model of the time of matrix products.
 
     Attributes:
         launch_s: time of a product of no work, with what the host adds when each op is timed alone.
@@ -121,7 +121,7 @@ class MatmulModel:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchedModel(MatmulModel):
-    """How a device computes batched products, for which cuBLAS has fewer kernels."""
+    """A model of the time of batched products, for which cuBLAS has fewer kernels."""
 
     def tiles(self, machine: Machine) -> Tiles:
         """Returns those that the machine has for batched products."""
@@ -130,7 +130,7 @@ class BatchedModel(MatmulModel):
 
 @dataclass(frozen=True)
 class TrafficModel:
-    """How a device streams memory.
+    """A model of the time of memory traffic.
 
     Attributes:
         launch_s: time of an op of no work, with what the host adds when each op is timed alone.
@@ -171,7 +171,7 @@ Model = MatmulModel | TrafficModel
 
 @dataclass(frozen=True)
 class Machine:
-    """What the models need of a device.
+    """The properties of a device that the models need.
 
     Attributes:
         bytes_per_s: of its memory.

@@ -21,7 +21,8 @@ CLASSES = (
 MATMULS = ("gemm", "bmm", "conv", "attention")
 """Classes whose time is arithmetic in tiles; that of the others is memory traffic."""
 TENSOR = "gemm-tensor"
-"""What calibrations call matrix products on tensor cores (tf32, fp16, bf16), of all classes in `MATMULS`."""
+"""The name in calibrations of matrix products on tensor cores (tf32, fp16, bf16), of all classes in
+`MATMULS`."""
 
 _PREFIXES = (
     ("optim.", "optimizer"),

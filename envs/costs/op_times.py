@@ -16,7 +16,7 @@ TYPICAL_ROW = 1024
 """Elements of a row of a softmax or norm that does not say, as in the models of the data."""
 TENSOR_DTYPES = ("tf32", "fp16", "bf16")
 TENSOR_GAIN = 1.5
-"""How much faster than fp32 a dtype is at least where tensor cores compute it; on the P4 fp16 is not."""
+"""The least factor over fp32 of a dtype where tensor cores compute it; on the P4 fp16 is not."""
 
 
 def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration) -> FloatArray:

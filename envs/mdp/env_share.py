@@ -14,7 +14,7 @@ Gather = Callable[[NDArray[np.bool_]], NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class EnvShare:
-    """Which episodes of a set are run here; all processes draw the problems of all of them alike.
+    """The episodes of a set that run here; all processes draw the problems of all of them alike.
 
     Attributes:
         first: index of the first own episode in the set.

@@ -31,7 +31,7 @@ class MdpError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class EpisodeResult:
-    """How one episode ended.
+    """The result of one episode.
 
     Attributes:
         problem: index of the problem.

@@ -12,8 +12,8 @@ HORIZONS = (8, 32)
 """Numbers of decisions after which a truncated rollout is recorded, the one at hand included."""
 
 STATE, LOOKAHEAD, CONSUMERS, ROLLOUT = GROUPS = ("state", "lookahead", "consumers", "rollout")
-"""What a feature is computed from: the state alone; a simulation with the op on the device, and where its
-neighbours are; what its consumers read besides; a truncated rollout of a simple rule from there."""
+"""The sources of a feature: the state alone; a simulation with the op on the device, and where its neighbours
+are; what its consumers read besides; a truncated rollout of a simple rule from there."""
 
 MEAN_OPS, SHARE, FLAG, SINGLE_STEPS = "log mean op times", "share", "0 or 1", "single-device step times"
 """Units. Times are in mean op times and squashed to sign(x) log(1 + |x|) unless they say otherwise."""
@@ -78,7 +78,7 @@ FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "lookahead": (STATE, LOOKAHEAD),
     "state": (STATE,),
 }
-"""What a policy may see of the devices: the groups of each feature set."""
+"""The groups of features in each feature set."""
 
 
 def column(name: str) -> int:

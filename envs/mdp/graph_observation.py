@@ -27,17 +27,17 @@ OP_FEATURES = (
     *(f"is_{phase}" for phase in PHASES),
     "visits_done",
 )
-"""What is observed of the op at hand. Times are means over devices or links, in mean op times; the footprint
+"""The observation of the op at hand. Times are means over devices or links, in mean op times; the footprint
 is in mean device memories; these and the counts are log(1 + x). The rest are flags and a share."""
 
 NEIGHBOUR_FEATURES = ("is_there", "transfer_time", "time", "footprint", "is_source")
-"""What is observed of a placed neighbour, before a flag for each device it may be on. `is_there` is 0 in the
+"""The observation of a placed neighbour, before a flag for each device it may be on. `is_there` is 0 in the
 rows that fill up where there are fewer neighbours; `transfer_time` is of the bytes between it and the op."""
 
 
 @dataclass(frozen=True, eq=False)
 class GraphTables:
-    """What the observation needs to know of one problem.
+    """The tables of one problem from which observations are made.
 
     Attributes:
         op_features: `OP_FEATURES` but the last, float64 (n_ops, n_features).

@@ -51,7 +51,7 @@ ROLLOUT_MEAN_FINISH = tuple(column(f"rollout_mean_finish_{horizon}_over_least") 
 
 
 class Observation(NamedTuple):
-    """What a policy sees, one row per episode."""
+    """The observation of a policy, one row per episode."""
 
     problem: IntArray  # (n, 1)
     op: IntArray  # (n, 1)

@@ -30,7 +30,7 @@ FURTHEST = HORIZONS[-1]
 
 
 class RolloutScratch(NamedTuple):
-    """What the rollouts of the candidates found, and what one rollout must take back."""
+    """The results of the rollouts of all candidates, and the changes that one rollout must take back."""
 
     time_s: FloatArray  # (n_horizons, n_devices) step time at each horizon
     finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there

@@ -30,7 +30,7 @@ reward."""
 
 
 class MdpRules(NamedTuple):
-    """What decisions are asked for and what they earn, the same in all episodes of a batch."""
+    """The rules of a decision process: decisions and rewards; the same in all episodes of a batch."""
 
     improving: bool  # complete placements are improved
     masks: bool  # only devices with free memory are offered
@@ -38,7 +38,7 @@ class MdpRules(NamedTuple):
 
 
 class MdpArrays(NamedTuple):
-    """What an episode needs to know of a problem beyond its simulation."""
+    """The arrays of a problem that an episode needs beyond its simulation."""
 
     unit_of: IntArray  # (n_ops,) placement unit of an op
     unit_ptr: IntArray  # (n_units + 1,) ops of a unit: unit_item[unit_ptr[i] : unit_ptr[i + 1]]
@@ -189,7 +189,7 @@ def episode_at(episodes, p, e):
 
 @kernel
 def simulate_op(m, p, episode, op, device):
-    """Lets a full simulation see an op on a device, and the source ops of its unit with it.
+    """Shows a full simulation an op on a device, and the source ops of its unit with it.
 
     Args:
         m (MdpArrays), p (ProblemArrays): the problem.
@@ -206,7 +206,7 @@ def simulate_op(m, p, episode, op, device):
 
 @kernel
 def simulate_unit(m, episode, op, device):
-    """Lets a full simulation see the whole unit of an op on a device.
+    """Shows a full simulation the whole unit of an op on a device.
 
     Args:
         m (MdpArrays): the problem's placement units.

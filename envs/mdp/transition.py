@@ -28,7 +28,7 @@ from envs.simulator.kernels import copy, inputs_ready, peak_memory, run, run_op
 from graphs.system.array_types import FloatArray, IntArray
 
 FITS, OVERFLOWS, INFEASIBLE = range(3)
-"""How an episode ended: within the memory, with a device that overflows, or with an op that no device had
+"""The ends of an episode: within the memory, with a device that overflows, or with an op that no device had
 free memory for."""
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
@@ -37,7 +37,7 @@ costs its share of the cluster's memory more."""
 
 
 class StepResult(NamedTuple):
-    """What a step of a batch gives, one row per episode."""
+    """The result of a step of a batch, one row per episode."""
 
     reward: FloatArray  # (n,) single-device step times
     done: NDArray[np.bool_]  # (n,)

@@ -1,4 +1,4 @@
-"""Which ops an episode visits, in which order, and whether they can be simulated one by one."""
+"""The ops that an episode visits, their order, and whether they can be simulated one by one."""
 
 from __future__ import annotations
 

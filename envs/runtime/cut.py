@@ -181,7 +181,7 @@ class _Cutter:
         return self._call(node, device, -1, function)
 
     def _is_made(self, node: fx.Node) -> bool:
-        """Whether a node is the result, or one of the results, of an op; a view is neither."""
+        """Says whether a node is the result, or one of the results, of an op; a view is neither."""
         while node.target is operator.getitem:
             node = node.all_input_nodes[0]
         return node in self.captured.op_of_node

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Which optimizer updates the parameters, and with what.
+    """The optimizer that updates the parameters, and its settings.
 
     Attributes:
         name: from `OPTIMIZERS`.

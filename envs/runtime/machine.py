@@ -1,4 +1,4 @@
-"""Which devices of this machine stand for those of a cluster."""
+"""The devices of this machine that stand for those of a cluster."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class MeasuredStep:
 
     @property
     def feasible(self) -> bool:
-        """Whether the step can be run."""
+        """Says whether the step can be run."""
         return not self.failure
 
 

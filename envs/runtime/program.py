@@ -1,4 +1,4 @@
-"""What one device runs of a step: plain data that can be sent to another process."""
+"""The program of one device in a step: plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """How a transferred tensor lies in memory.
+    """The memory layout of a transferred tensor.
 
     Attributes:
         stride: in elements.
@@ -123,7 +123,7 @@ Instruction: TypeAlias = Call | Send | Receive
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """What one device runs in a step.
+    """The program of one device in a step.
 
     Attributes:
         device: its index.

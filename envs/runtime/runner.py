@@ -29,7 +29,7 @@ from graphs.system.array_types import IntArray
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a measured step took.
+    """The times of a measured step.
 
     Attributes:
         total_s: from the first start of a device to the last end.
@@ -41,14 +41,16 @@ class StepTimes:
 
 
 class Devices(Protocol):
-    """What a runner asks of devices: `DeviceProcesses`, or in each rank of torchrun `TorchrunDevices`."""
+    """The interface of devices to a runner: `DeviceProcesses`, or in each rank of torchrun
+    `TorchrunDevices`.
+    """
 
     memory: SharedMemory
     n_devices: int
 
     @property
     def running(self) -> bool:
-        """Whether they can be asked."""
+        """Says whether they can be asked."""
 
     def ask(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         """Gives each device a command, and returns all answers."""

@@ -22,7 +22,7 @@ from envs.simulator.jit import kernel
 from graphs.system.array_types import FloatArray
 
 UNSENT = -1.0
-"""What the slot of a tensor holds that was not sent to a device."""
+"""The value of a slot whose tensor was not sent to the device."""
 
 
 class Timeline(NamedTuple):

@@ -63,7 +63,9 @@ class DataParallelStep:
 
 
 class _Gradients(NamedTuple):
-    """What is reduced: buckets in the order of their all-reduces, and the updates that wait for them."""
+    """The gradients to reduce: buckets in the order of their all-reduces, and the updates that wait for
+    them.
+    """
 
     tensor: IntArray  # (n_gradients,) in the order in which they are ready
     bucket: IntArray  # (n_gradients,) bucket of each, ascending

@@ -89,7 +89,7 @@ def initialize(p, device_of, timeline, q):
 
 @kernel
 def cancel_outputs(p, q, op):
-    """Lets nobody wait for the outputs of an absent op.
+    """Marks the outputs of an absent op as available at time 0.
 
     Args:
         p: `ProblemArrays`.

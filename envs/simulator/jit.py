@@ -103,7 +103,7 @@ def _user_cache() -> Path:
 
 
 class _Files(CompileResultCacheImpl):  # type: ignore[misc]
-    """How numba names and fills the files of one kernel, in the user's folder."""
+    """The files that numba writes for one kernel, in the user's folder."""
 
     _locator_classes = (_OwnFolder,)
 
@@ -154,7 +154,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the kernel was kept by earlier processes, as far as this one can tell."""
+        """Says whether nothing of the kernel was kept by earlier processes, as far as this one can tell."""
         return not (self._enabled and Path(self._cache_file._index_path).exists())
 
     def save_overload(self, signature: object, data: object) -> None:

@@ -28,7 +28,7 @@ HELD = ENDS
 
 
 class Holdings(NamedTuple):
-    """Which bytes are held where and when, one entry per tensor and device that holds it."""
+    """Intervals of memory: one entry per tensor and device that holds it."""
 
     since: FloatArray  # s
     until: FloatArray  # s

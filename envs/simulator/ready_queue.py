@@ -18,7 +18,9 @@ INFINITY = np.inf
 
 
 class ReadyQueue(NamedTuple):
-    """What each op still waits for, and the ready ops of each device as a binary heap."""
+    """The number of inputs that each op still waits for, and the ready ops of each device as a binary
+    heap.
+    """
 
     missing: NDArray[np.int32]  # (n_ops,) inputs whose producer has not started
     cycle: NDArray[np.int32]  # (n_ops,) delta cycle, of the instant `start`, of the latest known input

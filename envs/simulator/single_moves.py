@@ -1,4 +1,4 @@
-"""The step time after each single move: one decision unit on another device."""
+"""The step time after each single move: one placement unit on another device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphs.system.array_types import FloatArray, IntArray
 
 
 def single_move_costs(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -> FloatArray:
-    """Simulates every placement with one decision unit moved.
+    """Simulates every placement with one placement unit moved.
 
     Args:
         device_of: a complete placement, int64 (n_ops,); not checked.

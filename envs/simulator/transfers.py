@@ -96,7 +96,8 @@ def reserve(p, free, tensor, source, target, ready_s):
 
 @kernel
 def slow_ops(p, free, device, start, end):
-    """Lets a copy slow the ops of a device: those issued before make it late, those issued later see its end.
+    """Slows the ops of a device beside a copy: those issued before make it late, those issued later see its
+    end.
 
     Args:
         p: `ProblemArrays`.

@@ -68,7 +68,7 @@ class GraphBuilder:
         return build_graph(name, family, self.ops, tensors)
 
     def _allocates(self, node: fx.Node) -> bool:
-        """Whether a node computes something: it is no source, no view and no metadata."""
+        """Says whether a node computes something: it is no source, no view and no metadata."""
         is_source = node.op in ("placeholder", "get_attr")
         return not is_source and any(storage.node is node for storage in self._storages_of([node]))
 

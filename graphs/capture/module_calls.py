@@ -1,4 +1,4 @@
-"""Which call of which module of a captured model ran each node of its trace."""
+"""The module call that ran each node of a captured model's trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers do to a parameter in a step, and the state that they keep of it."""
+"""The update of a parameter by each optimizer, and the optimizer state per parameter."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OPTIMIZERS = {
     "adamw": Update("adamw", flops=12, passes=7, states=2),
     "adafactor": Update("adafactor", flops=15, passes=17, states=1, factored=True),
 }
-"""What each optimizer does to a parameter, with the default settings of `torch.optim`.
+"""The update of a parameter by each optimizer, with the default settings of `torch.optim`.
 
 Adam reads it, its gradient and two moments and writes all but the gradient, as one fused kernel: 28 bytes per
 float32 element. AdamW multiplies the weights by `1 - lr * weight_decay` too. SGD, without momentum, is one

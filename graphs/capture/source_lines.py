@@ -1,4 +1,4 @@
-"""Which line of the user's code ran each node of a trace."""
+"""The line of the user's code that ran each node of a trace."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SPARSE_WRAP = aten._sparse_coo_tensor_with_dims_and_tensors
 
 
 def is_sparse(node: fx.Node) -> bool:
-    """Whether a node yields a sparse tensor, such as the gradient of an embedding that asks for one."""
+    """Says whether a node yields a sparse tensor, such as the gradient of an embedding that asks for one."""
     return any(tensor.layout is torch.sparse_coo for tensor in tensors_of(node_value(node)))
 
 

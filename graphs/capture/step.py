@@ -117,7 +117,9 @@ def _with_buffers(model: nn.Module) -> nn.Module:
 
 
 def _differs(leaf: Any, captured: Any) -> bool:
-    """Whether a leaf of the inputs is another value than at the capture; tensors may have other values."""
+    """Says whether a leaf of the inputs is another value than at the capture; tensors may have other
+    values.
+    """
     if isinstance(captured, Tensor) or isinstance(leaf, Tensor):
         return isinstance(captured, Tensor) != isinstance(leaf, Tensor)
     return bool(leaf != captured)

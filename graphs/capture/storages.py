@@ -81,7 +81,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _keeps_layout(clone: fx.Node) -> bool:
-    """Whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on.
+    """Says whether a clone changes nothing: tracing leaves such clones where eager mode passes a tensor on.
 
     A clone of a conjugated or negated view does change something: it computes what the view only notes.
     """

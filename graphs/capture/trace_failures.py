@@ -13,7 +13,7 @@ NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 
 
 def needs_values(error: Exception) -> bool:
-    """Whether a trace failed because the model needs the values of a tensor."""
+    """Says whether a trace failed because the model needs the values of a tensor."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 

@@ -177,7 +177,7 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Whether an op changes one of its arguments in place."""
+    """Says whether an op changes one of its arguments in place."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 

@@ -25,7 +25,7 @@ RETURNS = "return (module, inputs) or (module, inputs, loss)"
 
 
 class UserModel(NamedTuple):
-    """What a function of the user's returns; `loss` is as `graphs.capture.capture` takes it."""
+    """The values that a function of the user's returns; `loss` is as `graphs.capture.capture` takes it."""
 
     module: nn.Module
     inputs: Any

@@ -1,4 +1,4 @@
-"""What a traced node yields, as fake tensors, and what it calls."""
+"""Fake tensors that a traced node yields, and the operator that it calls."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What knows nothing of graphs: errors, files, settings, processes."""
+"""Modules that know nothing of graphs: errors, files, settings, processes."""

@@ -1,4 +1,4 @@
-"""What all commands share: a parser that answers in one line, and the boundary at which every error ends.
+"""The parser and the error boundary of all commands: every answer and every error is one line.
 
 Nothing heavy is imported here, so that a signal while the rest is imported ends in one line too.
 """
@@ -35,7 +35,7 @@ WRONG_PATH = frozenset(
         errno.EROFS,
     }
 )
-"""What the system says of a path that was wrong from the start; all else happens to a right one."""
+"""Error numbers of a path that was wrong from the start; all others happen to a right one."""
 NO_MEMORY = "out of memory; give it fewer graphs at once, or smaller graphs, models or inputs"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SENT_AGAIN_S = 0.01
@@ -80,7 +80,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM raise `KeyboardInterrupt`, for work that then ends in order.
+    """Makes SIGINT and SIGTERM raise `KeyboardInterrupt`, for work that then ends in order.
 
     Python drops what a finalizer or the callback of a weak reference raises; an interrupt that is lost so is
     sent again.
@@ -205,7 +205,9 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _discard(self) -> None:
-        """Lets the descriptor lead nowhere, so that what is in the buffer fails no more, not even at exit."""
+        """Points a descriptor at the null device, so that writing out its buffer cannot fail any more, not
+        even at exit.
+        """
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -214,7 +216,7 @@ class _LastingStream:
 
 @contextmanager
 def _lasting_streams() -> Iterator[None]:
-    """Lets a command go on when nobody reads what it prints; a result that a disk refuses is an error."""
+    """Keeps a command running when nobody reads what it prints; a result that a disk refuses is an error."""
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
     sys.stdout = cast("TextIO", _LastingStream(sys.stdout, (BrokenPipeError,)))

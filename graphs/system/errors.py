@@ -1,16 +1,16 @@
-"""What every error about the user's input is, and how its message is shown."""
+"""The base class of errors about the user's input, and the text that is shown of them."""
 
 from __future__ import annotations
 
 import re
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
-"""What a message shows at most of a name in quotes, of a word such as a path, and in all."""
+"""The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
 _NAME = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
 _WORD = re.compile(rf"\S{{{WORD_CHARS + 1},}}")
 _LEFT_OUT = "[...]"
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
-"""What torch's errors say where there is no memory left."""
+"""Words in torch's errors that mean that memory is out."""
 
 
 class InputError(ValueError):

@@ -19,7 +19,7 @@ LONGEST_METAVAR = 24
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type and default.
+    """The settings of a field besides its type and default.
 
     Attributes:
         help: what it decides; without the default, which is appended.
@@ -198,7 +198,7 @@ def _clean(value: object, kind: Any) -> Any:
 
 
 def _problem(item: Field[Any], kind: Any, value: Any) -> str:
-    """What is wrong with the value of a field, and what would be right; empty if nothing is."""
+    """Returns the problem with the value of a field and what would be right; empty if there is none."""
     known: Option = item.metadata[OPTION]
     if value is None and _without_none(kind) is not kind:
         return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _OURS = tuple(_ROOT / room for room in ("graphs", "graphs/system", "graphs/capture", "agent/evaluation"))
-"""What captures models and what runs code of users; the models of our families are as a user's."""
+"""Folders of ours that call a user's code; the models of our families are as a user's."""
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
@@ -29,7 +29,7 @@ def user_line(error: BaseException) -> str | None:
 
 
 def _may_be_a_model(file: Path) -> bool:
-    """Whether a file is neither torch's, Python's, ours nor generated code."""
+    """Says whether a file is neither torch's, Python's, ours nor generated code."""
     if not file.is_absolute() or file.parent in _OURS:
         return False
     return _short_path(file).parts[0] != "torch" if _is_installed(file) else not file.is_relative_to(_STDLIB)

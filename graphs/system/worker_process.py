@@ -103,7 +103,7 @@ class WorkerProcess(Generic[Request, Answer]):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process; false where there is no `/proc` to tell."""
+        """Says whether a signal has stopped the process; false where there is no `/proc` to tell."""
         if self._process is None:
             return False
         try:
@@ -161,7 +161,7 @@ class WorkerProcess(Generic[Request, Answer]):
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Lets a process be started completely, and ignore SIGINT from its first moment to its last."""
+    """Makes a process start completely, and ignore SIGINT as long as it lives."""
     resource_tracker.ensure_running()  # starting it unblocks SIGINT
     with interrupts_put_off():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
@@ -183,7 +183,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _limit_waits(connection: Connection, seconds: float) -> None:
-    """Lets reads and writes of a pipe fail that wait for some seconds, as its other end may be stopped."""
+    """Limits how long reads and writes of a pipe may wait, as the process at its other end may be stopped."""
     parts = divmod(round(min(max(seconds, 1e-6), LONGEST_WAIT_S) * 1e6), 1_000_000)
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -58,7 +58,7 @@ def v100s(n_devices: int, schedule: str) -> Cluster:
 
 
 def random_placements(problem: Problem, n: int) -> IntArray:
-    """Every decision unit on a device drawn for it, int64 (n, n_ops)."""
+    """Every placement unit on a device drawn for it, int64 (n, n_ops)."""
     units = np.random.default_rng(1).integers(problem.n_devices, size=(n, len(problem.graph.units)))
     return np.ascontiguousarray(units[:, problem.graph.unit_of])
 

@@ -95,7 +95,7 @@ def with_slowdown(cluster: Cluster, slowdown: float) -> Cluster:
 
 
 def random_placement(rng: np.random.Generator, graph: OpGraph, n_devices: int) -> np.ndarray:
-    """Draws a device per decision unit, int64 (n_ops,)."""
+    """Draws a device per placement unit, int64 (n_ops,)."""
     devices: np.ndarray = rng.integers(0, n_devices, len(graph.units))[graph.unit_of]
     return devices
 

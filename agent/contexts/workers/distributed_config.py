@@ -1,4 +1,6 @@
-"""What runs the trials of a search or the workers of one training: this machine or a Ray cluster."""
+"""Settings of the engine that runs the trials of a search or the workers of one training: this machine or
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ GROUP = "several machines (--context distributed or search)"
 
 @dataclass(frozen=True)
 class EngineConfig(Settings, error=ConfigError):
-    """Where trials or workers run; it decides nothing of what is learned.
+    """The engine that runs trials or workers; it decides nothing of what is learned.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.

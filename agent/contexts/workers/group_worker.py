@@ -1,4 +1,4 @@
-"""What each process of a distributed training does: it joins the others, trains, and ends as they do."""
+"""One process of a distributed training: it joins the others, trains, and ends as they do."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from agent.training.workers import FIRST
 from graphs.system.errors import InputError
 
 PATIENCE = timedelta(days=30)
-"""How long a worker waits for another, which may search or evaluate for hours. One that is gone is noticed at
-once, as its connections end."""
+"""Seconds that a worker waits for another, which may search or evaluate for hours. One that is gone is
+noticed at once, as its connections end."""
 FAREWELL_S = 5.0
-"""How long a worker that fails stays, so that the others can read why."""
+"""Seconds that a worker that fails stays, so that the others can read why."""
 DIVERGED, INPUT, OTHER = "diverged", "input", "other"
 """Kinds of failures, which decide what the other workers raise."""
 
@@ -95,7 +95,9 @@ class ProcessGroup:
             raise self._reason(error) from None
 
     def _reason(self, error: RuntimeError) -> Exception:
-        """What to raise where an exchange failed: the reason of the worker that failed, if it gave one."""
+        """Returns the error to raise where an exchange failed: that of the worker that failed, if it gave a
+        reason.
+        """
         try:
             known = self._store.check(["failure"])
             failure = json.loads(self._store.get("failure")) if known else None

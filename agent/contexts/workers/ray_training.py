@@ -27,7 +27,7 @@ from agent.training.config import TrainConfig
 from graphs.system.errors import InputError, shown
 
 MAX_RESTARTS = 10
-"""How often the workers are started anew after one of them was killed."""
+"""New starts of the workers after one of them was killed."""
 NAME = "train_agent.py"
 POLL_S = 0.2
 SETTINGS = {
@@ -40,7 +40,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class _Job:
-    """What every worker is told.
+    """The job that every worker is given.
 
     Attributes:
         directory: to run in, where the files that the configuration names are.
@@ -57,7 +57,7 @@ class _Job:
 
 @ray.remote(num_cpus=0)
 class Mailbox:
-    """What the first worker and the process that started it tell each other."""
+    """The messages between the first worker and the process that started it."""
 
     def __init__(self) -> None:
         self._said: list[tuple[str, str]] = []
@@ -87,7 +87,7 @@ class Mailbox:
         return self._stops
 
     def take(self) -> tuple[list[tuple[str, str]], int | None]:
-        """What was printed since the last call, and the exit code, if there is one."""
+        """Returns the text printed since the last call, and the exit code, if there is one."""
         said, self._said = self._said, []
         return said, self._code
 
@@ -181,7 +181,7 @@ def _show(mailbox: Any) -> int | None:
 
 @contextmanager
 def _stopping(mailbox: Any) -> Iterator[None]:
-    """Lets SIGINT and SIGTERM ask the workers to stop; what comes after that ends them at once."""
+    """Makes SIGINT and SIGTERM ask the workers to stop; a second signal ends them at once."""
     asked: list[float] = []
 
     def ask(*_: object) -> None:
@@ -200,7 +200,7 @@ def _stopping(mailbox: Any) -> Iterator[None]:
 
 
 def _work(settings: dict[str, _Job]) -> None:
-    """What a worker does; raises where another one is gone, so that Ray begins anew, and nowhere else."""
+    """Runs one worker; raises where another one is gone, so that Ray begins anew, and nowhere else."""
     job = settings["job"]
     os.chdir(job.directory)
     is_first = ray.train.get_context().get_world_rank() == 0

@@ -1,4 +1,4 @@
-"""What the reports of an evaluation share: lines by case, and numbers as text."""
+"""Lines by case and numbers as text, for all reports of an evaluation."""
 
 from __future__ import annotations
 

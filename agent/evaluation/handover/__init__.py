@@ -1,1 +1,1 @@
-"""What is handed over with a placement: tables, a device map, a trace, and what bounds the step."""
+"""Files that are handed over with a placement: tables, a device map, a trace, and the bounds of the step."""

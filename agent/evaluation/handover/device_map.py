@@ -115,7 +115,7 @@ def accelerate_devices(cluster: Cluster) -> list[int | str]:
 
 
 class _Run:
-    """Where each op runs under a device map, and where it would combine values of two devices.
+    """The device of each op under a device map, and the ops that would combine values of two devices.
 
     Attributes:
         device_of: int64 (n_ops,).

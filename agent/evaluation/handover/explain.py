@@ -1,4 +1,4 @@
-"""What bounds a simulated step, and what removing it would give."""
+"""The bounds of a simulated step, and the time that removing each would save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORTH_IT = 0.02
 
 @dataclass(frozen=True)
 class Explanation:
-    """What bounds a step; all times are simulated seconds.
+    """The bounds of a step; all times are simulated seconds.
 
     Attributes:
         bottleneck: `memory`, `link`, `load`, `dependencies` or `compute`.
@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def advice(self) -> str:
-        """What to use: `one device`, `placement` or `data parallel`; `memory` if none has the memory.
+        """Returns what to use: `one device`, `placement` or `data parallel`; `memory` if none has the memory.
 
         A placement must be 2 % faster than one device, and data parallelism per batch 2 % faster than both.
         """

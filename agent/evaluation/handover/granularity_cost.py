@@ -1,4 +1,4 @@
-"""What a granularity costs: the step by op, and the modules whose ops wait for each other."""
+"""The cost of a granularity: the step by op, and the modules whose ops wait for each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_MODULES = 3
 
 @dataclass(frozen=True)
 class GranularityCost:
-    """What placing by module, block or layer costs.
+    """The cost of placing by module, block or layer.
 
     Attributes:
         by_op_s: step of the best placement by op that `refine` finds in `EVALUATIONS` evaluations, seconds;

@@ -13,7 +13,7 @@ from graphs.system.array_types import IntArray
 
 @dataclass(frozen=True)
 class OpRow:
-    """Where an op comes from and where it goes.
+    """The source line of an op and its device.
 
     Attributes:
         source: line of code that ran it, `file.py:12`; "" if it is not known.
@@ -32,7 +32,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """How full a device is.
+    """The memory that a device holds.
 
     Attributes:
         peak_bytes: greatest memory in use, simulated.

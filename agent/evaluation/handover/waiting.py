@@ -1,4 +1,4 @@
-"""How long the ops of a placement unit wait for each other in a simulated step."""
+"""The time that the ops of a placement unit wait for each other in a simulated step."""
 
 from __future__ import annotations
 

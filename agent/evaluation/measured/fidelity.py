@@ -1,4 +1,4 @@
-"""How true the simulator is: the predicted against the measured step time of varied placements."""
+"""The fidelity of the simulator: predicted against measured step times of varied placements."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FidelityRow:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How well predictions agree with measurements, over the placements that could be run.
+    """The agreement of predictions with measurements, over the placements that could be run.
 
     Attributes:
         n_placements: how many those are.

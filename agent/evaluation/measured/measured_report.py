@@ -1,4 +1,4 @@
-"""What was measured, as lines of text."""
+"""Measurements of an evaluation as lines of text."""
 
 from __future__ import annotations
 

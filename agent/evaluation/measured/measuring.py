@@ -1,4 +1,6 @@
-"""What an evaluation measures: the seconds of ops, the best placements, and how true the simulator is."""
+"""Measurements of an evaluation: the seconds of ops, the best placements, and the fidelity of the
+simulator.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Pair:
 
 
 def is_learned(trial: Trial) -> bool:
-    """Whether a placer that uses a policy made a trial."""
+    """Says whether a placer that uses a policy made a trial."""
     return trial.placer in LEARNED
 
 

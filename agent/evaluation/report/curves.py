@@ -20,7 +20,7 @@ STYLES = ("-", "--", ":", "-.")
 """Line styles, which tell lines of one colour apart."""
 
 Line = tuple[np.ndarray, np.ndarray]
-"""What was spent, and the step time over that of one device then, (n,) each."""
+"""The budget spent, and the step time over that of one device then, (n,) each."""
 
 
 def lines_of(trials: Iterable[Trial], of: str) -> dict[Run, Line]:

@@ -1,1 +1,1 @@
-"""What TensorBoard shows of an evaluation."""
+"""Evaluations in TensorBoard."""

@@ -1,1 +1,1 @@
-"""What placers find in equal time on a sealed test set."""
+"""Placers in equal time on a sealed test set."""

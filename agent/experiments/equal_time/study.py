@@ -1,4 +1,4 @@
-"""What each placer finds in equal time, from 10 ms to 10 s, on the sealed test set.
+"""Placers in equal time, from 10 ms to 10 s, on the sealed test set.
 
 `python -m agent.experiments.equal_time` makes what is not made yet and prints the tables. Each budget is an
 evaluation of its own in `runs/equal-time/NAME`. The baseline is `refine`, the best placer that learned

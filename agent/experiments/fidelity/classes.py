@@ -1,4 +1,4 @@
-"""Which classes of ops the error of a step comes from: measured ops against those of the captured graph.
+"""The error of a step by class of ops: measured ops against those of the captured graph.
 
 Beside a measured step may lie a trace, `<model>-...-<batch>.csv.gz`: the nodes of a torch.fx graph of the
 model with one layer, each timed by itself (`fw_latency`, `bw_latency`, `acc_latency` in ms: forward,

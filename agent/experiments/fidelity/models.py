@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MODES = {"inf": "forward pass alone, without gradients", "train": "forward and backward pass, no optimizer"}
-"""What a measured step is, by the part of its name."""
+"""Kinds of measured steps, by the part of their name."""
 
 
 class ModelError(InputError):
@@ -32,7 +32,7 @@ class ModelError(InputError):
 
 @dataclass(frozen=True)
 class Workload:
-    """What was measured, whatever the device.
+    """A measured workload, whatever the device.
 
     Attributes:
         model: a name in `MODELS` or `LEFT_OUT`.

@@ -68,7 +68,7 @@ class OpErrors:
 
 @dataclass(frozen=True)
 class DeviceOrder:
-    """How often two devices are ranked as measured, over pairs of devices and the held-out shapes of both."""
+    """The share of pairs of devices that are ranked as measured, over the held-out shapes of both."""
 
     op_class: str
     pairs: int

@@ -1,4 +1,4 @@
-"""What other costs change: placements found under old costs against those found under new ones.
+"""The effect of other costs: placements found under old costs against those found under new ones.
 
 A cluster stands for its costs: two clusters with as many devices describe the same machine, once with the old
 and once with the new times of ops and links.

@@ -1,4 +1,4 @@
-"""How far simulated times are from times that were measured on real GPUs.
+"""Simulated times against times that were measured on real GPUs.
 
 `python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).

@@ -1,1 +1,1 @@
-"""How far from optimal placers are on problems whose optimum is known."""
+"""Placers on problems whose optimum is known."""

@@ -24,7 +24,7 @@ LEAST_PLACEMENTS = 3_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What is placed where.
+    """The settings of a problem: graph, cluster and granularity.
 
     Attributes:
         n_units: placement units that graphs are coarsened to; 0: they are left whole.
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def can_be_tried(self) -> bool:
-        """Whether all placements can be tried, so that no solver is needed."""
+        """Says whether all placements can be tried, so that no solver is needed."""
         return bool(get_cluster(self.cluster).n_devices ** self.n_units <= MAX_PLACEMENTS)
 
     def graphs(self, whole: Sequence[OpGraph]) -> list[OpGraph]:

@@ -21,7 +21,7 @@ MOST_TRIED = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """What a placer found on a graph that `exact` closed.
+    """The placement of a placer on a graph that `exact` closed.
 
     Attributes:
         ops: computing ops.
@@ -98,12 +98,12 @@ def rows_of(
 
 
 def is_trivial(row: Row) -> bool:
-    """Whether the fastest single device is optimal."""
+    """Says whether the fastest single device is optimal."""
     return abs(row.single - 1) <= LEVEL
 
 
 def is_hard(row: Row) -> bool:
-    """Whether one device is not optimal, and the budget too small to try many of the placements."""
+    """Says whether one device is not optimal, and the budget too small to try many of the placements."""
     return not is_trivial(row) and row.budget <= MOST_TRIED * row.placements
 
 

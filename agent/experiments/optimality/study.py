@@ -1,4 +1,4 @@
-"""How far from optimal placers are, and how loose the lower bound is, on graphs that `exact` closes.
+"""The distance of placers from the optimum, and of the lower bound, on graphs that `exact` closes.
 
 `python -m agent.experiments.optimality` makes what is not made yet in `runs/optimality` and prints tables.
 The graphs are those of the sealed set. One draw of each family is coarsened to few placement units; its

@@ -1,1 +1,1 @@
-"""Which traversal order to learn in."""
+"""Traversal orders compared by the policies that learn in them."""

@@ -38,7 +38,9 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
 
 
 def _cases(by_family: Mapping[str, OrderScores]) -> Cases | None:
-    """What a rule is fitted to and judged on; None where fewer than two families have all orders."""
+    """Returns the cases that a rule is fitted to and judged on; None where fewer than two families have all
+    orders.
+    """
     cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
     return cases if len(set(cases.family)) > 1 else None
 

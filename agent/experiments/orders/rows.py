@@ -1,4 +1,4 @@
-"""What a study of orders found: a row per graph and training, and points of learning curves."""
+"""Rows of the study of orders: one per graph and training, and points of learning curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """How a policy placed a graph that chose nothing.
+    """The step time of a policy's placement of a graph that chose nothing.
 
     Attributes:
         graph: with its cluster, `GRAPH on CLUSTER`.

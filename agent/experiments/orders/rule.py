@@ -27,7 +27,7 @@ LEVEL = 1e-3
 
 @dataclass(frozen=True)
 class Judgement:
-    """How well a way to choose orders does, on graphs of families that it was not fitted to.
+    """The quality of a way to choose orders, on graphs of families that it was not fitted to.
 
     Attributes:
         picks_best: share of graphs for which it picks an order that is as good as the best.

@@ -82,7 +82,7 @@ def scores_of(rows: Iterable[Row]) -> OrderScores | None:
 
 @dataclass(frozen=True)
 class Significance:
-    """Whether orders differ at all (Friedman), and which pairs do (Wilcoxon, corrected by Holm).
+    """Tests whether orders differ at all (Friedman), and which pairs do (Wilcoxon, corrected by Holm).
 
     Attributes:
         p_friedman: of no difference between any; 1 where it cannot be tested.

@@ -1,4 +1,4 @@
-"""Which traversal order to learn in: policies trained and placed in each, family by family.
+"""Traversal orders compared: policies trained and placed in each, family by family.
 
 `python -m agent.experiments.orders` trains what is not trained yet and prints the tables.
 
@@ -53,7 +53,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "dagger_rounds": 0,
     },
 }
-"""What each arm changes in the settings of the training."""
+"""The settings of the training that each arm changes."""
 RULE_ARM = "rollout"
 """The arm whose features policies are shipped with; the order `auto` follows what it found."""
 HELD_OUT = step_time_name("held_out", "single")

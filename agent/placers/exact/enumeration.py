@@ -17,7 +17,7 @@ def n_placements(problem: Problem) -> int:
 
 
 def can_enumerate(search: SearchState) -> bool:
-    """Whether the placements are few, and the evaluations that are left suffice for all."""
+    """Says whether the placements are few, and the evaluations that are left suffice for all."""
     most, count = search.budget.evaluations, n_placements(search.problem)
     return count <= MAX_PLACEMENTS and (most is None or count <= most - search.evaluations)
 

@@ -28,7 +28,9 @@ MAX_RENAMED = 4
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What the solver found: whether anything, whether the best of all, its bound in ticks, a placement."""
+    """The outcome of the solver: whether it found anything or the optimum, its bound in ticks, a
+    placement.
+    """
 
     is_empty: bool
     is_solved: bool
@@ -222,7 +224,7 @@ class Relaxation:
 
     @property
     def _may_rename(self) -> bool:
-        """Whether devices and links are alike, and their renamings few enough to simulate all.
+        """Says whether devices and links are alike, and their renamings few enough to simulate all.
 
         Links are shared in ways that do not tell devices apart (`Cluster.sharing`).
         """

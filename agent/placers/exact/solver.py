@@ -36,7 +36,7 @@ START_EVALUATIONS = 2_000
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of the optimum.
+    """The proof of an optimum, as far as there is one.
 
     Attributes:
         bound_s: no feasible placement has a shorter step.

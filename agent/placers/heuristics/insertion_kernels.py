@@ -17,7 +17,9 @@ from graphs.system.array_types import FloatArray, IntArray
 
 
 class BusySlots(NamedTuple):
-    """When devices are busy: intervals without overlap, ascending; the first `n_busy[d]` of row `d` count."""
+    """The busy intervals of devices, ascending and without overlap; the first `n_busy[d]` of row `d`
+    count.
+    """
 
     start: FloatArray  # (n_devices, n_ops)
     end: FloatArray  # (n_devices, n_ops) the rest after the op included

@@ -1,4 +1,4 @@
-"""Simulated annealing and local search over decision units."""
+"""Simulated annealing and local search over placement units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STARTS: tuple[Strategy, ...] = (single, heft, m_etf)
 def annealing(search: SearchState, rng: np.random.Generator) -> None:
     """Simulated annealing from the best single device, cooled geometrically over the whole budget.
 
-    A move takes one decision unit, a unit and its neighbours, a module, or a segment of the program, of the
+    A move takes one placement unit, a unit and its neighbours, a module, or a segment of the program, of the
     layers or of the modules to another device, or swaps two units. Memory over the limit costs energy.
     """
     single(search, rng)

@@ -67,7 +67,8 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
 def own_placements(
     policy: Policy, problems: Sequence[Problem], *, order: str, rng: np.random.Generator
 ) -> list[Demonstration]:
-    """Lets a policy place every problem once, sampling each device; leaves out what is out of memory.
+    """Places every problem once by a policy, sampling each device; leaves out placements that are out of
+    memory.
 
     Args:
         order: of the decisions.

@@ -22,7 +22,7 @@ TRAJECTORIES_PER_STEP = 8
 
 
 class ImitationLearner:
-    """Lets a policy learn from trajectories.
+    """Trains a policy by imitation of trajectories.
 
     Args:
         seed: whole numbers; the sequence of the trajectories depends on them.

@@ -44,12 +44,12 @@ class SearchForDemonstrations(Phase):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anything to search."""
+        """Says whether there is anything to search."""
         return self.state.config.planned_imitation_epochs > 0 and not self.state.policy.mdp_config.improves
 
     @property
     def is_complete(self) -> bool:
-        """Whether the search is over."""
+        """Says whether the search is over."""
         return self._found is not None
 
     @property
@@ -59,7 +59,7 @@ class SearchForDemonstrations(Phase):
 
     @property
     def found(self) -> SearchedPlacements:
-        """What was found."""
+        """Returns the placements that were found."""
         assert self._found is not None, "demonstrations come from a search that was made"
         return self._found
 
@@ -124,7 +124,7 @@ class _ImitationPhase(Phase):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all planned steps are made."""
+        """Says whether all planned steps are made."""
         return self.steps >= self.planned
 
     @property
@@ -185,7 +185,7 @@ class Imitation(_ImitationPhase):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anything to imitate."""
+        """Says whether there is anything to imitate."""
         return self.planned > 0
 
     def learn(self) -> dict[str, float]:
@@ -211,7 +211,7 @@ class Imitation(_ImitationPhase):
 
 
 class OnPolicyImitation(_ImitationPhase):
-    """Lets the policy place every problem and imitate the best single moves from there; a step is one round.
+    """Places every problem by the policy and imitates the best single moves from there; a step is one round.
 
     The situations are those that the policy itself gets into. A policy that improves placements learns from
     further greedy improvements.
@@ -232,7 +232,7 @@ class OnPolicyImitation(_ImitationPhase):
 
     @property
     def is_on(self) -> bool:
-        """Whether there are any rounds."""
+        """Says whether there are any rounds."""
         return self.planned > 0
 
     def learn(self) -> dict[str, float]:

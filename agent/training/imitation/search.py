@@ -18,12 +18,12 @@ from envs.problem import Problem
 
 N_THREADS = os.cpu_count() or 1
 SLACK = 1.5
-"""How many times its estimated share of the time left a search may take; estimates are rough."""
+"""The factor by which a search may exceed its estimated share of the time left; estimates are rough."""
 
 
 @dataclass(frozen=True, eq=False)
 class SearchedPlacements:
-    """What a search for demonstrations found.
+    """The placements that a search for demonstrations found.
 
     Attributes:
         demonstrations: the placements that are feasible.
@@ -39,7 +39,7 @@ class SearchedPlacements:
 
     @property
     def shortfall(self) -> str:
-        """What was done of what was asked for, where time ended searches; else empty."""
+        """Returns how much of the search was done, where time ended it; else empty."""
         if self.n_complete == self.n_asked:
             return ""
         partial = f", and {self.n_partial} with fewer evaluations" if self.n_partial else ""

@@ -1,1 +1,1 @@
-"""What makes training fast on CPU."""
+"""Faster training on a CPU."""

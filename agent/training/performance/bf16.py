@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def bf16_matmul() -> Iterator[None]:
-    """Lets matrix products on CPU round float32 factors to bfloat16 within the block; sums stay float32.
+    """Rounds the factors of float32 matrix products on CPU to bfloat16 within the block; sums stay float32.
 
     Processors without bfloat16 instructions ignore it. On those that have them products take 0.3 to 0.5 of
     the time, and the gradients of sampled decisions are far noisier than the rounding.

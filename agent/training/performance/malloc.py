@@ -15,7 +15,7 @@ LARGEST_KEPT_BYTES = 32 * 2**20
 
 @cache
 def tune_malloc() -> None:
-    """Lets malloc keep blocks of up to 32 MiB that are freed, for the rest of the process.
+    """Makes malloc keep freed blocks of up to 32 MiB, for the rest of the process.
 
     Each operation of an update frees and allocates tensors of megabytes. glibc gives those back to the
     system, which faults in every page of the next anew: half a million faults in an update of 98,304

@@ -87,7 +87,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         return values, log_probs.gather(1, actions[:, None].long()).squeeze(1), entropy
 
     def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What `_evaluate` gives for no decisions; the gradients are 0."""
+        """Returns the losses of no decisions; the gradients are 0."""
         none = next(self.parameters()).sum() * torch.empty(0, device=self.device)
         return none, none, none
 

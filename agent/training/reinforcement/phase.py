@@ -35,12 +35,12 @@ class Reinforcement(Phase):
 
     @property
     def is_on(self) -> bool:
-        """Whether any decisions are asked for."""
+        """Says whether any decisions are asked for."""
         return self.state.config.timesteps > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all decisions are made."""
+        """Says whether all decisions are made."""
         return self.state.timesteps >= self.state.config.timesteps
 
     @property

@@ -100,7 +100,7 @@ def learn(
 
 @contextmanager
 def _summed_gradients(ppo: MaskablePPO, config: TrainConfig, group: WorkerGroup) -> Iterator[None]:
-    """Lets every step of the optimizer follow the clipped sum of the gradients of all workers."""
+    """Replaces the gradients of every optimizer step by the clipped sum over all workers."""
     if group.size == 1:
         yield
         return

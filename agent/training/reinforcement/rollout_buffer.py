@@ -89,7 +89,7 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
             yield self._samples(own, chosen[np.argsort(worker, kind="stable")])
 
     def _flatten(self) -> None:
-        """Lets one row be one decision, the episodes one after another, as SB3 does."""
+        """Flattens a rollout: one row per decision, the episodes one after another, as SB3 does."""
         if self.generator_ready:
             return
         self.observations = {name: self.swap_and_flatten(rows) for name, rows in self.observations.items()}

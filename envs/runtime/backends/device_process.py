@@ -24,7 +24,7 @@ Command: TypeAlias = tuple[str, *tuple[Any, ...]]
 
 @dataclass
 class DeviceTask:
-    """What a device runs from now on.
+    """The task that a device runs from now on.
 
     Attributes:
         program: its part of a step.
@@ -50,7 +50,7 @@ class DeviceTask:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one device tells of one step.
+    """The report of one device on one step.
 
     Attributes:
         outputs: of the step, by index.
@@ -66,7 +66,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process answers: a value for each of its devices, or in one line why it failed."""
+    """The answer of a process: a value for each of its devices, or the reason of a failure in one line."""
 
     value: Any = None
     failure: str = ""
@@ -110,7 +110,7 @@ class DeviceHost:
 
     @property
     def interpreter(self) -> Interpreter:
-        """What runs the program at hand."""
+        """The interpreter of the present program."""
         assert self._interpreter is not None, "no program was loaded"
         return self._interpreter
 

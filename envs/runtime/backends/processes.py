@@ -56,7 +56,7 @@ class DeviceProcesses:
 
     @property
     def running(self) -> bool:
-        """Whether the processes are there."""
+        """Says whether the processes are there."""
         return bool(self._processes)
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:

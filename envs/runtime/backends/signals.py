@@ -71,7 +71,7 @@ class Inbox:
 
 
 class Barrier:
-    """Lets processes wait until all of them do.
+    """A barrier of several processes: each waits until all have come.
 
     Args:
         index: of this process.

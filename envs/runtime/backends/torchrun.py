@@ -19,7 +19,7 @@ from envs.runtime.program import ExecutionError, TensorSpec, Transfer, check_tim
 
 TIMEOUT_S = 600.0
 LOST = ("Connection", "imed out")
-"""What torch.distributed's errors say where another process is gone or silent."""
+"""Words in torch.distributed's errors that mean that another process is gone or silent."""
 
 
 class TorchrunDevices:
@@ -50,7 +50,7 @@ class TorchrunDevices:
 
     @property
     def running(self) -> bool:
-        """Whether this rank is still with the others."""
+        """Says whether this rank is still with the others."""
         return not self._left
 
     def ask(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:

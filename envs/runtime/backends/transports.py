@@ -1,4 +1,4 @@
-"""How tensors get from the process of one device to that of another."""
+"""Transports of tensors from the process of one device to that of another."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FUNCTIONS = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "attention",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": "attention_backward",
 }
-"""What stands in for functions that only the CPU has."""
+"""Replacements of functions that only the CPU has."""
 
 
 def bound_to(program: DeviceProgram, device: torch.device) -> DeviceProgram:

@@ -34,7 +34,7 @@ Span: TypeAlias = tuple[Any, Any]
 
 @dataclass
 class _Part:
-    """What one device runs.
+    """The part of a step that one device runs.
 
     Attributes:
         inputs: each input that it reads: its place on the device, and in the memory that processes share.

@@ -15,7 +15,7 @@ from envs.runtime.program import TensorSpec, Transfer
 
 
 class Cuda:
-    """What is asked of CUDA; tests ask a recorder instead."""
+    """The functions of CUDA that are used; tests replace them by a recorder."""
 
     def count(self) -> int:
         """Returns the number of devices."""
@@ -118,7 +118,7 @@ class StreamTransport:
             lane.cuda.keep(part, lane.copy)
 
     def receive(self, transfer: Transfer) -> Tensor:
-        """Lets the compute stream wait for a tensor."""
+        """Makes the compute stream wait for a tensor."""
         lane = self._lane
         if transfer.source in self._lanes:
             tensor, arrived = self._arriving.pop(transfer.index)

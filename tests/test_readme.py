@@ -54,7 +54,7 @@ def run(clone: Path, *arguments: str) -> str:
 
 
 def test_the_front_page_is_read_in_two_minutes() -> None:
-    assert len(FRONT.split()) <= 700
+    assert len(FRONT.split()) <= 600
 
 
 def test_links_lead_somewhere() -> None:

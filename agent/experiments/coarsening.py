@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from zlib import crc32
 
@@ -35,8 +35,6 @@ from graphs.system.csv_files import write_csv
 PLACED_BY = {"random": 1, "heft": 16, "m-etf": 16}
 """Placers of the coarse graphs, and their evaluations."""
 HEADINGS = ("family", "graphs", *(f"{name}{part}" for name in PLACED_BY for part in ("", " worst", " found")))
-COLUMNS = ("groups", "family", "graphs", "placer", "coarse_over_fine", "worst", "found_over_op_by_op")
-"""Columns of the rows as CSV."""
 LEGEND = (
     "Step time of the coarse graph over that of its ops, for one placement of the groups: geometric mean and",
     "worst of a family, for placements drawn at random and those that list schedulers find for the coarse",
@@ -63,18 +61,22 @@ class Row:
     """The graphs of a family, placed by one placer in at most so many groups.
 
     Attributes:
-        coarse, found: geometric means of `Difference`; None without graphs. `found` is None for random
-            placements too.
+        coarse_over_fine: geometric mean of `Difference.coarse`; None without graphs.
         worst: the `Difference.coarse` furthest from 1.
+        found_over_op_by_op: geometric mean of `Difference.found`; None without graphs and for `random`.
     """
 
     groups: int
     family: str
     graphs: int
     placer: str
-    coarse: float | None
+    coarse_over_fine: float | None
     worst: float | None
-    found: float | None
+    found_over_op_by_op: float | None
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+"""Columns of the rows as CSV."""
 
 
 def difference(problem: Problem, placer: str, n_groups: int) -> Difference:
@@ -96,9 +98,11 @@ def family_rows(name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups
             family=name,
             graphs=len(graphs),
             placer=placer,
-            coarse=geometric_mean(each.coarse for each in all_of),
+            coarse_over_fine=geometric_mean(each.coarse for each in all_of),
             worst=max((each.coarse for each in all_of), key=lambda ratio: abs(math.log(ratio)), default=None),
-            found=None if placer == "random" else geometric_mean(each.found for each in all_of),
+            found_over_op_by_op=(
+                None if placer == "random" else geometric_mean(each.found for each in all_of)
+            ),
         )
 
 
@@ -107,8 +111,8 @@ def table(rows: Sequence[Row], cluster: Cluster) -> list[str]:
     by_family: dict[str, list[str]] = {}
     for row in rows:
         cells = by_family.setdefault(row.family, [row.family, str(row.graphs)])
-        found = "" if row.placer == "random" else _number(row.found)
-        cells += [_number(row.coarse), _number(row.worst), found]
+        found = "" if row.placer == "random" else _number(row.found_over_op_by_op)
+        cells += [_number(row.coarse_over_fine), _number(row.worst), found]
     title = f"at most {rows[0].groups} groups, on {cluster.name}"
     return [title, *text_table(HEADINGS, list(by_family.values())).lines, ""]
 

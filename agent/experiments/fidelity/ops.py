@@ -7,7 +7,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from graphs.system.array_types import FloatArray
 
 CLOSE = 0.02
 """Devices whose measured times differ by less than this share are not ranked."""
+ALL_DEVICES = "all"
+"""Stands for all devices together."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ COLUMNS = [{"op_class": "class"}.get(field.name, field.name) for field in fields
 
 @dataclass(frozen=True)
 class OpErrors:
-    """Quantiles of |predicted / measured - 1| over the held-out ops of one device kind and class."""
+    """Quantiles of |predicted / measured - 1| over the held-out ops of one device kind, or all, and class."""
 
     device: str
     op_class: str
@@ -111,7 +113,12 @@ def measured_fits() -> dict[str, dict[str, ClassFit]]:
 
 
 def op_errors(rows: Sequence[OpTime]) -> list[OpErrors]:
-    """Sums up the held-out rows by device kind and class."""
+    """Sums up the held-out rows by class for all devices together, then by device kind and class."""
+    pooled = [replace(row, device=ALL_DEVICES) for row in rows]
+    return [*_op_errors(pooled), *_op_errors(rows)]
+
+
+def _op_errors(rows: Sequence[OpTime]) -> list[OpErrors]:
     groups: dict[tuple[str, str], list[OpTime]] = defaultdict(list)
     for row in rows:
         if row.held_out:

@@ -2,7 +2,8 @@
 
 `python -m agent.experiments.fidelity` captures the models of the measured steps, simulates them on one device
 and compares: whole steps (`steps.csv`), and classes of ops where traces lie beside the steps (`classes.csv`).
-`--ops FILE...` compares measured ops with the calibrations (`ops.csv`).
+`--ops FILE...` compares measured ops with the calibrations (`ops.csv`,
+summed up in `op_errors.csv` and `op_ranks.csv`).
 `--links FILE...` compares measured transfers between GPUs with the links of the presets (`links.csv`).
 `--profiles FILE...` compares measured linear layers of transformers with the calibrations (`profiles.csv`).
 `--placements OLD NEW` places held-out graphs under the costs of two clusters too (`placements.csv`); the same
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 
 from agent.evaluation.policies import open_policy
@@ -33,7 +35,7 @@ from graphs.system.csv_files import write_csv
 
 STEPS = Path(__file__).parent / "measured" / "steps"
 """The measured steps that come with the project."""
-PLACED_BY = ("heft", "annealing", "policy", "policy-refine")
+PLACED_BY = ("heft", "refine", "policy", "policy-refine")
 """Placers of `--placements`; those that learned take the shipped policy."""
 
 
@@ -55,12 +57,16 @@ def compare_steps(folder: Path, out: Path) -> None:
 
 
 def compare_ops(files: Sequence[Path], out: Path) -> None:
-    """Writes `ops.csv`; prints the errors by device and class, and how often devices are ranked right."""
+    """Writes `ops.csv`, `op_errors.csv` and `op_ranks.csv`; prints the last two."""
     rows = ops.compare_ops(files, out)
+    errors, ranks = ops.op_errors(rows), ops.device_orders(rows)
+    for name, kind, table in (("op_errors", ops.OpErrors, errors), ("op_ranks", ops.DeviceOrder, ranks)):
+        columns = [item.name for item in fields(kind)]
+        write_csv(out / f"{name}.csv", columns, [astuple(row) for row in table])
     print("\nOps: |simulated / measured - 1| on shapes that nothing was fitted to\n")
-    print(ops.errors_table(ops.op_errors(rows)))
+    print(ops.errors_table(errors))
     print("\nPairs of devices that are ranked as measured\n")
-    print(ops.orders_table(ops.device_orders(rows)), "\n")
+    print(ops.orders_table(ranks), "\n")
 
 
 def compare_links(files: Sequence[Path], out: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.calibration.measured_ops import MeasurementError, read_ops, tables
+from agent.experiments.fidelity import study
 from agent.experiments.fidelity.ops import (
+    ALL_DEVICES,
     COLUMNS,
     OpTime,
     compare_ops,
@@ -58,7 +60,8 @@ def test_bad_files_are_refused_before_anything_is_written(tmp_path: Path) -> Non
 
 def test_errors_are_those_of_rows_held_out() -> None:
     rows = [ROW, replace(ROW, predicted_s=1.3), replace(ROW, predicted_s=9.0, held_out=False)]
-    (errors,) = op_errors(rows)
+    pooled, errors = op_errors(rows)
+    assert pooled == replace(errors, device=ALL_DEVICES)
     assert (errors.n, errors.device, errors.op_class) == (2, "t4", "gemm")
     assert errors.median == pytest.approx(0.2)
     assert errors.p90 == pytest.approx(0.28)
@@ -66,8 +69,24 @@ def test_errors_are_those_of_rows_held_out() -> None:
     assert "| t4 | gemm | 2 | 20.0% | 28.0% | 50.0% |" in errors_table([errors])
 
 
+def test_errors_of_all_devices_together_come_first() -> None:
+    slow = replace(ROW, device="p4", predicted_s=1.3)
+    pooled, *by_device = op_errors([ROW, slow])
+    assert (pooled.device, pooled.n) == (ALL_DEVICES, 2)
+    assert pooled.median == pytest.approx(0.2)
+    assert [errors.device for errors in by_device] == ["p4", "t4"]
+
+
+def test_errors_and_ranks_are_written_for_the_page(tmp_path: Path) -> None:
+    study.compare_ops([measured_ops(tmp_path)], tmp_path / "out")
+    with open(tmp_path / "out" / "op_errors.csv", newline="") as file:
+        assert [row["device"] for row in csv.DictReader(file)] == [ALL_DEVICES, "p4", "t4"]
+    with open(tmp_path / "out" / "op_ranks.csv", newline="") as file:
+        assert [row["pairs"] for row in csv.DictReader(file)] == ["18"]
+
+
 def test_an_unknown_class_elsewhere_is_no_number() -> None:
-    (errors,) = op_errors([replace(ROW, left_out_s=math.nan)])
+    _, errors = op_errors([replace(ROW, left_out_s=math.nan)])
     assert math.isnan(errors.left_out_median)
 
 

@@ -1,0 +1,1 @@
+"""Tables of the pages of results, printed from the rows beside the pages."""

@@ -76,12 +76,8 @@ def try_all(search: SearchState) -> Proof | None:
     return Proof(search.best_score[1] if search.is_feasible else 0.0, is_optimal=search.is_feasible)
 
 
-def solve(search: SearchState, guess: IntArray | None = None, below_s: float = np.inf) -> Proof:
+def solve(search: SearchState) -> Proof:
     """Searches for the optimum with the solver; what it simulates is kept in `search`.
-
-    Args:
-        guess: device of each op that the solver tries first, int (n_ops,); by default what is best so far.
-        below_s: a guess of the optimum: shorter steps are looked for first, then all.
 
     Raises:
         PlacerError: the graph is too large.
@@ -95,7 +91,7 @@ def solve(search: SearchState, guess: IntArray | None = None, below_s: float = n
     if not n_ops or problem.n_devices == 1 or not search.left:
         return Proof(0.0, is_optimal=False)
     try:
-        return _Benders(search, guess, below_s).run()
+        return _Benders(search).run()
     except ModelError:
         return Proof(0.0, is_optimal=False)
 
@@ -109,44 +105,30 @@ def _start(search: SearchState, rng: np.random.Generator) -> None:
 class _Benders:
     """The relaxed model of a problem, and the placements that were simulated."""
 
-    def __init__(self, search: SearchState, guess: IntArray | None, below_s: float) -> None:
+    def __init__(self, search: SearchState) -> None:
         self.search, self.problem = search, search.problem
         self.tick_s = self.problem.scale_s / TICKS
         self.relaxed = Relaxation(self.problem, self.tick_s, self._seconds_left * BUILD_SHARE)
-        self._guess, self._below_s = guess, below_s
-        self._forbidden: list[IntArray] = []
 
     def run(self) -> Proof:
         """Solves and cuts until the optimum is proven or the budget ends."""
         search, bound_s = self.search, 0.0
         while search.left and self._seconds_left > 0:
             self.relaxed.below(self._ticks_below)
-            self.relaxed.hint(search.best if self._guess is None else self._guess)
+            self.relaxed.hint(search.best)
             outcome = self.relaxed.solve(self._seconds_left, self._simulate)
             if outcome.is_empty:
-                # No relaxed step is shorter than the guess, the best one, or the longest that was looked at.
-                longest_s = min(self._below_s, HORIZON_STEPS * self.problem.scale_s)
+                # No relaxed step is shorter than the best one, or the longest that was looked at.
+                longest_s = HORIZON_STEPS * self.problem.scale_s
                 if search.is_feasible and self._best_s <= longest_s:
                     return Proof(self._best_s, is_optimal=True)
-                if self._below_s == np.inf:
-                    return Proof(longest_s if search.is_feasible else bound_s, is_optimal=False)
-                bound_s = self._below_s
-                self._look_at_all()
-                continue
+                return Proof(longest_s if search.is_feasible else bound_s, is_optimal=False)
             # The bound of a model with cuts holds for the placements that are not cut; those were simulated.
             bound_s = max(bound_s, min(outcome.bound * self.tick_s, self._best_s))
             if not outcome.is_solved:
                 break
-            self._forbidden.append(outcome.device_of)
             self.relaxed.forbid(outcome.device_of)
         return Proof(bound_s, is_optimal=False)
-
-    def _look_at_all(self) -> None:
-        """Makes the model anew without the guess of the optimum."""
-        self._below_s = np.inf
-        self.relaxed = Relaxation(self.problem, self.tick_s, self._seconds_left * BUILD_SHARE)
-        for device_of in self._forbidden:
-            self.relaxed.forbid(device_of)
 
     @property
     def _seconds_left(self) -> float:
@@ -159,9 +141,9 @@ class _Benders:
 
     @property
     def _ticks_below(self) -> int | None:
-        """Relaxed steps of at least so many ticks are of no use, or are not looked at yet."""
-        limit_s = min(self._best_s, self._below_s)
-        return None if limit_s == np.inf else int(np.ceil(limit_s / self.tick_s * (1 - 1e-9)))
+        """Relaxed steps of at least so many ticks are of no use."""
+        best_s = self._best_s
+        return None if best_s == np.inf else int(np.ceil(best_s / self.tick_s * (1 - 1e-9)))
 
     def _simulate(self, device_of: IntArray) -> None:
         if self.search.left:

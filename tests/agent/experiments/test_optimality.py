@@ -1,23 +1,18 @@
-"""Placers against known optima, and guides of the solver: rows, tables, predictions."""
+"""Placers against known optima: rows and tables."""
 
 from __future__ import annotations
 
 import csv
 import itertools
-from dataclasses import astuple, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from agent.evaluation.policies import open_policy
-from agent.experiments import guide
-from agent.experiments.guide import Solved, read_solved, solved_rows
 from agent.experiments.optimality.problems import (
     LEAST_PLACEMENTS,
     SETTINGS,
     Setting,
-    few_units,
     finest_that_is_small,
     n_different,
 )
@@ -25,11 +20,8 @@ from agent.experiments.optimality.rows import LEVEL, Row, closed_table, is_hard,
 from agent.experiments.optimality.study import PLACERS
 from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.presets import get_cluster
-from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
-from graphs.system.csv_files import write_csv
-from graphs.system.errors import InputError
 from tests.agent.evaluation_cases import make_trial
 from tests.agent.placement_cases import training_graph
 
@@ -141,44 +133,6 @@ def test_no_placer_beats_an_optimum_and_no_bound_is_above_one() -> None:
         rows = list(csv.DictReader(file))
     assert min(float(row["found"]) for row in rows) >= 1 - LEVEL
     assert max(float(row["bound"]) for row in rows) <= 1 + LEVEL
-
-
-def test_a_prediction_is_made_by_other_families() -> None:
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(60, 3))
-    logs = -0.1 + 0.02 * features[:, 0]
-    family = tuple("abc"[at % 3] for at in range(60))
-    own = np.array([each == "a" for each in family])
-    solved = Solved(family, features, np.where(own, 5.0, logs))
-    for at in range(6):
-        expected = pytest.approx(logs[at], abs=0.01)
-        assert solved.predict("a", features[at]) == expected
-        assert solved.predict("b", features[at]) > 1.0
-
-
-def test_rows_that_were_solved_guide_the_solver(tmp_path: Path) -> None:
-    graph = few_units(load_family("cifar10")[0], 8)
-    problem = Problem(graph, get_cluster("4xv100:2"))
-    row = make_row(graph=graph.name, family="vit", optimum_s=problem.scale_s, placer="refine", found=1.01)
-    whole = replace(row, graph="a-by-block", granularity="block")
-    write_csv(
-        tmp_path / "rows.csv",
-        [item.name for item in fields(Row)],
-        [astuple(each) for each in (row, whole, row)],
-    )
-    solved = read_solved(tmp_path / "rows.csv", lambda name, n_units, cluster: problem)
-    np.testing.assert_allclose(solved.logs, [-np.log(1.01)] * 2)
-    found = list(solved_rows(problem, solved, open_policy("pretrained", []), 20.0, 8))
-    assert len(found) == 5
-    assert all(each.closed for each in found)
-    assert guide.table(found).count("1 of 1") == 5
-
-
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "granularity,placer,budget,graph\nop,refine\n"])
-def test_a_file_of_other_rows_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(text)
-    with pytest.raises(InputError, match=r"rows\.csv: holds no rows"):
-        read_solved(tmp_path / "rows.csv", lambda name, n_units, cluster: None)
 
 
 def test_the_placers_compared_have_every_search() -> None:

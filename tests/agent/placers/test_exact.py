@@ -43,19 +43,6 @@ def test_the_optimum_of_a_small_graph_is_found_and_proven(seed: int) -> None:
     assert proof.bound_s == pytest.approx(search.best_score[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.95, 1.0, 1.3])
-def test_a_guess_of_the_optimum_changes_no_proof(share: float) -> None:
-    """Whether it is too low, right or too high; a wrong placement to begin with changes nothing either."""
-    for seed in range(3):
-        problem = random_problem(400 + seed, n_ops=9, n_devices=2)
-        best_s = optimum_s(problem)
-        search = SearchState(problem, Budget(None, seconds=20.0))
-        proof = solve(search, np.ones(problem.graph.n_ops, dtype=np.int64), share * best_s)
-        assert proof.is_optimal
-        assert search.best_score == (0.0, pytest.approx(best_s, rel=1e-9))
-        assert proof.bound_s == pytest.approx(best_s, rel=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bound_without_a_proof_holds(seed: int) -> None:
     """The solver is stopped early; what it says then is true as well."""

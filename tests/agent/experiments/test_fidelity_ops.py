@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.calibration.measured_ops import MeasurementError, read_ops, tables
+from agent.calibration.measured_ops import MeasurementError
 from agent.experiments.fidelity import study
 from agent.experiments.fidelity.ops import (
     ALL_DEVICES,
@@ -21,7 +21,6 @@ from agent.experiments.fidelity.ops import (
     op_errors,
     orders_table,
 )
-from agent.experiments.fidelity.regressor import compare_regressor
 
 ROW = OpTime("t4", "gemm", "1 2 3 4", True, 1.1, 1.5, 0.5, 1.0)
 
@@ -98,12 +97,3 @@ def test_devices_are_ranked_by_shape_and_near_ties_left_out() -> None:
     assert (order.predicted, order.roofline) == (1.0, 0.0)
     assert "| gemm | 2 | 100.0% | 0.0% |" in orders_table([order])
     assert device_orders([ROW, replace(slow, name="other")]) == []
-
-
-def test_trees_learn_known_devices_and_know_nothing_of_others(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    first, second = compare_regressor(tables(read_ops([measured_ops(tmp_path, 300)])))
-    assert {first.device, second.device} == {"p4", "t4"}
-    for row in (first, second):
-        assert row.fitted < 0.02
-        assert row.trees < 0.2

@@ -17,8 +17,6 @@ from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
 from graphs.nominal_costs import NOMINAL_LINK_BYTES_PER_S, nominal_op_s
 from graphs.op_graph import OpGraph
-from graphs.order_rule import pick_order, shipped_rule
-from graphs.shape import shape_of
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
@@ -34,8 +32,6 @@ class OrderError(InputError):
 
 
 ORDERS: Registry[Order] = Registry("order", OrderError)
-AUTO = "auto"
-"""Picks one of the other orders for each graph."""
 
 
 def order(visit: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:
@@ -147,12 +143,6 @@ def cost(graph: OpGraph) -> VisitOrder:
     """Most expensive op first, at nominal costs; ties by name."""
     ops = topo(graph)
     return ops[np.lexsort((_name_rank(graph)[ops], -nominal_op_s(graph)[ops]))]
-
-
-@random_order
-def auto(graph: OpGraph, rng: np.random.Generator) -> VisitOrder:
-    """The order that suits the shape of the graph, by the rule that the study of orders came to."""
-    return ORDERS[pick_order(shipped_rule(), shape_of(graph))](graph, rng)
 
 
 def _name_rank(graph: OpGraph) -> IntArray:

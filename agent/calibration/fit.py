@@ -169,7 +169,7 @@ def _calibration(kind: Kind, fits: Mapping[str, Mapping[str, ClassFit]]) -> Cali
     )
 
 
-def thinned(table: OpTable) -> OpTable:
+def _thinned(table: OpTable) -> OpTable:
     """Returns at most `MAX_ROWS` rows, taken evenly."""
     if len(table.seconds) <= MAX_ROWS:
         return table
@@ -177,7 +177,7 @@ def thinned(table: OpTable) -> OpTable:
 
 
 def _fit(table: OpTable, kind: Kind) -> Model:
-    table = thinned(table)
+    table = _thinned(table)
 
     def errors(model: Model) -> FloatArray:
         return np.log(predict(model, table, kind) / table.seconds)

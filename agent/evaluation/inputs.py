@@ -17,7 +17,7 @@ from envs.cluster.cluster import Cluster
 from envs.placement.files import read_named_placement
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
-from graphs.orders import AUTO, ORDERS
+from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.system.array_types import IntArray
 from graphs.system.plugins import load_plugins
@@ -56,7 +56,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         graphs=tuple(graph for graph in graphs if graph.name not in dropped),
         clusters=clusters,
         placers=placers,
-        orders=tuple(name for name in ORDERS if name != AUTO) if config.orders == (ALL,) else config.orders,
+        orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
         seeds=config.seeds,
         budget=make_budget(config.budget, config.seconds),
         policy=policy,

@@ -14,8 +14,8 @@ from graphs.op_graph import OpGraph, build_graph
 from graphs.orders import ORDERS, OrderError, VisitOrder, order
 
 SEED = 7
-PROGRAM_ORDERS = {"topo", "reversed-topo", "auto"}
-"""Orders that follow the program; `auto` may pick one."""
+PROGRAM_ORDERS = {"topo", "reversed-topo"}
+"""Orders that follow the program."""
 PRODUCERS_FIRST = {"topo", "lexico-topo", "b-level"}
 CONSUMERS_FIRST = {"reversed-topo", "dfs-postorder"}
 
@@ -88,7 +88,7 @@ def test_a_name_is_refused_twice() -> None:
 
 
 def test_all_orders_are_there() -> None:
-    expected = "topo reversed-topo dfs-preorder dfs-postorder bfs alpha lexico-topo random b-level cost auto"
+    expected = "topo reversed-topo dfs-preorder dfs-postorder bfs alpha lexico-topo random b-level cost"
     assert list(ORDERS) == expected.split()
 
 

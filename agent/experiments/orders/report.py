@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 import numpy as np
 
 from agent.experiments.launcher import markdown_table
 from agent.experiments.orders.rows import Point, Row
-from agent.experiments.orders.rule import Cases, best_rule, cases_of, fitted_tree, judge, rows_of
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
-from graphs.dataset import load_graphs
-from graphs.order_rule import FORMAT, describe, to_json
-from graphs.system.errors import InputError
 
 BASELINE = "topo"
 
@@ -33,48 +28,6 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
         print(equal_time_table([point for point in points if point.arm == arm]))
         print("\nWhat is shown:\n")
         print(verdict_table(by_family))
-        if cases := _cases(by_family):
-            _print_rule(cases)
-
-
-def _cases(by_family: Mapping[str, OrderScores]) -> Cases | None:
-    """Returns the cases that a rule is fitted to and judged on; None where fewer than two families have all
-    orders.
-    """
-    cases = cases_of(by_family, {graph.name: graph for graph in load_graphs(by_family)})
-    return cases if len(set(cases.family)) > 1 else None
-
-
-def _print_rule(cases: Cases) -> None:
-    judged = judge(cases)
-    print("\nTo pick an order by the shape of a graph, judged on families left out of the fit:\n")
-    print(markdown_table(rows_of(judged)))
-    print("\nThe tree, fitted to all families:\n")
-    print("\n".join(f"    {line}" for line in describe(fitted_tree(cases))))
-    print("\nThe choice that lost least:\n")
-    print("\n".join(f"    {line}" for line in describe(best_rule(cases, judged))))
-
-
-def rule_record(rows: Iterable[Row], arm: str) -> dict[str, object]:
-    """The rule of an arm as the file that the order `auto` reads, with how well each choice did.
-
-    Raises:
-        InputError: no two families have all orders.
-    """
-    by_family = families_of(row for row in rows if row.arm == arm)
-    cases = _cases(by_family) if by_family else None
-    if cases is None:
-        raise InputError(f"arm {arm}: a rule is judged on families left out of its fit; train two or more")
-    judged = judge(cases)
-    return {
-        "format": FORMAT,
-        "rule": to_json(best_rule(cases, judged)),
-        "arm": arm,
-        "families": list(dict.fromkeys(cases.family)),
-        "orders": list(cases.orders),
-        "n_graphs": len(cases.family),
-        "judged": [asdict(each) for each in judged],
-    }
 
 
 def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.experiments.launcher import exit_code, train_all, trials_of
-from agent.experiments.orders.report import print_report, rule_record
+from agent.experiments.orders.report import print_report
 from agent.experiments.orders.rows import Point, Row
 from agent.studies.record import COMPLETE, Attempt, Record
 from agent.studies.trial_process import read_judgement
@@ -33,7 +33,6 @@ from agent.training.run_folder import run_folder
 from graphs.system.command_line import OneLineParser
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
-from graphs.system.json_files import write_json_atomic
 
 CONFIG = Path(__file__).parent / "orders.json"
 STUDY = "orders"
@@ -54,8 +53,6 @@ ARMS: dict[str, dict[str, Any]] = {
     },
 }
 """The settings of the training that each arm changes."""
-RULE_ARM = "rollout"
-"""The arm whose features policies are shipped with; the order `auto` follows what it found."""
 HELD_OUT = step_time_name("held_out", "single")
 
 
@@ -117,7 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, one core each")
     parser.add_argument("--only", choices=("table",), help="do only this part, with what is trained")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write rows and curves (.csv.gz)")
-    parser.add_argument("--rule", type=Path, metavar="FILE", help="write the rule of the order auto (.json)")
     options = parser.parse_args(arguments)
 
     def work() -> None:
@@ -133,8 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(options.out / "orders.csv.gz", Row, rows)
             _write(options.out / "orders_curves.csv.gz", Point, points)
         print_report(rows, points)
-        if options.rule:
-            write_json_atomic(options.rule, rule_record(rows, RULE_ARM))
 
     return exit_code("agent.experiments.orders", work)
 

@@ -8,7 +8,7 @@ from agent.evaluation.policies import open_policy
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from graphs.io.graph_files import write_graphs
-from graphs.orders import AUTO, ORDERS
+from graphs.orders import ORDERS
 from tests.agent.placement_cases import training_graph
 
 
@@ -32,7 +32,7 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
 def test_all_names_every_placer_and_every_order(file):
     spec, _ = EvaluationConfig(graphs=(file,), placers=("all",), orders=("all",)).spec()
     assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
-    assert set(spec.orders) == set(ORDERS) - {AUTO}
+    assert set(spec.orders) == set(ORDERS)
 
 
 @pytest.mark.parametrize(

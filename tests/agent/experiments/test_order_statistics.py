@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,12 @@ from agent.experiments.orders.report import (
     equal_time_table,
     families_of,
     quality_table,
-    rule_record,
     verdict_table,
 )
 from agent.experiments.orders.rows import Point, Row
 from agent.experiments.orders.statistics import holm, scores_of, significance
 from agent.experiments.orders.study import STUDIED, changes_of
-from graphs import order_rule
 from graphs.orders import ORDERS
-from graphs.system.errors import InputError
-from graphs.system.json_files import write_json_atomic
 
 
 def rows(ratios: dict[str, float], n_seeds: int = 3, n_graphs: int = 8, noise: float = 0.0) -> list[Row]:
@@ -96,21 +91,3 @@ def test_the_tables_of_a_study_that_is_not_done_leave_cells_empty() -> None:
     assert "| half | 3 x 8 | **0.500** | 0.600 |  |" in quality_table(by_family)
     assert "| mean of 1 |  | 0.500 | 0.600 | 0.900 |" in quality_table(by_family)
     assert "| half | 1.200 (1.200 to 1.200) |  |" in baseline_table(by_family)
-
-
-def test_the_record_of_a_rule_is_read_by_the_order_auto(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = [f"{family}-{at:02d}" for family in ("cifar10", "ptb") for at in range(4)]
-    found = [
-        Row("rollout", graph.partition("-")[0], order, 0, f"{graph} on 4xv100", ratio, 10, 1.0)
-        for graph in graphs
-        for order, ratio in {"topo": 0.5, "bfs": 0.6}.items()
-    ]
-    record = rule_record(found, "rollout")
-    assert (record["rule"], record["n_graphs"]) == ("topo", 8)
-    monkeypatch.setattr(order_rule, "FILE", tmp_path / "rule.json")
-    write_json_atomic(tmp_path / "rule.json", record)
-    assert order_rule.shipped_rule.__wrapped__() == "topo"
-    with pytest.raises(InputError, match="two or more"):
-        rule_record([row for row in found if row.family == "ptb"], "rollout")

@@ -60,8 +60,6 @@ def step_time_name(use: str, reference: str, family: str = "") -> str:
     return f"{BY_FAMILY}/{use}_over_{reference}/{family}" if family else f"{STEP_TIME}/{use}_over_{reference}"
 
 
-LONGEST_TAG = 20
-"""Characters of a tag that TensorBoard shows in full."""
 LONGEST_FAMILY = 10
 GROUP_OF_USE = {"held_out": "held_out/", "validation": "seen/valid_", "train": "seen/train_"}
 TAGS = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -88,10 +86,6 @@ class PostNorm(nn.Module):
         """Map (batch, time, width) to the same shape."""
         out: Tensor = self.norm(x + self.layer(x))
         return out
-
-
-Combine = Callable[[int, nn.Module, nn.Module], nn.Module]
-"""Makes one block of a width from its attention and its feed-forward layer."""
 
 
 def sequential_block(width: int, attention: nn.Module, feed_forward: nn.Module) -> nn.Module:

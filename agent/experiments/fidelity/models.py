@@ -22,9 +22,6 @@ from graphs.system.registry import Registry
 if TYPE_CHECKING:
     from torch import nn
 
-MODES = {"inf": "forward pass alone, without gradients", "train": "forward and backward pass, no optimizer"}
-"""Kinds of measured steps, by the part of their name."""
-
 
 class ModelError(InputError):
     """A measured model that is unknown or cannot be captured; the message says what would be right."""
@@ -36,7 +33,7 @@ class Workload:
 
     Attributes:
         model: a name in `MODELS` or `LEFT_OUT`.
-        mode: one of `MODES`.
+        mode: "inf": forward pass alone, without gradients; "train": forward and backward pass, no optimizer.
         sequence: tokens of each sequence.
         batch: sequences of a step.
     """

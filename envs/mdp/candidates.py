@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.mdp.state import simulate_op, simulate_unit
 from envs.problem import Problem
+from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Timeline, copy_clocks, finish_s, inputs_ready, n_clocks, run, start_s
+from envs.simulator.kernels import run
+from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import FloatArray
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.problem import Problem
+from envs.simulator.arrays import Timeline, n_clocks
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import Timeline, n_clocks, run_many
+from envs.simulator.kernels import run_many
 from graphs.system.array_types import FloatArray, IntArray
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING = range(4)

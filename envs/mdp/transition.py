@@ -23,8 +23,11 @@ from envs.mdp.state import (
     simulate_op,
     simulate_unit,
 )
+from envs.simulator.arrays import copy, run_op
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import copy, inputs_ready, peak_memory, run, run_op
+from envs.simulator.kernels import run
+from envs.simulator.memory import peak_memory
+from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 
 FITS, OVERFLOWS, INFEASIBLE = range(3)

@@ -1,44 +1,13 @@
-"""The simulator's numba kernels: they read arrays, fill arrays and check nothing."""
+"""Kernels that time placements under the schedule of the cluster; like all kernels, they check nothing."""
 
 from __future__ import annotations
 
 from envs.problem_arrays import PROGRAM, SCHEDULE
-from envs.simulator.arrays import (
-    Timeline,
-    clear,
-    copy,
-    copy_clocks,
-    finish_s,
-    n_clocks,
-    new_timeline,
-    run_op,
-    start_s,
-)
+from envs.simulator.arrays import clear
 from envs.simulator.fifo import run_fifo
 from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
-from envs.simulator.program import inputs_ready, run_program
-from envs.simulator.resume import SimulationPair, candidate_timeline, commit, new_pair, run_moved
-
-__all__ = [
-    "SimulationPair",
-    "Timeline",
-    "candidate_timeline",
-    "commit",
-    "copy",
-    "copy_clocks",
-    "finish_s",
-    "inputs_ready",
-    "n_clocks",
-    "new_pair",
-    "new_timeline",
-    "peak_memory",
-    "run",
-    "run_many",
-    "run_moved",
-    "run_op",
-    "start_s",
-]
+from envs.simulator.program import run_program
 
 
 @kernel

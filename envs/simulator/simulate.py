@@ -13,7 +13,8 @@ from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator import kernels
+from envs.simulator.arrays import Timeline, new_timeline
+from envs.simulator.kernels import run_many
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 
@@ -70,7 +71,7 @@ def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
     arrays = problem.arrays
     timeline = _new_timeline(problem)
     total_s, peak = np.zeros(1), np.zeros((1, problem.n_devices))
-    kernels.run_many(arrays, device_of[None], timeline, True, total_s, peak)
+    run_many(arrays, device_of[None], timeline, True, total_s, peak)
     present = device_of >= 0
     seconds = problem.op_seconds[np.flatnonzero(present), device_of[present]]
     busy = np.bincount(device_of[present], weights=seconds, minlength=problem.n_devices).astype(np.float64)
@@ -106,7 +107,7 @@ def simulate_many(
 
     def run_rows(low: int, high: int) -> None:
         rows, timeline = slice(low, high), _new_timeline(problem)
-        kernels.run_many(arrays, devices_of[rows], timeline, memory, total_s[rows], peak[rows])
+        run_many(arrays, devices_of[rows], timeline, memory, total_s[rows], peak[rows])
 
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(run_rows, cuts[:-1], cuts[1:]))
@@ -120,25 +121,13 @@ def step_time_s(problem: Problem, device_of: IntArray) -> float:
         device_of: device index of each op, int64 (n_ops,).
     """
     total_s = np.zeros(1)
-    kernels.run_many(
-        problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0))
-    )
+    run_many(problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0)))
     return float(total_s[0])
 
 
-def best_fitting(total_s: FloatArray, peak_bytes: FloatArray, memory_bytes: FloatArray) -> int:
-    """Finds the index of the fastest feasible placement, or of the least overflow if none is feasible.
-
-    Args:
-        total_s: (n,). peak_bytes: (n, n_devices). memory_bytes: (n_devices,).
-    """
-    overflow = np.maximum(peak_bytes - memory_bytes, 0).sum(axis=1)
-    return int(np.lexsort((total_s, overflow))[0])
-
-
-def _new_timeline(problem: Problem) -> kernels.Timeline:
+def _new_timeline(problem: Problem) -> Timeline:
     graph = problem.graph
-    timeline: kernels.Timeline = kernels.new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
+    timeline: Timeline = new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
     return timeline
 
 

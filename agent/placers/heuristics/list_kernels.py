@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from envs.simulator.arrays import copy_clocks, finish_s, new_timeline, run_op, start_s
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import copy_clocks, finish_s, inputs_ready, new_timeline, run_op, start_s
+from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 
 

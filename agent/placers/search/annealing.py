@@ -14,7 +14,7 @@ from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingC
 from agent.placers.search.segments import Segments, segments_of
 from agent.placers.units import Units, units_of
 from envs.problem import Problem
-from envs.simulator.kernels import new_pair
+from envs.simulator.resume import new_pair
 from graphs.system.interrupts import interrupts_put_off
 
 FIRST_TEMPERATURE, COOL_TEMPERATURE, LAST_TEMPERATURE = 1e-3, 3e-4, 1e-5

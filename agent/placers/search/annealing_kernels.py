@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, first_moved, propose, put
+from envs.simulator.arrays import copy
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import candidate_timeline, commit, copy, peak_memory, run_moved
+from envs.simulator.memory import peak_memory
+from envs.simulator.resume import candidate_timeline, commit, run_moved
 
 OVERFLOW_COST = 10.0
 """Energy of an overflow as large as all of the memory; a step on the fastest single device has energy 1."""

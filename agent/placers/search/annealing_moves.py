@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.simulator.jit import kernel
-from envs.simulator.kernels import SimulationPair
+from envs.simulator.resume import SimulationPair
 from graphs.system.array_types import FloatArray, IntArray
 
 TO_NEIGHBOUR = 0.8

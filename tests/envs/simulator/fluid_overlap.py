@@ -16,7 +16,8 @@ import numpy as np
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from envs.simulator.kernels import new_timeline, run_many
+from envs.simulator.arrays import new_timeline
+from envs.simulator.kernels import run_many
 from envs.simulator.simulate import step_time_s
 from graphs.dataset import load_family
 from tests.envs.random_problems import random_placement, with_slowdown

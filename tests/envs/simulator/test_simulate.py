@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster, Device
 from envs.placement.placement import Placement, PlacementError
 from envs.problem import Problem
-from envs.simulator.kernels import commit, new_pair, new_timeline, run_many, run_moved
-from envs.simulator.simulate import best_fitting, simulate, simulate_many, simulate_problem, step_time_s
+from envs.simulator.arrays import new_timeline
+from envs.simulator.kernels import run_many
+from envs.simulator.resume import commit, new_pair, run_moved
+from envs.simulator.simulate import simulate, simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
 from graphs.levels import b_level
 from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
@@ -184,12 +186,6 @@ def test_many_equals_one_by_one(memory: bool) -> None:
     assert total_s.tolist() == [step_time_s(problem, row) for row in rows]
     expected = [simulate_problem(problem, row).peak_bytes if memory else np.zeros(3) for row in rows]
     np.testing.assert_array_equal(peak, expected)
-
-
-def test_best_fitting_prefers_fit_to_speed() -> None:
-    total_s, memory = np.array([1.0, 3.0, 2.0]), np.array([5.0])
-    assert best_fitting(total_s, np.array([[9.0], [5.0], [4.0]]), memory) == 2
-    assert best_fitting(total_s, np.array([[9.0], [8.0], [7.0]]), memory) == 2
 
 
 @pytest.mark.parametrize(

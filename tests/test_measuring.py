@@ -78,7 +78,7 @@ def test_an_evaluation_profiles_measures_and_compares(
     (place / "out" / "measurements.jsonl").write_text(known + '{"placement": 1}\n')
     assert evaluate.main(words) == 2
     assert "measurements.jsonl:" in (err := capsys.readouterr().err)
-    assert "remove the line, and it is measured again" in err
+    assert "remove the line, and what it held is made again" in err
 
 
 def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
@@ -11,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.placers.improvements import Improvement
+from graphs.io.journal import Journal
 from graphs.system import json_fields
 from graphs.system.csv_files import write_csv
-from graphs.system.errors import InputError
-from graphs.system.json_files import FileFormatError, parse_json
+from graphs.system.json_files import FileFormatError
 
 COLUMNS = (
     "graph",
@@ -39,10 +37,6 @@ OPTIONAL = frozenset({"improvements", "cpu_s", "single_fits"})
 """Fields of a trial that older journals lack."""
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
-
-
-class ResultsError(InputError):
-    """A journal that this program did not write; the message says where."""
 
 
 Key = tuple[str, str, str, str, int]
@@ -114,54 +108,33 @@ class Trial:
         return (not self.feasible, self.step_time_s)
 
 
-class Journal:
-    """Trials in a file, one JSON object a line, each on disk before `add` returns.
-
-    A last line that a crash cut short is dropped when the file is opened again.
+class TrialJournal:
+    """The trials of an evaluation in a journal.
 
     Args:
         keys: of the trials that it may hold; None = any.
 
     Raises:
-        ResultsError: on construction, if another line holds no such trial.
+        JournalError: on construction, if a line holds no such trial.
     """
 
     def __init__(self, path: Path, keys: Container[Key] | None = None) -> None:
-        self.path = path
         self.trials: dict[Key, Trial] = {}
-        whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
-        for number, line in enumerate(whole.split(b"\n"), start=1):
-            if line:
-                trial = _parse_trial(line, f"{path}:{number}")
-                if keys is not None and trial.key not in keys:
-                    raise ResultsError(f"{path}:{number}: is no trial of this evaluation; remove the line")
-                self.trials[trial.key] = trial
-        self._file = path.open("ab")
-        self._file.truncate(len(whole) if whole.strip() else 0)
+        self._keys = keys
+        self._journal = Journal(path, self._read)
 
     def add(self, trial: Trial) -> None:
-        """Append a trial."""
-        self._file.write(json.dumps(asdict(trial), allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Appends a trial; it is on disk when this returns."""
+        self._journal.append(asdict(trial))
         self.trials[trial.key] = trial
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _parse_trial(line: bytes, where: str) -> Trial:
-    try:
-        parsed = parse_json(line.decode(), where)
-        record = json_fields.fields(parsed, where, _CHECKS.keys() - OPTIONAL, OPTIONAL)
+    def _read(self, value: object, where: str) -> None:
+        record = json_fields.fields(value, where, _CHECKS.keys() - OPTIONAL, OPTIONAL)
         checked = {name: check for name, check in _CHECKS.items() if name in record}
-        values = {name: check(record[name], f"{where}: {name}") for name, check in checked.items()}
-    except UnicodeDecodeError:
-        raise ResultsError(f"{where}: is not UTF-8; remove the line") from None
-    except FileFormatError as error:
-        raise ResultsError(f"{error}; remove the line, and the trial is made again") from None
-    return Trial(**values)
+        trial = Trial(**{name: check(record[name], f"{where}: {name}") for name, check in checked.items()})
+        if self._keys is not None and trial.key not in self._keys:
+            raise FileFormatError(f"{where}: is no trial of this evaluation")
+        self.trials[trial.key] = trial
 
 
 def _truth(value: object, where: str) -> bool:

@@ -17,7 +17,7 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.refresh import Refresher
-from agent.evaluation.results import Journal, Key, Trial, with_greatest_bounds, write_results
+from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.evaluation.time_left import TimeLeft
 from envs.placement.files import write_placement
@@ -72,14 +72,15 @@ def evaluate(
     Raises:
         EvaluationError: the folder holds anything else; nothing is written then.
         FolderError: another process writes the folder.
-        ResultsError: the journal is damaged.
+        JournalError: the journal is damaged.
         OSError: the folder cannot be written any more; what was found so far is kept.
     """
     if trial_timeout_s is not None and not 0 < trial_timeout_s < math.inf:
         raise EvaluationError(f"{trial_timeout_s} seconds for a trial; give a finite number above 0")
     tasks = {spec.key(task): task for task in spec.tasks()}
     failures: list[Failure] = []
-    with _opened(folder, spec), closing(Journal(folder / "journal.jsonl", tasks)) as journal:
+    with _opened(folder, spec):
+        journal = TrialJournal(folder / "journal.jsonl", tasks)
         time_left = TimeLeft(map(_run_of, tasks), jobs, spec.budget.seconds)
         for key, trial in journal.trials.items():
             time_left.made(_run_of(key), trial.wall_s)
@@ -125,7 +126,7 @@ def _run_of(key: Key) -> tuple[str, str]:
     return placer, order
 
 
-def _result(tasks: Sequence[Key], journal: Journal, failures: Sequence[Failure]) -> EvaluationResult:
+def _result(tasks: Sequence[Key], journal: TrialJournal, failures: Sequence[Failure]) -> EvaluationResult:
     rank = {key: index for index, key in enumerate(tasks)}
     return EvaluationResult(
         with_greatest_bounds([journal.trials[key] for key in tasks if key in journal.trials]),
@@ -204,7 +205,7 @@ def file_name(name: str) -> str:
 def _write_if_best(
     folder: Path,
     spec: EvaluationSpec,
-    journal: Journal,
+    journal: TrialJournal,
     task: Task,
     trial: Trial,
     device_of: IntArray | None,

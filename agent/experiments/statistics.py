@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
-from agent.evaluation.results import Journal, Trial, with_greatest_bounds
+from agent.evaluation.results import Trial, TrialJournal, with_greatest_bounds
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
 
@@ -60,9 +60,8 @@ def read_trials(folder: Path) -> tuple[Trial, ...]:
     """
     if not isinstance(read_json(folder / "settings.json"), dict):
         raise InputError(f"{folder}: holds no evaluation; give a folder that evaluate.py --out wrote")
-    journal = Journal(folder / "journal.jsonl")
-    journal.close()
-    return tuple(with_greatest_bounds(list(journal.trials.values())))
+    trials = TrialJournal(folder / "journal.jsonl").trials
+    return tuple(with_greatest_bounds(list(trials.values())))
 
 
 def against_baseline(folders: Iterable[Path], baseline: str) -> dict[str, Comparison]:

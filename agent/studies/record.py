@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from agent.training.config import EXTENDABLE, TrainConfig
+from graphs.io.journal import Journal
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
-from graphs.system.json_files import FileFormatError, parse_json
+from graphs.system.json_files import FileFormatError
 
 COMPLETE, PRUNED, FAILED, STALE = STATUSES = ("complete", "pruned", "failed", "stale")
 """The ends of an attempt: done; given up by the search; by an error; or stopped or killed, and to be done."""
@@ -21,7 +21,7 @@ RUNNING = "running"
 
 
 class RecordError(InputError):
-    """A journal of a study that this program did not write; the message says where."""
+    """A record that is of another study; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -103,22 +103,14 @@ class Record:
         folder: of the study; only one process may have its record open.
 
     Raises:
-        RecordError: the journal holds anything else.
+        JournalError: the journal holds anything else.
     """
 
     folder: Path
     attempts: dict[int, Attempt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        path = self.folder / "attempts.jsonl"
-        whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
-        for number, line in enumerate(whole.split(b"\n"), start=1):
-            if line:
-                attempt = _parse(line, f"{path}:{number}")
-                self.attempts[attempt.attempt] = attempt
-        self._path = path
-        with path.open("ab") as file:
-            file.truncate(len(whole) if whole.strip() else 0)
+        self._journal = Journal(self.folder / "attempts.jsonl", self._read)
         for attempt in self.attempts.values():
             if attempt.status == RUNNING:
                 self.add(replace(attempt, status=STALE))
@@ -126,10 +118,7 @@ class Record:
 
     def add(self, attempt: Attempt) -> None:
         """Notes that an attempt began (`running`) or how it ended; the last note of an attempt holds."""
-        with self._path.open("ab") as file:
-            file.write(json.dumps(asdict(attempt), allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.append(asdict(attempt))
         self.attempts[attempt.attempt] = attempt
         if attempt.status != RUNNING:
             self._write_table()
@@ -143,21 +132,16 @@ class Record:
         ended = [attempt for attempt in self.of_trial(name) if attempt.status not in (RUNNING, STALE)]
         return ended[-1] if ended else None
 
+    def _read(self, value: object, where: str) -> None:
+        known = {item.name for item in fields(Attempt)}
+        if not isinstance(value, dict) or value.keys() != known or not _is_attempt(value):
+            raise FileFormatError(f"{where}: is no attempt of a study")
+        self.attempts[value["attempt"]] = Attempt(**value)
+
     def _write_table(self) -> None:
         rows = [asdict(each) for each in self.attempts.values() if each.status != RUNNING]
         columns = [item.name for item in fields(Attempt)]
         write_csv(self.folder / "trials.csv", columns, [[row[name] for name in columns] for row in rows])
-
-
-def _parse(line: bytes, where: str) -> Attempt:
-    try:
-        values = parse_json(line.decode(), where)
-    except (UnicodeDecodeError, FileFormatError):
-        raise RecordError(f"{where}: is no JSON; remove the line") from None
-    known = {item.name for item in fields(Attempt)}
-    if not isinstance(values, dict) or values.keys() != known or not _is_attempt(values):
-        raise RecordError(f"{where}: is no attempt of a study; remove the line")
-    return Attempt(**values)
 
 
 def _is_attempt(values: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
 
     Raises:
         ConfigError: settings that the context does not take, or that a trial cannot be trained with.
-        StudyError, RecordError: its folder is another study's, in use, or damaged.
+        StudyError, JournalError: its folder is another study's, in use, or damaged.
     """
     _check_flags(base, config)
     n_trials, check = _checked(base, config)
@@ -65,7 +65,7 @@ def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: C
 
     Raises:
         ConfigError: a trial that cannot be trained.
-        StudyError, RecordError: the folder is another study's, in use, or damaged, or a trial was begun with
+        StudyError, JournalError: the folder is another study's, in use, or damaged, or a trial was begun with
             other settings.
     """
     _check_all([trial.config for trial in trials])

@@ -89,7 +89,7 @@ def open_study(base: TrainConfig, config: StudyConfig) -> Iterator[Study]:
 
     Raises:
         StudyError: the folder is of another study or run, or in use.
-        RecordError: its record is damaged.
+        JournalError: its record is damaged.
         OSError: it cannot be written.
     """
     folder = run_folder(base.name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,16 +10,11 @@ import numpy as np
 
 from envs.runtime.measure import MeasuredStep, StepMeter
 from graphs.identity import content_hash
+from graphs.io.journal import Journal
 from graphs.system import json_fields
 from graphs.system.array_types import IntArray
-from graphs.system.errors import InputError
-from graphs.system.json_files import FileFormatError, parse_json
 
 KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failure"})
-
-
-class MeasurementsError(InputError):
-    """A file of measurements that this program did not write; the message says where."""
 
 
 class Measurements:
@@ -35,21 +28,14 @@ class Measurements:
         devices: names of the devices that the meter's processes are; times on others are others.
 
     Raises:
-        MeasurementsError: the file holds anything else.
+        JournalError: the file holds anything else.
     """
 
     def __init__(self, path: Path, meter: StepMeter, devices: list[str]) -> None:
         self._meter = meter
         self._step = hashlib.sha256(f"{content_hash(meter.captured.graph)} {devices}".encode()).hexdigest()
         self._known: dict[str, MeasuredStep] = {}
-        whole = path.read_bytes().rpartition(b"\n")[0] + b"\n" if path.exists() else b""
-        for number, line in enumerate(whole.split(b"\n"), start=1):
-            if line:
-                self._read(line, f"{path}:{number}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        with path.open("ab") as file:
-            file.truncate(len(whole) if whole.strip() else 0)
+        self._journal = Journal(path, self._read)
 
     def measure(
         self, device_of: IntArray, *, round: int | None = None, n_steps: int | None = None
@@ -71,25 +57,17 @@ class Measurements:
 
     def _append(self, key: str, step: MeasuredStep) -> None:
         record = {name: None if value != value else value for name, value in asdict(step).items()}
-        with self._path.open("ab") as file:
-            file.write(json.dumps({"placement": key} | record, allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.append({"placement": key} | record)
 
-    def _read(self, line: bytes, where: str) -> None:
-        try:
-            record = json_fields.fields(parse_json(line.decode(), where), where, KEYS)
-            low_s, median_s, high_s = (
-                np.nan if record[name] is None else json_fields.number(record[name], f"{where}: {name}")
-                for name in ("low_s", "median_s", "high_s")
-            )
-            n_steps = json_fields.integer(record["n_steps"], f"{where}: n_steps")
-            failure = json_fields.text(record["failure"], f"{where}: failure")
-            step = MeasuredStep(median_s, low_s, high_s, n_steps, failure)
-            placement = json_fields.name(record["placement"], f"{where}: placement")
-            if step.feasible:
-                self._known[placement] = step
-        except UnicodeDecodeError:
-            raise MeasurementsError(f"{where}: is not UTF-8; remove the line") from None
-        except FileFormatError as error:
-            raise MeasurementsError(f"{error}; remove the line, and it is measured again") from None
+    def _read(self, value: object, where: str) -> None:
+        record = json_fields.fields(value, where, KEYS)
+        low_s, median_s, high_s = (
+            np.nan if record[name] is None else json_fields.number(record[name], f"{where}: {name}")
+            for name in ("low_s", "median_s", "high_s")
+        )
+        n_steps = json_fields.integer(record["n_steps"], f"{where}: n_steps")
+        failure = json_fields.text(record["failure"], f"{where}: failure")
+        step = MeasuredStep(median_s, low_s, high_s, n_steps, failure)
+        placement = json_fields.name(record["placement"], f"{where}: placement")
+        if step.feasible:
+            self._known[placement] = step

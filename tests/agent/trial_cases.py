@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.evaluation.results import Journal, Trial
+from agent.evaluation.results import Trial, TrialJournal
 from graphs.system.json_files import write_json_atomic
 
 
@@ -39,8 +39,7 @@ def write_evaluation(folder: Path, *trials: Trial) -> Path:
     """Write what an evaluation leaves in its folder."""
     folder.mkdir(parents=True)
     write_json_atomic(folder / "settings.json", {"budget": {"evaluations": 10}})
-    journal = Journal(folder / "journal.jsonl")
+    journal = TrialJournal(folder / "journal.jsonl")
     for each in trials:
         journal.add(each)
-    journal.close()
     return folder

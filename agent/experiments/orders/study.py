@@ -78,7 +78,7 @@ def read_rows(folder: Path) -> tuple[list[Row], list[Point]]:
     """Reads what the trials of a study came to that are complete.
 
     Raises:
-        RecordError, InputError: a file of the study is damaged.
+        JournalError, InputError: a file of the study is damaged.
     """
     rows: list[Row] = []
     points: list[Point] = []

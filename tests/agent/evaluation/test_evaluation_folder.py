@@ -2,14 +2,14 @@
 
 import json
 import math
-from contextlib import closing
 
 import pytest
 
 from agent.evaluation.config import EvaluationError
-from agent.evaluation.results import Journal, ResultsError
+from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate, open_folder
 from agent.placers.base import Budget
+from graphs.io.journal import JournalError
 from graphs.system.errors import InputError
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 
@@ -30,18 +30,18 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with closing(Journal(path)) as journal:
-        journal.add(make_trial())
+    journal = TrialJournal(path)
+    journal.add(make_trial())
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"graph": "g", "fam')
-    with closing(Journal(path)) as journal:
-        journal.add(make_trial(seed=1))
+    journal = TrialJournal(path)
+    journal.add(make_trial(seed=1))
     assert len(path.read_text().splitlines()) == 2
-    with closing(Journal(path)) as journal:
-        assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
+    journal = TrialJournal(path)
+    assert list(journal.trials) == [make_trial().key, make_trial(seed=1).key]
     path.write_text('{"graph": "g"}\n')
-    with pytest.raises(ResultsError, match=r"journal.jsonl:1: keys .* are missing; remove the line"):
-        Journal(path)
+    with pytest.raises(JournalError, match=r"journal.jsonl:1: keys .* are missing; remove the line"):
+        TrialJournal(path)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def refused_as(folder, journal, clause):
     """Checks that a damaged journal is refused in one line, and nothing is changed."""
     (folder / "journal.jsonl").write_bytes(journal)
     results = (folder / "results.csv").read_bytes()
-    with pytest.raises(ResultsError, match=rf"journal\.jsonl:3: .*{clause}.*; remove the line") as refused:
+    with pytest.raises(JournalError, match=rf"journal\.jsonl:3: .*{clause}.*; remove the line") as refused:
         evaluate(small_spec(), folder, report=quiet)
     assert str(refused.value).isprintable()
     assert (folder / "journal.jsonl").read_bytes() == journal

@@ -1,7 +1,6 @@
 """Trials that fail: they are named, reported and tried again, and spoil no other trial."""
 
 import math
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
-from agent.evaluation.results import COLUMNS, Journal
+from agent.evaluation.results import COLUMNS, TrialJournal
 from agent.evaluation.run import _write_if_best, evaluate, placement_path
 from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
@@ -74,12 +73,12 @@ def test_a_problem_that_cannot_be_made_is_not_mixed_up_with_the_one_before(monke
 
 def test_the_lowest_of_equal_seeds_keeps_its_placement(tmp_path):
     spec = small_spec(graphs=small_spec().graphs[:1], placers=("random",), budget=Budget(1))
-    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
-        for task in reversed(spec.tasks()):
-            trial, device_of = Worker(spec).run(task)
-            trial = replace(trial, step_time_s=1.0)
-            _write_if_best(tmp_path, spec, journal, task, trial, np.full_like(device_of, task.seed))
-            journal.add(trial)
+    journal = TrialJournal(tmp_path / "journal.jsonl")
+    for task in reversed(spec.tasks()):
+        trial, device_of = Worker(spec).run(task)
+        trial = replace(trial, step_time_s=1.0)
+        _write_if_best(tmp_path, spec, journal, task, trial, np.full_like(device_of, task.seed))
+        journal.add(trial)
     kept = read_placement(placement_path(tmp_path, trial), spec.graphs[0], spec.clusters[0])
     assert (kept.device_of == 0).all()
 

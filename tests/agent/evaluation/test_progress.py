@@ -8,12 +8,13 @@ import pytest
 
 from agent.evaluation import run
 from agent.evaluation.refresh import Refresher
-from agent.evaluation.results import Journal, ResultsError
+from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate
 from agent.evaluation.time_left import TimeLeft, clock_text
 from agent.placers.base import PLACERS, Budget
 from agent.placers.improvements import MOST, Improvement, Improvements
 from envs.problem import Problem
+from graphs.io.journal import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
 
@@ -120,17 +121,14 @@ def test_the_last_improvement_of_a_search_is_what_it_found(name):
 
 
 def trials_in(path):
-    journal = Journal(path)
-    journal.close()
-    return journal.trials.values()
+    return TrialJournal(path).trials.values()
 
 
 def test_improvements_survive_the_journal(tmp_path):
     trial = make_trial(improvements=(Improvement(1, 0.1, 3.0), Improvement(9, 0.2, 2.0)))
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
+    journal = TrialJournal(path)
     journal.add(trial)
-    journal.close()
     (read,) = trials_in(path)
     assert read.improvements == trial.improvements
     record = json.loads(path.read_text())
@@ -145,13 +143,12 @@ def test_improvements_survive_the_journal(tmp_path):
 )
 def test_damaged_improvements_are_refused(tmp_path, wrong):
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
+    journal = TrialJournal(path)
     journal.add(make_trial())
-    journal.close()
     record = json.loads(path.read_text()) | {"improvements": wrong}
     path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(ResultsError, match="improvements"):
-        Journal(path)
+    with pytest.raises(JournalError, match="improvements"):
+        TrialJournal(path)
 
 
 def test_an_evaluation_records_improvements(tmp_path):

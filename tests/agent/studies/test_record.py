@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, RecordError, Trial
+from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, Trial
 from agent.training.config import TrainConfig
+from graphs.io.journal import JournalError
 
 FIRST = Attempt("s", 1, "a-seed-0", "grid", "hidden=8", "grid", 0, RUNNING)
 
@@ -41,7 +42,7 @@ def test_a_line_cut_short_is_dropped_and_any_other_damage_is_refused(tmp_path: P
     assert journal.read_bytes() == whole
     for damage in (b"{}\n", b"what\n", whole.replace(COMPLETE.encode(), b"finished")):
         journal.write_bytes(whole + damage)
-        with pytest.raises(RecordError, match=r"attempts.jsonl:2: .*remove the line"):
+        with pytest.raises(JournalError, match=r"attempts.jsonl:2: .*remove the line"):
             Record(tmp_path)
 
 

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
+from agent.evaluation.report.ratios import log_time
 from agent.evaluation.results import Trial, TrialJournal, with_greatest_bounds
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
@@ -80,9 +81,9 @@ def against_baseline(folders: Iterable[Path], baseline: str) -> dict[str, Compar
         for trial in read_trials(folder):
             by_where[trial.graph, trial.cluster][trial.placer].append(trial)
         for where, by_placer in by_where.items():
-            of_baseline = by_placer.get(baseline)
-            if of_baseline and all(trial.feasible for trial in of_baseline):
-                _compare(compared, where, by_placer, of_baseline)
+            of_baseline = by_placer.get(baseline, [])
+            if (baseline_log_s := log_time(of_baseline)) is not None:
+                _compare(compared, where, by_placer, baseline_log_s, of_baseline[0].lower_bound_s)
     return compared
 
 
@@ -90,16 +91,16 @@ def _compare(
     compared: dict[str, Comparison],
     where: Where,
     by_placer: Mapping[str, Sequence[Trial]],
-    of_baseline: Sequence[Trial],
+    baseline_log_s: float,
+    bound_s: float,
 ) -> None:
     """Add the trials on one graph and cluster in one evaluation."""
-    baseline_log_s, bound_s = _log_time(of_baseline), of_baseline[0].lower_bound_s
     if bound_s:
         compared[LOWER_BOUND].ratios[where].append(float(np.log(bound_s)) - baseline_log_s)
     for placer, trials in by_placer.items():
         compared[placer].wall_s += [trial.wall_s for trial in trials]
-        if all(trial.feasible for trial in trials):
-            compared[placer].ratios[where].append(_log_time(trials) - baseline_log_s)
+        if (log_s := log_time(trials)) is not None:
+            compared[placer].ratios[where].append(log_s - baseline_log_s)
         else:
             compared[placer].out_of_memory.add(where)
 
@@ -145,7 +146,3 @@ def row_cells(compared: Comparison) -> tuple[object, ...]:
 
 def _means(ratios: Ratios) -> np.ndarray:
     return np.array([fmean(logs) for logs in ratios.values()])
-
-
-def _log_time(trials: Iterable[Trial]) -> float:
-    return fmean(float(np.log(trial.step_time_s)) for trial in trials)

@@ -36,16 +36,24 @@ def log_time(trials: Sequence[Trial]) -> float | None:
     return float(np.mean([np.log(trial.step_time_s) for trial in trials]))
 
 
-def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
-    """Step time over that of another placer on the graphs that both solved; None if there is none."""
-    solved = {where: trials for where, trials in own.items() if log_time(trials) is not None}
-    centres = {where: log_time(other.get(where, ())) for where in solved}
-    return _interval(
-        (trial, np.log(trial.step_time_s) - centre)
+def logs_over(
+    own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]
+) -> dict[Where, list[float]]:
+    """Logarithm of each trial's step time over that of another placer, on the graphs that both solved."""
+    centres = {
+        where: log_time(other.get(where, ())) for where, trials in own.items() if log_time(trials) is not None
+    }
+    return {
+        where: [float(np.log(trial.step_time_s) - centre) for trial in own[where]]
         for where, centre in centres.items()
         if centre is not None
-        for trial in solved[where]
-    )
+    }
+
+
+def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
+    """Step time over that of another placer on the graphs that both solved; None if there is none."""
+    shared = logs_over(own, other)
+    return _interval(pair for where, logs in shared.items() for pair in zip(own[where], logs, strict=True))
 
 
 def _interval(logs: Iterable[tuple[Trial, float]]) -> Interval | None:

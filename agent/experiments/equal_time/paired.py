@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
-
-from agent.evaluation.comparison.intervals import nested_interval
+from agent.evaluation.report.ratios import by_run, compared, logs_over, ratio_to_single
 from agent.evaluation.results import Trial
 
 LEVEL = 1e-3
 """Step times that differ by less, as a share, are level."""
-Logs = dict[str, dict[str, list[float]]]
-"""Logarithms by family and graph, one per seed."""
 
 
 @dataclass(frozen=True)
@@ -55,41 +50,24 @@ class Paired:
 
 def pair(trials: Sequence[Trial], baseline: str, seconds: float) -> Iterator[Paired]:
     """Compares each placer with the baseline."""
-    by_placer: dict[str, dict[tuple[str, str], list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    for trial in trials:
-        by_placer[trial.placer][trial.family, trial.graph].append(trial)
-    reference = {where: _log(own) for where, own in by_placer[baseline].items() if _feasible(own)}
-    for placer, cases in by_placer.items():
-        logs: Logs = defaultdict(dict)
-        shared = [where for where, own in cases.items() if where in reference and _feasible(own)]
-        for family, graph in shared:
-            own = cases[family, graph]
-            logs[family][graph] = [_log([each]) - reference[family, graph] for each in own]
-        if shared:
-            means = [fmean(seeds) for graphs in logs.values() for seeds in graphs.values()]
-            ratio = nested_interval([list(graphs.values()) for graphs in logs.values()])
+    runs = by_run(trials)
+    reference = next((own for (placer, _), own in runs.items() if placer == baseline), {})
+    for (placer, _), own in runs.items():
+        logs = logs_over(own, reference)
+        shared = [trial for where in logs for trial in own[where]]
+        ratio, to_single = compared(own, reference), ratio_to_single(shared)
+        if ratio and to_single:
+            means = [fmean(seeds) for seeds in logs.values()]
             yield Paired(
                 placer=placer,
                 seconds=seconds,
                 ratio=ratio.mean,
                 low=ratio.low,
                 high=ratio.high,
-                to_single=float(np.exp(fmean(_log_to_single(cases[where]) for where in shared))),
+                to_single=to_single.mean,
                 wins=sum(mean < -LEVEL for mean in means),
                 losses=sum(mean > LEVEL for mean in means),
-                graphs=len(shared),
-                evaluations=fmean(each.evaluations for where in shared for each in cases[where]),
-                cpu_s=fmean(each.cpu_s for where in shared for each in cases[where]),
+                graphs=len(logs),
+                evaluations=fmean(trial.evaluations for trial in shared),
+                cpu_s=fmean(trial.cpu_s for trial in shared),
             )
-
-
-def _feasible(trials: Sequence[Trial]) -> bool:
-    return all(trial.feasible for trial in trials)
-
-
-def _log(trials: Sequence[Trial]) -> float:
-    return fmean(float(np.log(trial.step_time_s)) for trial in trials)
-
-
-def _log_to_single(trials: Sequence[Trial]) -> float:
-    return fmean(float(np.log(trial.step_time_s / trial.single_s)) for trial in trials)

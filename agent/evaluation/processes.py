@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
-from graphs.system.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
+from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
 ATTEMPTS = 2
 """Tries of a trial whose process dies or hangs."""
@@ -66,7 +64,7 @@ def _run_in_processes(
             # All processes have work before the results of the last trials are written.
             yield from outcomes
             outcomes = []
-            for process, answer in _answers(busy):
+            for process, answer in answers_of(busy):
                 task, attempt = busy.pop(process)
                 if not isinstance(answer, Death):
                     outcomes.append((task, answer))
@@ -77,13 +75,3 @@ def _run_in_processes(
     finally:
         for process in processes:
             process.kill()
-
-
-def _answers(busy: Mapping[TrialProcess, object]) -> list[tuple[TrialProcess, Outcome | Death]]:
-    """Waits until one of the processes says something or takes too long; that may be no answer yet."""
-    if not busy:
-        return []
-    patience_s = min(process.deadline_s for process in busy) - time.monotonic()
-    wait([process.connection for process in busy], min(max(patience_s, 0.0), LONGEST_WAIT_S))
-    answers = ((process, process.answer()) for process in busy)
-    return [(process, answer) for process, answer in answers if answer is not None]

@@ -16,11 +16,11 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
@@ -157,6 +157,22 @@ class WorkerProcess(Generic[Request, Answer]):
         with suppress(ValueError):
             return f"worker killed by {signal.Signals(-code).name}"
         return f"worker killed by signal {-code}"
+
+
+def answers_of(
+    busy: Collection[WorkerProcess[Request, Answer]],
+) -> Iterator[tuple[WorkerProcess[Request, Answer], Answer | Death]]:
+    """Waits until a process says something or takes too long; yields the answers, of which there may be none.
+
+    Processes may wait for one that is stopped, and are late as it is: it comes first.
+    """
+    deadline_s = min((process.deadline_s for process in busy), default=0.0)
+    patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
+    wait([process.connection for process in busy], patience_s)
+    is_late = time.monotonic() >= deadline_s
+    for process in sorted(busy, key=lambda each: is_late and not each.is_stopped):
+        if (answer := process.answer()) is not None:
+            yield process, answer
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +14,7 @@ from envs.runtime.backends.signals import Barrier, Inbox
 from envs.runtime.backends.transports import SharedMemory
 from envs.runtime.machine import CPU, check_devices
 from envs.runtime.program import DeviceLostError, ExecutionError, check_timeout
-from graphs.system.worker_process import LONGEST_WAIT_S, Death, WorkerProcess
+from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
 
 class DeviceProcesses:
@@ -118,22 +116,14 @@ class DeviceProcesses:
         found: dict[int, Any] = {}
         waiting = dict(zip(self._processes, self._members, strict=True))
         while waiting:
-            deadline_s = min(process.deadline_s for process in waiting)
-            patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
-            wait([process.connection for process in waiting], patience_s)
-            late = time.monotonic() >= deadline_s
-            # A device that waits for a stopped one is late too: the stopped one comes first.
-            for process, members in sorted(waiting.items(), key=lambda each: late and not each[0].is_stopped):
-                answer = process.answer()
-                if answer is None:
-                    continue
+            for process, answer in answers_of(waiting):
+                members = waiting.pop(process)
                 names = ", ".join(map(str, members))
                 if isinstance(answer, Death):
                     raise DeviceLostError(f"device {names}: {answer.reason}")
                 if answer.failure:
                     raise ExecutionError(f"device {names}: {answer.failure}")
                 found.update(zip(members, answer.value, strict=True))
-                del waiting[process]
         return [found[index] for index in range(self.n_devices)]
 
 

@@ -12,6 +12,7 @@ from agent.placers.improvements import Improvement
 from graphs.io.journal import Journal
 from graphs.system import json_fields
 from graphs.system.csv_files import write_csv
+from graphs.system.interrupts import interrupts_put_off
 from graphs.system.json_files import FileFormatError
 
 COLUMNS = (
@@ -125,8 +126,9 @@ class TrialJournal:
 
     def add(self, trial: Trial) -> None:
         """Appends a trial; it is on disk when this returns."""
-        self._journal.append(asdict(trial))
-        self.trials[trial.key] = trial
+        with interrupts_put_off():
+            self._journal.append(asdict(trial))
+            self.trials[trial.key] = trial
 
     def _read(self, value: object, where: str) -> None:
         record = json_fields.fields(value, where, _CHECKS.keys() - OPTIONAL, OPTIONAL)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(EvaluationError, match="not empty"):
         open_folder(tmp_path, small_spec())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_interrupt_while_a_trial_is_written_loses_it_neither_on_disk_nor_in_memory(tmp_path, monkeypatch):
+    journal = TrialJournal(tmp_path / "journal.jsonl")
+    monkeypatch.setattr("os.fsync", lambda file: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        journal.add(make_trial())
+    assert list(journal.trials) == list(TrialJournal(tmp_path / "journal.jsonl").trials) == [make_trial().key]
 
 
 def test_journal_drops_a_line_cut_short_and_refuses_foreign_ones(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +18,18 @@ DROPPED = (
 
 @contextmanager
 def noticed_checkpoints() -> Iterator[list[str]]:
-    """Gives a list that is filled once `torch.utils.checkpoint`, reentrant or not, is called.
+    """Makes `torch.utils.checkpoint` a plain call; gives a list that is filled once it is called.
 
     It replaces the two names that `checkpoint` looks up when it is called, in torch 2.13 and 2.14: the
-    function itself may have been imported before.
+    function itself may have been imported before. The reentrant variant hides its function from autograd,
+    and from a trace all gradients of it.
     """
     seen: list[str] = []
-    reentrant, other = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+    other = checkpoint._checkpoint_without_reentrant_generator
 
-    def apply(*arguments: Any) -> Any:
+    def apply(function: Callable[..., Any], _preserve_rng_state: bool, *arguments: Any) -> Any:
         seen[:] = [DROPPED]
-        return reentrant.apply(*arguments)  # type: ignore[no-untyped-call]
+        return function(*arguments)
 
     def generator(*arguments: Any, **named: Any) -> Any:
         seen[:] = [DROPPED]

@@ -65,13 +65,14 @@ def trace(step: Step) -> Trace:
     """Traces the step with module calls if torch can, else without.
 
     If the first trace fails, the model is traced as under `torch.compile`: `torch.compiler.is_compiling` is
-    true, so that libraries such as Hugging Face's transformers skip their checks of values.
+    true, so that libraries such as Hugging Face's transformers skip their checks of values. What the model
+    compiles itself is traced as if it did not: torch's compiler may crash on what is being traced.
 
     Raises:
         CaptureError: no trace works; the message is the reason in one line.
     """
     # With mkldnn an LSTM layer is one op in inference.
-    with _quiet(), torch.backends.mkldnn.flags(enabled=False):
+    with _quiet(), torch.backends.mkldnn.flags(enabled=False), torch.compiler.set_stance("force_eager"):
         try:
             return trace_joint(step)
         except CaptureError:

@@ -32,3 +32,13 @@ def test_dropped_checkpointing_is_said(reentrant: bool | None, training: bool) -
     capture(Checkpointed(reentrant), x, training=training, notify=said.append)
     dropped = [line for line in said if "torch.utils.checkpoint is captured as a plain call" in line]
     assert len(dropped) == (reentrant is not None and training)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_layer_is_trained(reentrant: bool) -> None:
+    x, ops = torch.randn(2, 4), []
+    for variant in (None, reentrant):
+        graph = capture(Checkpointed(variant), x, notify=lambda line: None)
+        ops.append(sorted(name.rsplit("/", 1)[-1] for name in graph.op_names))
+        assert {"adam/body.weight", "adam/head.weight"} <= set(graph.op_names)
+    assert ops[0] == ops[1]

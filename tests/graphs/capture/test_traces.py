@@ -56,6 +56,22 @@ def test_a_model_that_checks_values_unless_compiled_keeps_its_module_names() -> 
     assert not torch.compiler.is_compiling()
 
 
+def doubled(layer: nn.Module, x: Tensor) -> Tensor:
+    return 2 * layer(x)
+
+
+@pytest.mark.parametrize("of_layer", [False, True])
+def test_what_a_model_compiles_itself_is_traced_as_if_it_did_not(of_layer: bool) -> None:
+    model = Calls(doubled if of_layer else torch.compile(doubled, backend="eager"))
+    if of_layer:
+        model.layer = torch.compile(model.layer, backend="eager")
+    notices: list[str] = []
+    graph = capture(model, torch.zeros(2, 4), loss=torch.mean, notify=notices.append)
+    plain = capture(Calls(doubled), torch.zeros(2, 4), loss=torch.mean)
+    assert graph.op_types == plain.op_types
+    assert notices == []
+
+
 def test_the_private_trace_is_tested_on_this_torch() -> None:
     assert torch.__version__.startswith(tracing.TESTED_TORCH)
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from graphs.capture.loss import CaptureError, Loss, find_loss
 from graphs.capture.structures import as_arguments, leaves_of
+from graphs.system.errors import shortened
 
 
 class Step(nn.Module):
@@ -70,13 +71,21 @@ class Step(nn.Module):
     def flat_inputs(self, inputs: Any) -> list[Tensor]:
         """Returns the tensors among other inputs, in the order of `tensors`.
 
+        Args:
+            inputs: of the structure of the capture's, keywords in any order, or a tuple of that alone.
+
         Raises:
             CaptureError: they have another structure, shape or type than those of the capture, or another
                 value that is no tensor.
         """
-        leaves, spec = tree_flatten(as_arguments(inputs))
+        leaves, spec = self._flattened(inputs)
+        if spec != self._spec and isinstance(inputs, tuple) and len(inputs) == 1:
+            leaves, spec = self._flattened(inputs[0])
         if spec != self._spec or any(map(_differs, leaves, self._leaves)):
-            raise CaptureError("inputs of another structure than those it was captured with; capture it anew")
+            raise CaptureError(
+                "inputs of another structure than those it was captured with, which were "
+                f"{self._described()}; capture it anew"
+            )
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for index, (tensor, fake) in enumerate(zip(given, self.tensors, strict=True)):
             if tensor.is_nested:
@@ -87,6 +96,19 @@ class Step(nn.Module):
                     f"{fake.dtype} {list(fake.shape)}"
                 )
         return given
+
+    def _flattened(self, inputs: Any) -> tuple[list[Any], TreeSpec]:
+        """Flattens other inputs; those by keyword in the order of the capture's."""
+        given, captured = as_arguments(inputs), tree_unflatten(self._leaves, self._spec)
+        if isinstance(given, dict) and isinstance(captured, dict) and given.keys() == captured.keys():
+            given = {key: given[key] for key in captured}
+        return tree_flatten(given)
+
+    def _described(self) -> str:
+        inputs = tree_unflatten(self._leaves, self._spec)
+        if isinstance(inputs, dict):
+            return shortened(f"{', '.join(map(str, inputs))} by keyword")
+        return f"{len(inputs)} by position"
 
     def _fake(self, tensor: Tensor) -> Tensor:
         with self.fake_mode:

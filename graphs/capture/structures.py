@@ -20,10 +20,12 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def as_arguments(inputs: Any) -> Any:
-    """Returns a module's arguments as a sequence or mapping, where they may be one tensor or dataclass."""
+    """Returns a module's arguments as a tuple or dict, where they may be one tensor or dataclass."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)  # those of a tokenizer are no dict, and no tree to torch
     leaves_of(inputs)
-    is_one = isinstance(inputs, Tensor) or (is_dataclass(inputs) and not isinstance(inputs, Mapping))
-    return (inputs,) if is_one else inputs
+    is_one = isinstance(inputs, Tensor) or (is_dataclass(inputs) and not isinstance(inputs, dict))
+    return (inputs,) if is_one else tuple(inputs) if isinstance(inputs, list) else inputs
 
 
 def _register(kind: type) -> None:

@@ -1,15 +1,26 @@
 """Capturing modules: graphs counted by hand, what is folded and colocated, what inputs may be."""
 
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from graphs.capture.capture import capture
+from graphs.capture.capture import CaptureError, capture, capture_step
 from graphs.op_graph import OpGraph
 from tests.graphs.capture.capture_cases import Calls, Mlp, TiedLm, fingerprint, op, readers
 
 GB = 10**9
+
+
+class Masked(nn.Module):
+    """Reads two inputs."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (x * mask).mean()
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +243,16 @@ def test_inputs_may_be_a_mapping_or_nested(mlp: OpGraph) -> None:
     assert by_name.op_names == mlp.op_names
     nested = capture(Calls(lambda layer, pair, scale: layer(pair[0]) * scale), ([torch.zeros(2, 4)], 2))
     assert nested.op_types.count("input") == 1
+
+
+@pytest.mark.parametrize("given", [list, tuple, UserDict])
+def test_a_step_takes_what_its_capture_took_whole_or_by_argument(given: Callable[..., Any]) -> None:
+    x, mask = torch.zeros(2, 4), torch.ones(2, 4)
+    inputs = given({"x": x, "mask": mask}) if given is UserDict else given([x, mask])
+    step = capture_step(Masked(), inputs, training=False).step
+    by_argument = {"mask": mask, "x": x} if given is UserDict else (x, mask)
+    for other in (inputs, (inputs,), by_argument):
+        assert [tensor.sum() for tensor in step.flat_inputs(other)] == [0, 8]
+    was = "x, mask by keyword" if given is UserDict else "2 by position"
+    with pytest.raises(CaptureError, match=f"another structure than .* which were {was}; capture it anew"):
+        step.flat_inputs((x, mask, mask))

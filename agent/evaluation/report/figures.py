@@ -133,7 +133,7 @@ def _slim(svg: str, label: str) -> str:
     svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)  # no label
     svg = re.sub(r"\s*\n\s*", "\n", svg)
     svg = re.sub(r"#0[0-9a-f]{5}", lambda found: VARIABLES.get(found[0], found[0]), svg)
     sizes = r'<svg[^>]*?viewBox="([^"]*)"[^>]*>'

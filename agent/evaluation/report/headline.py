@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.intervals import Interval
@@ -23,6 +23,7 @@ from agent.policy.placers import LEARNED
 
 LEAST = 0.0005
 """Differences below this share are none."""
+USE_PARALLEL = "<b>Use data parallelism</b>"
 ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
 """Trials by placer and order, then by graph and cluster."""
 
@@ -34,7 +35,12 @@ def headline(trials: Sequence[Trial]) -> str:
     if not ranked:
         return '<p class="headline">No placement is feasible so far.</p>'
     best = ranked[0]
-    return f'<p class="headline">{_advice(runs, best)} {_against_others(runs, best, ranked[1:])}</p>'
+    advice = _advice(runs, best)
+    said = [
+        advice,
+        *_against_others(runs, best, ranked[1:], parallel_is_used=advice.startswith(USE_PARALLEL)),
+    ]
+    return f'<p class="headline">{" ".join(said)}</p>'
 
 
 def _advice(runs: ByRun, best: Run) -> str:
@@ -53,7 +59,7 @@ def _advice(runs: ByRun, best: Run) -> str:
     use_one = (1 - WORTH_IT) * alone_ratio < 1
     if parallel_ratio < (1 - WORTH_IT) * min(alone_ratio, 1.0):
         batches = f"{1 / parallel_ratio:.2f} times as fast per batch as the best placement"
-        return f"<b>Use data parallelism</b>: it is {batches}, that of {name} ({found})."
+        return f"{USE_PARALLEL}: it is {batches}, that of {name} ({found})."
     if use_one:
         saved = max(1 - 1 / alone_ratio, 0.0)
         return (
@@ -106,23 +112,28 @@ def _ranked(runs: ByRun) -> list[Run]:
     return sorted(full, key=lambda run: (mean(run), run))
 
 
-def _against_others(runs: ByRun, best: Run, others: Sequence[Run]) -> str:
+def _against_others(
+    runs: ByRun, best: Run, others: Sequence[Run], *, parallel_is_used: bool
+) -> Iterator[str]:
+    """Compares the best placement with the next best, data parallelism and the lower bound, in sentences."""
     own = runs[best]
     solved = _solved(own)
     differences = []
     if not _learned_and_other([best, *others]) and others and (next_best := compared(own, runs[others[0]])):
         differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
-    if parallel and (against := compared(own, parallel)):
+    if parallel and not parallel_is_used and (against := compared(own, parallel)):
         differences.append(_difference(against, "data parallelism per batch", solved))
-    parts = [f"That placement {'; it '.join(differences)}."] if differences else []
-    parts += [text(said)] if (said := _learned_line(runs, [best, *others])) else []
+    if differences:
+        yield f"That placement {'; it '.join(differences)}."
+    if said := _learned_line(runs, [best, *others]):
+        yield text(said)
     bound = geometric_mean(
         trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
     )
     if bound:
-        parts.append(f"The lower bound, which no placement can beat, is {1 - 1 / bound:.1%} below it.")
-    return " ".join(parts)
+        least = "is faster than" if bound < 1 + LEAST else f"takes less than {1 / bound:.3f} of the time of"
+        yield f"By the lower bound no placement {least} that of {text(name_of(*best))}."
 
 
 def _solved(own: Mapping[Where, Sequence[Trial]]) -> list[Trial]:

@@ -13,6 +13,7 @@ from agent.evaluation.report.details import detail_section
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.markup import chart, text
+from agent.evaluation.report.parallel import with_data_parallel
 from agent.evaluation.report.style import SCRIPT, STYLE
 from agent.evaluation.report.tables import graph_table, loss_table, main_tables, order_maps
 from agent.evaluation.results import Trial
@@ -55,7 +56,8 @@ def write_report(
         path: of the report; placements are in the same folder.
         trials: in the order of the evaluation; all, or those that are made so far.
         command: what made them, as typed.
-        spec: of the evaluation; None leaves single graphs out.
+        spec: of the evaluation; None leaves out single graphs, and what data parallelism would do unless it
+            is among the trials.
         n_failed: number of trials that failed.
         n_trials: number of trials in all; None = these.
     """
@@ -63,7 +65,7 @@ def write_report(
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{VIEWPORT}'
         f"<title>Placewalk evaluation</title><style>{STYLE}</style></head><body><h1>Placewalk evaluation</h1>"
-        f"{headline(trials)}<p><code>{text(command)}</code></p>"
+        f"{headline(with_data_parallel(trials, spec))}<p><code>{text(command)}</code></p>"
         f"{_progress(len(trials), n_failed, n_trials)}{content}"
         f"<h2>How to read this</h2><ul>{''.join(f'<li>{caveat}</li>' for caveat in CAVEATS)}</ul>"
         f"<script>{SCRIPT}</script></body></html>\n"

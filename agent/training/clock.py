@@ -71,6 +71,11 @@ class Clock:
         self._cpu_began = time.process_time() - elapsed.cpu_s
         self._agreed_s = elapsed.wall_s
 
+    @property
+    def all_left_s(self) -> float:
+        """Seconds until the whole training has to end, negative where that has passed."""
+        return self._limit_s - self.wall_s
+
     def left_s(self, phase: str) -> float:
         """Seconds until a phase has to end, negative where that has passed; infinite without a limit."""
         return self._end_s[phase] - self.wall_s

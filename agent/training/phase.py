@@ -60,8 +60,13 @@ class Phase(ABC):
         """
 
     def leave_out_if_late(self) -> None:
-        """Leaves the phase out if the time of the whole training is up before its first step."""
-        self.timed_out |= self.steps == 0 and self.state.clock.progress >= 1
+        """Leaves the phase out if its first step would outlast the whole training's time."""
+        self.timed_out |= self.steps == 0 and self.state.clock.all_left_s <= self.first_step_s
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds that the first step takes at least, as far as that is known before."""
+        return 0.0
 
     @property
     def least_step_s(self) -> float:

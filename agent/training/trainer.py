@@ -96,10 +96,11 @@ class _Training:
         clock = Clock(config.minutes, None if group.size == 1 else partial(time_of_first, group))
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
+        imitation = Imitation(self.state, search)
         phases: list[Phase] = [
             search,
-            Imitation(self.state, search),
-            OnPolicyImitation(self.state),
+            imitation,
+            OnPolicyImitation(self.state, imitation),
             Reinforcement(self.state, RelativeMetrics(self.state.problems)),
         ]
         self.phases = [phase for phase in phases if phase.is_on]

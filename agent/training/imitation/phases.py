@@ -225,8 +225,9 @@ class OnPolicyImitation(_ImitationPhase):
     unit = "rounds"
     rate = "dagger_rate"
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, imitation: Imitation) -> None:
         super().__init__(state)
+        self._imitation = imitation
         self.planned = state.config.planned_dagger_rounds
         self._first_seed = state.config.imitation_epochs if state.config.demonstrations else 0
 
@@ -234,6 +235,11 @@ class OnPolicyImitation(_ImitationPhase):
     def is_on(self) -> bool:
         """Says whether there are any rounds."""
         return self.planned > 0
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds of the passes of a round, at the pace of imitation."""
+        return PASSES_PER_ROUND * self._imitation.step_s
 
     def learn(self) -> dict[str, float]:
         """Makes one round: places, costs every single move, and learns from that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from agent.policy import serialization
 from agent.policy.serialization import StoredPolicy, load_policy, read_card, read_policy
 from agent.training import checkpoints, inputs
 from agent.training.checkpoints import Checkpoint, CheckpointError
+from agent.training.clock import Clock, Elapsed
 from agent.training.config import ConfigError
+from agent.training.imitation.phases import OnPolicyImitation
 from agent.training.metrics import MEANINGS, SCORE, as_markdown, meanings, step_time_name, tag_of
 from agent.training.problems import problems_of
 from agent.training.split import Split
@@ -132,6 +135,17 @@ def test_phases_for_which_no_time_is_left_are_left_out_and_made_with_more_time(t
     assert train(late, context).finished
     assert len(context.rows) == 1
     assert train(replace(late, minutes=60), context).timesteps == 2048
+
+
+@pytest.mark.parametrize(("pass_s", "is_late"), [(14.0, False), (16.0, True)])
+def test_a_round_that_would_outlast_the_training_is_not_begun(pass_s: float, is_late: bool) -> None:
+    """With 30 seconds left, a round of two passes needs passes of less than 15."""
+    config = SimpleNamespace(planned_dagger_rounds=20, imitation_epochs=1, demonstrations=1)
+    clock = Clock(minutes=1.0)
+    clock.go_on_from(Elapsed(30.0, 30.0))
+    round_of = OnPolicyImitation(SimpleNamespace(config=config, clock=clock), SimpleNamespace(step_s=pass_s))
+    round_of.leave_out_if_late()
+    assert round_of.timed_out == is_late
 
 
 def test_without_a_limit_nothing_is_cut_short(tmp_path: Path) -> None:

@@ -171,7 +171,10 @@ def _opened(folder: Path, first_timestep: int) -> EventFile:
 
 
 class ProgressBar:
-    """A bar with step-time ratios, decisions a second and the time left; text without a terminal."""
+    """A bar with step-time ratios, decisions a second and the time left; text without a terminal.
+
+    It and its lines fit 80 columns.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -179,14 +182,14 @@ class ProgressBar:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("step time {task.fields[train]}, validation {task.fields[validation]}"),
-            TextColumn("{task.fields[speed]} decisions/s"),
+            TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
             transient=True,
         )
-        self._task = self._progress.add_task("training", total=1.0, train="-", validation="-", speed="-")
+        self._task = self._progress.add_task("training", total=1.0, numbers="")
+        self._ratios: dict[str, str] = {}
         if console.is_terminal:
             self._progress.start()
 
@@ -198,13 +201,14 @@ class ProgressBar:
 
     def report(self, timesteps: int, metrics: Metrics) -> None:
         """Moves the bar; prints a line after each evaluation."""
-        shown: dict[str, Any] = {"speed": f"{metrics[SPEED]:,.0f}"}
-        for use in ("train", "validation"):
-            if (name := step_time_name(use, "single")) in metrics:
-                shown[use] = f"{metrics[name]:.3f}"
+        ratios, speed = _ratios(metrics), f"{metrics[SPEED]:,.0f}/s"
         if SCORE in metrics:
-            self._console.print(_line(timesteps, metrics), highlight=False, soft_wrap=True)
-        self._progress.update(self._task, description="training", completed=metrics[PROGRESS], **shown)
+            line = "  ".join([f"{timesteps:>11,} decisions", *ratios.values(), speed])
+            self._console.print(line, highlight=False, soft_wrap=True)
+        self._ratios |= ratios
+        shown = [self._ratios[use] for use in ("train", "validation") if use in self._ratios]
+        numbers, done = "  ".join([*shown, speed]), metrics[PROGRESS]
+        self._progress.update(self._task, description="training", completed=done, numbers=numbers)
 
     def close(self, final: Metrics) -> None:
         """Removes the bar, if it was shown."""
@@ -212,12 +216,12 @@ class ProgressBar:
             self._progress.stop()
 
 
-def _line(timesteps: int, metrics: Metrics) -> str:
-    parts = [f"{timesteps:>11,} decisions"]
-    for use in USES:
-        if (name := step_time_name(use, "single")) in metrics:
-            parts.append(f"{use.replace('_', ' ')} {metrics[name]:.3f}")
-    return "  ".join([*parts, f"{metrics[SPEED]:,.0f} decisions/s"])
+def _ratios(metrics: Metrics) -> dict[str, str]:
+    """Shows the step times over a single device's, by what the graphs are used for."""
+    names = {use: step_time_name(use, "single") for use in USES}
+    return {
+        use: f"{use.replace('_', ' ')} {metrics[name]:.3f}" for use, name in names.items() if name in metrics
+    }
 
 
 def _read_rows(path: Path) -> list[tuple[int, str]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from agent.training.metrics import ITERATION, PHASE
-from agent.training.reporters import MetricsError, MetricsFile, TensorBoard
+from agent.training.metrics import ITERATION, PHASE, PROGRESS, SCORE, SPEED, USES, step_time_name
+from agent.training.reporters import MetricsError, MetricsFile, ProgressBar, TensorBoard
 
 
 def row(iteration: int) -> str:
@@ -147,3 +150,19 @@ def test_a_full_disk_is_an_error_at_once_and_leaves_what_was_written(
     assert EventAccumulator(str(tmp_path)).Reload().Scalars(ITERATION)[0].value == 1
     assert MetricsFile(tmp_path / "metrics.jsonl").last_iteration == 1
     assert capfd.readouterr().err == ""
+
+
+def test_the_bar_and_its_lines_fit_80_columns() -> None:
+    shown = io.StringIO()
+    bar = ProgressBar(Console(file=shown, force_terminal=True, width=80, highlight=False))
+    bar.announce("annealing 1,029 graphs to compare with", 0.1)
+    bar._progress.refresh()
+    ratios = {step_time_name(use, "single"): 0.7 for use in USES}
+    bar.report(98_765_432, {SPEED: 12_345.6, PROGRESS: 0.5, SCORE: 0.7, **ratios})
+    bar.close({})
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown.getvalue())
+    assert "annealing 1,029 graphs to compare with" in text
+    assert " 98,765,432 decisions  train 0.700  validation 0.700  held out 0.700  12,346/s" in text
+    assert "train 0.700  validation 0.700  12,346/s" in text
+    assert "…" not in text
+    assert max(map(len, re.split(r"[\r\n]", text))) <= 80

@@ -250,3 +250,14 @@ def test_a_model_of_the_users_own(here):
     assert done.returncode == 0, done.stderr
     (row,) = rows_of(here / "out")
     assert (row["graph"], row["family"], row["feasible"]) == ("make", "model", "true")
+
+
+def test_the_table_is_there_before_the_report_is_drawn(here, monkeypatch, capsys):
+    from agent.commands import evaluate
+    from agent.evaluation.report import page
+
+    shown = []
+    monkeypatch.setattr(page, "write_report", lambda *_, **__: shown.append(capsys.readouterr().out))
+    graph = str(here / "toy.json")
+    assert evaluate.main(["--graphs", graph, "--placers", "single", "--out", str(here / "out")]) == 0
+    assert "toys on 4xv100" in shown[-1]

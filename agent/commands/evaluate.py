@@ -142,10 +142,10 @@ def _compare(
             write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)
-    _write_report(spec, out, found, command)
     print_tables(lines, n_failed)
     if learned := learned_line(found.trials):
         print_lines([learned])
+    _write_report(spec, out, found, command)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed
 

@@ -132,8 +132,13 @@ def _against_others(
         trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
     )
     if bound:
-        least = "is faster than" if bound < 1 + LEAST else f"takes less than {1 / bound:.3f} of the time of"
-        yield f"By the lower bound no placement {least} that of {text(name_of(*best))}."
+        name, share = text(name_of(*best)), f"{1 / bound:.3f}"
+        least = (
+            f"is faster than {name}'s"
+            if bound < 1 + LEAST
+            else f"takes less than {share} of the time of {name}"
+        )
+        yield f"By the lower bound, no placement {least}."
 
 
 def _solved(own: Mapping[Where, Sequence[Trial]]) -> list[Trial]:

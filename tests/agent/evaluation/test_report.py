@@ -148,12 +148,12 @@ def test_headline_compares_the_best():
 
 
 @pytest.mark.parametrize(
-    ("bound_s", "said"), [(0.8, "takes less than 0.800 of the time of"), (1.0, "is faster than")]
+    ("bound_s", "said"), [(0.8, "takes less than 0.800 of the time of heft"), (1.0, "is faster than heft's")]
 )
 def test_headline_ends_with_the_lower_bound(bound_s, said):
     (trial,) = times(heft=[1.0])
     told = headline([replace(trial, lower_bound_s=bound_s)])
-    assert told.endswith(f"By the lower bound no placement {said} that of heft.</p>")
+    assert told.endswith(f"By the lower bound, no placement {said}.</p>")
 
 
 def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):

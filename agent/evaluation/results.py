@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.placers.improvements import Improvement
-from graphs.io.journal import Journal
 from graphs.system import json_fields
 from graphs.system.csv_files import write_csv
 from graphs.system.interrupts import interrupts_put_off
+from graphs.system.journal import Journal
 from graphs.system.json_files import FileFormatError
 
 COLUMNS = (

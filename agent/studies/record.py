@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.training.config import EXTENDABLE, TrainConfig
-from graphs.io.journal import Journal
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
+from graphs.system.journal import Journal
 from graphs.system.json_files import FileFormatError
 
 COMPLETE, PRUNED, FAILED, STALE = STATUSES = ("complete", "pruned", "failed", "stale")

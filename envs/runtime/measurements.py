@@ -10,9 +10,9 @@ import numpy as np
 
 from envs.runtime.measure import MeasuredStep, StepMeter
 from graphs.identity import content_hash
-from graphs.io.journal import Journal
 from graphs.system import json_fields
 from graphs.system.array_types import IntArray
+from graphs.system.journal import Journal
 
 KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failure"})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.experiments import finetuning as finetuned
 from agent.experiments.launcher import markdown_table
 from agent.experiments.orders.report import (
     baseline_table,
@@ -80,7 +79,7 @@ def _ablation_cell(row: AblationRow) -> str:
 
 @dataclass(frozen=True)
 class FinetuningRow:
-    """A row of `agent.experiments.finetuning`."""
+    """The best step time, over that of one device, of a start or placer after some seconds of training."""
 
     graph: str
     placed_by: str
@@ -92,9 +91,19 @@ class FinetuningRow:
 def finetuning() -> Iterator[str]:
     """Prints what the shipped policy is worth as a start of a training for one graph."""
     rows = read_rows("finetuning.csv", FinetuningRow)
-    yield finetuned.to_markdown(
-        [(row.graph, row.placed_by, row.seconds, row.ratio_to_single) for row in rows]
-    )
+    ratio_of = {(row.graph, row.placed_by, row.seconds): row.ratio_to_single for row in rows}
+    times = sorted({row.seconds for row in rows if row.seconds is not None})
+    starts = list(dict.fromkeys(row.placed_by for row in rows if row.seconds is not None))
+    others = list(dict.fromkeys(row.placed_by for row in rows if row.seconds is None))
+    table = [["graph", "from", *(f"{second} s" for second in times), *others]]
+    for graph in dict.fromkeys(row.graph for row in rows):
+        placed = [ratio_of[graph, name, None] for name in others]
+        for start in starts:
+            curve = [ratio_of[graph, start, second] for second in times]
+            table.append(
+                [graph, start, *("" if ratio is None else f"{ratio:.3f}" for ratio in curve + placed)]
+            )
+    yield markdown_table(table)
 
 
 @page

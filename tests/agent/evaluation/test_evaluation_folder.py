@@ -10,8 +10,8 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate, open_folder
 from agent.placers.base import Budget
-from graphs.io.journal import JournalError
 from graphs.system.errors import InputError
+from graphs.system.journal import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 
 

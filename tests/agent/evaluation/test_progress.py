@@ -14,7 +14,7 @@ from agent.evaluation.time_left import TimeLeft, clock_text
 from agent.placers.base import PLACERS, Budget
 from agent.placers.improvements import MOST, Improvement, Improvements
 from envs.problem import Problem
-from graphs.io.journal import JournalError
+from graphs.system.journal import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
 

@@ -11,14 +11,14 @@ from agent.studies.grid import plan_grid
 from agent.studies.study_config import StudyConfig
 from agent.training.config import TrainConfig
 
-RESULTS = (Path("agent") / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+RESULTS = Path("agent") / "experiments" / "results"
 
 
 def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
     """Settings of the command on the page that runs a study."""
-    (line,) = (line for line in RESULTS.splitlines() if f"--name {study} " in line)
-    command = line[line.index("train_agent.py") :].partition("`")[0]
-    options = vars(make_parser().parse_args(shlex.split(command)[1:]))
+    page = (RESULTS / f"{study}.md").read_text(encoding="utf-8")
+    (command,) = (line for line in page.splitlines() if line.startswith("python train_agent.py"))
+    options = vars(make_parser().parse_args(shlex.split(command)[2:]))
     config = study_settings(options)
     assert config is not None
     return resolve(options, is_study=True)[0], config
@@ -27,8 +27,13 @@ def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
 def test_the_ablation_trains_each_variant_of_its_table() -> None:
     base, config = settings_of("ablation")
     trials = plan_ablation(base, config).trials
-    table = RESULTS.split("| variant | flags |")[1].split("\n\n")[0].splitlines()[2:]
-    assert len({trial.component for trial in trials}) == len(table) == 14
+    table = [
+        line
+        for line in (RESULTS / "ablation.md").read_text(encoding="utf-8").splitlines()
+        if line[:2] == "| "
+    ]
+    variants = len(table) - 2
+    assert len({trial.component for trial in trials}) == variants + 1
     assert len(base.families) == 6
 
 

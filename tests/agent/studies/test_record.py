@@ -10,7 +10,7 @@ import pytest
 
 from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, Trial
 from agent.training.config import TrainConfig
-from graphs.io.journal import JournalError
+from graphs.system.journal import JournalError
 
 FIRST = Attempt("s", 1, "a-seed-0", "grid", "hidden=8", "grid", 0, RUNNING)
 

@@ -1,4 +1,4 @@
-"""What data parallelism would do, for the advice of a report, also where it was not asked for."""
+"""Data parallelism for the advice of a report, also where it was not asked for."""
 
 from __future__ import annotations
 

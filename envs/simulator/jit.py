@@ -171,7 +171,20 @@ class DamagedError(Exception):
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """numba's files of one kernel, each after its SHA-256: damaged machine code would crash the process."""
+    """numba's files of one kernel, each after its SHA-256: damaged machine code would crash the process.
+
+    numba numbers the files of machine code, and two processes may take the same number for different types of
+    arguments. Such a file therefore begins with its key.
+    """
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (key, data))
+
+    def load(self, key: object) -> object:
+        found = super().load(key)
+        if found is None or found[0] != key:
+            return None
+        return found[1]
 
     def _load_index(self) -> dict[object, str]:
         try:

@@ -93,6 +93,18 @@ def test_a_damaged_cache_is_rebuilt(tmp_path: Path, run_caller: Run, kind: str) 
     assert run_caller() == ("2", "")
 
 
+def test_machine_code_for_other_types_is_compiled_anew(tmp_path: Path, run_caller: Run) -> None:
+    """As left by two processes that compile for different types at the same time, and number files alike."""
+    call = CALL.replace("a=1, b=5", "a={}, b=5")
+    assert run_caller(call.format(1))[0] == "2"
+    assert run_caller(call.format(1.5))[0] == "2.5"
+    for first in (tmp_path / "cache").rglob("*.1.nbc"):
+        first.write_bytes(first.with_name(first.name.replace(".1.nbc", ".2.nbc")).read_bytes())
+    assert run_caller(call.format(1))[0] == "2"
+    assert run_caller(call.format(1)) == ("2", "")
+    assert run_caller(call.format(1.5)) == ("2.5", "")
+
+
 @pytest.mark.parametrize("kind", ["nbi", "nbc"], ids=["index", "machine code"])
 def test_a_folder_in_place_of_a_file_is_no_cache(tmp_path: Path, run_caller: Run, kind: str) -> None:
     run_caller()

@@ -10,9 +10,11 @@ PLACERS := single random round-robin contiguous memory-fill heft m-etf rollout a
 BIN := .venv/bin
 # Named after what the environment was made from, so that it is made anew when that changes and only then.
 INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+# One worker a core, which takes one file of tests after the other; tests/conftest.py says how many and in which order.
+ON_ALL_CORES := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train study test lint check bench data
+.PHONY: help setup train study test coverage lint check bench data
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -34,8 +36,13 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/experiments/leave_one_out.py
 	$(BIN)/python -m agent.experiments.leave_one_out --figure tests/benchmarks/results/study.svg
 
-test: setup ## run the tests
-	$(BIN)/python -m pytest
+test: setup ## run the tests, on all cores
+	$(BIN)/python -m tests.compile_kernels
+	$(BIN)/python -m pytest $(ON_ALL_CORES)
+
+coverage: setup ## run the tests and count the lines and branches that they reach
+	$(BIN)/python -m tests.compile_kernels
+	$(BIN)/python -m pytest $(ON_ALL_CORES) --cov --cov-report=term:skip-covered
 
 lint: setup ## lint, check the format and the types
 	$(BIN)/ruff check .

@@ -1,7 +1,43 @@
-"""Settings for the whole test suite."""
+"""Settings for the whole test suite, and for the workers among which `make test` shares it."""
 
+from __future__ import annotations
+
+import os
+
+import pytest
 from hypothesis import settings
+
+N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+LONGEST = (
+    "tests/faults",
+    "tests/agent/contexts",
+    "tests/agent/training",
+    "tests/envs/runtime",
+    "tests/test_",
+)
+"""Tests that start processes or train: files that workers take first, so that all end at the same time."""
+BYTES_PER_WORKER = 3e9
+"""Memory that one worker and the processes that its tests start may take."""
 
 # Examples are the same in every run, and a busy machine fails no test.
 settings.register_profile("placewalk", deadline=None, derandomize=True, database=None)
 settings.load_profile("placewalk")
+
+n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+if n_workers:
+    # Read when torch is first imported, by this process and by those that it starts.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(N_CORES // n_workers, 1)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first where several workers take one file after the other."""
+    if n_workers:
+        items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns the workers of `-n auto`: one a core, as far as there is memory for them."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(N_CORES, int(memory_bytes / BYTES_PER_WORKER)), 1)

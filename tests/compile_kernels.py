@@ -1,0 +1,49 @@
+"""Run as a program: compiles every kernel into the user's cache, before several workers would each do so.
+
+It takes about a minute on two cores and prints its progress after a kernel has changed; otherwise it takes
+some seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from agent.bounds.lower_bound import lower_bound_s
+from agent.placers.base import PLACERS, Budget
+from envs.cluster.cluster import Cluster
+from envs.mdp.episodes import EpisodeBatch
+from envs.problem import Problem
+from tests.agent.placement_cases import make_cluster, training_graph
+from tests.conftest import N_CORES
+
+
+def clusters() -> list[Cluster]:
+    """One for each set of rules that kernels are compiled for: see `ProblemArrays.detailed` and `slows`."""
+    detailed = make_cluster(2, issue_s=1e-6)
+    slowed = [replace(device, overlap_slowdown=1.5) for device in detailed.devices]
+    return [replace(detailed, devices=tuple(slowed)), detailed, make_cluster(2)]
+
+
+def compile_for(cluster: Cluster) -> None:
+    """Decides, places and bounds."""
+    problem = Problem(training_graph(3, 2), cluster)
+    batch = EpisodeBatch([problem], 1)
+    batch.begin(0, 0, 0, np.random.default_rng(0))
+    batch.step(np.zeros(1, dtype=np.int64))
+    for placer in PLACERS.values():
+        placer.place(problem, Budget(evaluations=200), np.random.default_rng(0))
+    lower_bound_s(problem)
+
+
+def main() -> None:
+    """Compiles for every set of rules, on all cores."""
+    with ProcessPoolExecutor(min(N_CORES, 3), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_for, clusters()))
+
+
+if __name__ == "__main__":
+    main()

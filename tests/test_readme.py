@@ -6,6 +6,7 @@ Two things differ, as they would take too long: trainings get a fraction of thei
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from envs.simulator.jit import _OwnFolder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,7 +31,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git knows of the checkout, and of the kernels that are compiled already."""
+    """A copy of what git knows of the checkout; its compiled kernels are copied too, beside it."""
     folder = tmp_path_factory.mktemp("clone")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -37,17 +40,31 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         check=True,
     )
-    kernels = [path for top in ("agent", "envs") for path in (ROOT / top).rglob("*.nb[ic]")]
-    for name in [*listed.stdout.splitlines(), *(str(path.relative_to(ROOT)) for path in kernels)]:
+    for name in listed.stdout.splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    for room in {Path(name).parent for name in listed.stdout.splitlines()}:
+        here, there = (_OwnFolder(run, str(top / room / "any.py")).get_cache_path() for top in (ROOT, folder))
+        if Path(here).is_dir():
+            shutil.copytree(here, kernels_of(folder) / Path(there).name)
     return folder
+
+
+def kernels_of(clone: Path) -> Path:
+    """Folder of a clone's compiled kernels."""
+    return clone.with_name("kernels")
 
 
 def run(clone: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=clone, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, *arguments],
+        cwd=clone,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(kernels_of(clone))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

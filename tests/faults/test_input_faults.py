@@ -153,8 +153,8 @@ def test_the_units_of_many_strays_and_the_names_of_a_placement_take_linear_time(
     ops = [{"name": "op"}, *({"name": f"w{at}", "type": "parameter"} for at in range(n))]
     graph = build_graph("strays", "", ops, [])
     placement = PLACEMENT | {"graph": "strays", "device_of": {f"w{at}": "gpu0" for at in range(n)}}
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(graph.units) == 1
     with pytest.raises(PlacementError, match="op 'op' has no device"):
         placement_from_json(placement, "here").resolve(graph, replace(many_devices(), name="c"))
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2

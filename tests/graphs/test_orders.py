@@ -199,7 +199,7 @@ def test_a_long_chain_takes_no_time(name: str) -> None:
     n_ops = 20_000
     ops = [{"name": f"op{index:06}", "flops": 1.0} for index in range(n_ops)]
     graph = build_graph("chain", "", ops, [(op, 1.0, [op + 1]) for op in range(n_ops - 1)])
-    started = time.perf_counter()
+    started = time.process_time()
     visited = ORDERS[name](graph, np.random.default_rng(SEED))
     assert len(visited) == n_ops
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0

@@ -217,9 +217,9 @@ def test_settings_name_all_that_decides_the_results(tmp_path):
 
 
 def test_names_are_checked_in_linear_time():
-    began = time.perf_counter()
+    began = time.process_time()
     _check_names("graph", map(str, range(100_000)))
-    assert time.perf_counter() - began < 10.0
+    assert time.process_time() - began < 10.0
 
 
 def test_cells_of_csv_files_are_no_formulas(tmp_path):

@@ -170,6 +170,6 @@ def test_a_problem_of_fifty_thousand_ops_is_made_in_a_second() -> None:
     kinds = ("a100-sxm4-40gb", "v100-sxm2-16gb", "rtx3090")
     devices = tuple(KINDS[kinds[at % 3]].device(f"d{at}") for at in range(16))
     cluster = Cluster("c", devices, np.full((16, 16), 1e10), np.zeros((16, 16)))
-    start = time.perf_counter()
+    start = time.process_time()
     Problem(graph, cluster)
-    assert time.perf_counter() - start < 3.0  # a second, on a machine of one's own
+    assert time.process_time() - start < 3.0

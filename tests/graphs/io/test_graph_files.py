@@ -129,12 +129,12 @@ def test_repeated_keys_and_consumers_are_found_in_linear_time() -> None:
     n = 100_000
     keys = ",".join(f'"{at}": 0' for at in range(n))
     consumers = [*range(1, n), n - 1]
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(FileFormatError, match=f"key '{n - 1}' is given twice"):
         parse_json(f'{{{keys}, "{n - 1}": 0}}', "here")
     with pytest.raises(FileFormatError, match=f"tensor 0: lists consumer {n - 1} twice"):
         graph_from_json(with_tensor(consumers=consumers), "here")
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:

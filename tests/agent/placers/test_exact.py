@@ -120,7 +120,7 @@ def test_what_is_not_proven_is_searched_with_the_evaluations_that_are_left() -> 
     PLACERS["exact"].place(
         problem, Budget(50_000, seconds=0.1), np.random.default_rng(0)
     )  # loads the solvers
-    found = PLACERS["exact"].place(problem, Budget(50_000, seconds=0.5), np.random.default_rng(0))
+    found = PLACERS["exact"].place(problem, Budget(50_000, seconds=2.0), np.random.default_rng(0))
     assert found.evaluations > START_EVALUATIONS
     assert 0.0 <= found.lower_bound_s < found.step_time.total_s
 

@@ -208,7 +208,7 @@ def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
 
 def test_training_can_start_from_a_policy(tmp_path: Path) -> None:
     first = MemoryContext(tmp_path / "first")
-    trained = train(replace(SMALL, timesteps=8000, learning_rate=5e-3), first)
+    trained = train(replace(SMALL, timesteps=1024, learning_rate=5e-3), first)
     second = MemoryContext(tmp_path / "second")
     unchanged = replace(SMALL, demonstrations=0, dagger_rounds=0, learning_rate=1e-9, final_learning_rate=0)
     config = replace(unchanged, timesteps=256, init=str(first.folder))

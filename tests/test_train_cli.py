@@ -132,17 +132,15 @@ def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str], ar
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on(place: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_goes_on(place: Path) -> None:
     arguments = ["--name", "long", "--graphs", "graphs.jsonl", "--checkpoint-every", "3", *QUICK]
     command = Command(TRAIN, [*arguments, "--timesteps", str(10**8)], place)
     run = place / "runs" / "long"
     command.wait_until((run / "checkpoints" / "00000006.safetensors").exists)
-    command.send(number)
-    assert command.wait() == (1 if number == signal.SIGINT else -signal.SIGKILL)
+    command.send(signal.SIGINT)
+    assert command.wait() == 1
     assert "Traceback" not in command.output
-    if number == signal.SIGINT:
-        assert "--resume --name long" in command.output
+    assert "--resume --name long" in command.output
     reached = max(int(path.stem) for path in (run / "checkpoints").glob("[0-9]*.safetensors"))
     more = str(128 * (reached + 2))
     assert train_agent.main(["--resume", "--name", "long", "--timesteps", more]) == 0

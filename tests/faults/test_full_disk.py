@@ -98,8 +98,8 @@ def used_bytes(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("name", "free_kib"),
     [
-        *(("train_agent.py", free_kib) for free_kib in (4, 12, 24, 48, 96, 120, 172, 180)),
-        *(("evaluate.py", free_kib) for free_kib in (0, 4, 12, 60, 120)),
+        *(("train_agent.py", free_kib) for free_kib in (4, 24, 96, 180)),
+        *(("evaluate.py", free_kib) for free_kib in (0, 12, 120)),
     ],
 )
 def test_a_command_on_a_full_disk_goes_on_when_there_is_space(
@@ -115,7 +115,7 @@ def test_a_command_on_a_full_disk_goes_on_when_there_is_space(
 
 @pytest.mark.parametrize(
     ("name", "file_kib"),
-    [*(("train_agent.py", kib) for kib in (2, 10, 20)), *(("evaluate.py", kib) for kib in (2, 4))],
+    [("train_agent.py", 2), ("train_agent.py", 20), ("evaluate.py", 4)],
 )
 def test_a_command_with_limited_files_goes_on_without_the_limit(
     tmp_path: Path, whole: Path, name: str, file_kib: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.bounds.assignment_rows import Row, link_rows, memory_rows, tightest_rows
+from agent.bounds.assignment_rows import AssignmentRow, link_rows, memory_rows, tightest_rows
 from agent.bounds.kept_tensors import Forest, kept_reads, make_forest
 from agent.bounds.kind_costs import KindCosts, kind_costs
 from agent.bounds.path_kernels import best_assignment
@@ -89,8 +89,8 @@ class _Program:
     costs: KindCosts
     forest: Forest
     fits: NDArray[np.bool_]
-    limits: list[Row]
-    rows: list[Row]
+    limits: list[AssignmentRow]
+    rows: list[AssignmentRow]
     columns: list[IntArray] = field(default_factory=list)
     best_s: float = 0.0
     best: tuple[FloatArray, FloatArray] = (np.zeros(0), np.zeros(0))
@@ -143,7 +143,7 @@ class _Program:
         total += best_assignment(cost, along, self.forest.parent, kind)
         return float(total), kind
 
-    def _sums(self, rows: Sequence[Row], kind: IntArray) -> FloatArray:
+    def _sums(self, rows: Sequence[AssignmentRow], kind: IntArray) -> FloatArray:
         """Sums the rows under an assignment, (n_rows,)."""
         unit, above = np.arange(len(kind)), kind[self.forest.parent]
         sums = np.array([row.constant + row.of_unit[unit, kind].sum() for row in rows])

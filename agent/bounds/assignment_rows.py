@@ -16,7 +16,7 @@ from graphs.limits import ROUNDING
 from graphs.system.array_types import FloatArray, IntArray
 
 
-class Row(NamedTuple):
+class AssignmentRow(NamedTuple):
     """A sum over units: a constant, what each unit adds on its kind, and what it adds with its parent's.
 
     Attributes:
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     along: FloatArray | None = None
 
 
-def memory_rows(costs: KindCosts, forest: Forest, kept: IntArray) -> list[Row]:
+def memory_rows(costs: KindCosts, forest: Forest, kept: IntArray) -> list[AssignmentRow]:
     """Makes a row for each kind: bytes that it holds for sure, over all its memory, less 1.
 
     Counted are resident bytes and, on a kind with one device, the kept tensors whose producer and reader are
@@ -58,11 +58,11 @@ def memory_rows(costs: KindCosts, forest: Forest, kept: IntArray) -> list[Row]:
         held[:, kind] = (costs.resident + in_unit * alone) / capacity
         along = np.zeros((n_units, costs.n_kinds, costs.n_kinds))
         along[:, kind, kind] = with_parent * alone / capacity
-        rows.append(Row(-1.0, held, along))
+        rows.append(AssignmentRow(-1.0, held, along))
     return rows
 
 
-def link_rows(costs: KindCosts, forest: Forest) -> list[Row]:
+def link_rows(costs: KindCosts, forest: Forest) -> list[AssignmentRow]:
     """Makes a row for the links from each kind, or from each to each: seconds that one is busy on average."""
     cluster, kinds = costs.problem.cluster, range(costs.n_kinds)
     if cluster.sharing == "none":
@@ -83,11 +83,13 @@ def link_rows(costs: KindCosts, forest: Forest) -> list[Row]:
         else:
             continue
         producer, reader = unit_of[reads.producer[sent]], unit_of[reads.reader[sent]]
-        rows.append(Row(-gap_s, nothing, forest.transfers_s(producer, reader, busy_s * shares)))
+        rows.append(AssignmentRow(-gap_s, nothing, forest.transfers_s(producer, reader, busy_s * shares)))
     return rows
 
 
-def tightest_rows(costs: KindCosts, forest: Forest, share: FloatArray) -> Iterator[tuple[float, list[Row]]]:
+def tightest_rows(
+    costs: KindCosts, forest: Forest, share: FloatArray
+) -> Iterator[tuple[float, list[AssignmentRow]]]:
     """Makes the rows of seconds of each sort that ask for the longest step.
 
     Args:
@@ -102,18 +104,18 @@ def tightest_rows(costs: KindCosts, forest: Forest, share: FloatArray) -> Iterat
     yield _longest_path(costs, forest, of_op)
 
 
-def _tightest_window(costs: KindCosts, share: FloatArray) -> tuple[float, list[Row]]:
+def _tightest_window(costs: KindCosts, share: FloatArray) -> tuple[float, list[AssignmentRow]]:
     """On one kind runs the most work of the ops that run within some window."""
     windows = [heaviest_window(load, costs.head, costs.tail) for load in (costs.load * share).T]
     worst = max(windows)
     inside = (costs.head >= worst.since_s) & (costs.tail >= worst.after_s)
     around_s = worst.since_s + worst.after_s - costs.last_gap_s
     load = costs.load * inside[:, None]
-    rows = [Row(around_s, costs.only(kind, load)) for kind in range(costs.n_kinds)]
+    rows = [AssignmentRow(around_s, costs.only(kind, load)) for kind in range(costs.n_kinds)]
     return worst.least_s - costs.last_gap_s, rows
 
 
-def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[Row]]:
+def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[AssignmentRow]]:
     """Before an op runs the most work of its ancestors on one kind, after it that of its descendants."""
     split, before, after = costs.splits
     load = costs.load * share
@@ -126,17 +128,19 @@ def _tightest_split(costs: KindCosts, share: FloatArray) -> tuple[float, list[Ro
     first = [costs.only(kind, costs.load * before[worst][:, None]) for kind in kinds]
     second = [costs.only(kind, costs.load * after[worst][:, None]) for kind in kinds]
     gaps_s = 2 * costs.last_gap_s
-    rows = [Row(-gaps_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
+    rows = [AssignmentRow(-gaps_s, first[one] + own + second[two]) for one, two in product(kinds, kinds)]
     return float(step_s[worst]), rows
 
 
-def _longest_path(costs: KindCosts, forest: Forest, share: FloatArray) -> tuple[float, list[Row]]:
+def _longest_path(costs: KindCosts, forest: Forest, share: FloatArray) -> tuple[float, list[AssignmentRow]]:
     """The ops of a path run one after the other; where two of them are apart, a transfer is between them."""
     seconds = (costs.seconds * share).sum(axis=1)
     path = longest_path(costs.graph.edges, seconds)
     on_path = np.zeros(costs.graph.n_ops, dtype=bool)
     on_path[path] = True
-    row = Row(0.0, costs.per_unit(costs.seconds * on_path[:, None]), path_transfers_s(costs, forest, path))
+    row = AssignmentRow(
+        0.0, costs.per_unit(costs.seconds * on_path[:, None]), path_transfers_s(costs, forest, path)
+    )
     return float(seconds[path].sum()), [row]
 
 

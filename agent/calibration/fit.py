@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from agent.calibration.measured_ops import ITEM_BYTES, MeasurementError, OpTable
+from agent.calibration.measured_ops import ITEM_BYTES, MeasuredOpsError, OpTable
 from agent.calibration.parameters import (
     BELOW_POWER,
     BURST,
@@ -106,7 +106,7 @@ def calibrate(groups: Sequence[OpTable]) -> list[Calibration]:
     """
     for op_class in NEEDED:
         if not any(table.op_class == op_class for table in groups):
-            raise MeasurementError(f"no file holds measured ops of class '{op_class}'; give such a file too")
+            raise MeasuredOpsError(f"no file holds measured ops of class '{op_class}'; give such a file too")
     fits: dict[str, dict[str, ClassFit]] = {}
     for table in groups:
         fits.setdefault(table.kind, {})[table.op_class] = fit_class(table)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.calibration.links_times import LINK_KINDS, LinkTimes, read_link_times
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from envs.cluster.links import Link, write_links
 from graphs.system.array_types import FloatArray
 
@@ -96,7 +96,7 @@ def fit_line(n_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
 def _fit(table: LinkTimes) -> Link:
     sizes = len(np.unique(table.n_bytes))
     if sizes < MIN_SIZES:
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{table.name}: was measured at {sizes} sizes; give files of at least {MIN_SIZES}"
         )
     kind, train = LINK_KINDS[table.name], ~table.held_out
@@ -122,7 +122,7 @@ def _with_constants_of(own: Mapping[str, Link], name: str) -> Link:
     if not link.alike:
         return link
     if link.alike not in own:
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{name}: takes its latency from '{link.alike}', of which there are no times; give its file too"
         )
     other = own[link.alike]

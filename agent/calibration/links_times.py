@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.calibration.measured_ops import MeasurementError, unreadable
+from agent.calibration.measured_ops import MeasuredOpsError, unreadable
 from graphs.system.array_types import FloatArray
 
 MIB, GIB, GIGA = 2.0**20, 2.0**30, 1e9
@@ -143,27 +143,27 @@ def _read_file(path: str) -> tuple[str, list[tuple[float, float]]]:
 def _vidur(path: str, lines: Sequence[Sequence[str]]) -> tuple[str, Iterator[tuple[float, float]]]:
     head = lines[0] if lines else []
     if VIDUR_TIME not in head:
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{path}: holds no measured transfers; expected a column {VIDUR_TIME!r}, "
             "or the name p2p_intra_node.csv or p2p_inter_node.csv"
         )
     name = VIDUR_LINKS.get(os.path.basename(path).partition("_")[0])
     if name is None:
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{path}: names no node that was measured; names begin with "
             f"{' or '.join(f'{node}_' for node in VIDUR_LINKS)}"
         )
     columns = {}
     for key in ("size", VIDUR_TIME, "devices_per_node"):
         if key not in head:
-            raise MeasurementError(f"{path}: column {key!r} is missing")
+            raise MeasuredOpsError(f"{path}: column {key!r} is missing")
         columns[key] = head.index(key)
 
     def rows() -> Iterator[tuple[float, float]]:
         for number, line in enumerate(lines[1:], start=2):
             where = f"{path}: line {number}"
             if len(line) != len(head):
-                raise MeasurementError(f"{where}: has {len(line)} values; expected {len(head)}")
+                raise MeasuredOpsError(f"{where}: has {len(line)} values; expected {len(head)}")
             if line[columns["devices_per_node"]] == "2":
                 milliseconds = _number(line[columns[VIDUR_TIME]], where)
                 yield _row(_number(line[columns["size"]], where), milliseconds * 1e-3, where)
@@ -179,9 +179,9 @@ def _sailor(path: str, lines: Sequence[Sequence[str]]) -> tuple[str, Iterator[tu
     name = SAILOR_LINKS.get((gpu, within))
     if name is None:
         known = ", ".join(sorted({gpu for gpu, where in SAILOR_LINKS if where == within}))
-        raise MeasurementError(f"{path}: is two folders below '{gpu}', no GPU that was measured; use {known}")
+        raise MeasuredOpsError(f"{path}: is two folders below '{gpu}', no GPU that was measured; use {known}")
     if len(lines) != 2 or len(lines[0]) != len(lines[1]):
-        raise MeasurementError(f"{path}: expected a line of sizes in MiB and a line of as many bandwidths")
+        raise MeasuredOpsError(f"{path}: expected a line of sizes in MiB and a line of as many bandwidths")
     unit = GIB if within == "intra" else GIGA
 
     def rows() -> Iterator[tuple[float, float]]:
@@ -198,13 +198,13 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise MeasurementError(f"{where}: holds {text!r}; expected a number, more than 0")
+        raise MeasuredOpsError(f"{where}: holds {text!r}; expected a number, more than 0")
     return value
 
 
 def _row(n_bytes: float, seconds: float, where: str) -> tuple[float, float]:
     if not (1 <= n_bytes <= MAX_TRANSFER_BYTES and MIN_TRANSFER_S <= seconds <= MAX_TRANSFER_S):
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{where}: {n_bytes:g} bytes take {seconds:g} s; expected 1 to {MAX_TRANSFER_BYTES:g} bytes and "
             f"{MIN_TRANSFER_S:g} to {MAX_TRANSFER_S:g} s"
         )

@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.calibration.fit import OWN, fit_class
 from agent.calibration.links_fit import fit_line
-from agent.calibration.measured_ops import MeasurementError, OpRow, tables
+from agent.calibration.measured_ops import MeasuredOp, MeasuredOpsError, tables
 from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import write_cluster
@@ -137,7 +137,7 @@ def measured_seconds(
                         row = (device, key, known[key], spread)
                         database.execute("INSERT INTO times VALUES (?, ?, ?, ?)", row)
     except sqlite3.Error as error:
-        raise MeasurementError(f"{path}: is no database of measured times: {error}; delete it") from None
+        raise MeasuredOpsError(f"{path}: is no database of measured times: {error}; delete it") from None
     report(device, len(timed), len(timed))
     for key, _ in timed:
         _check(path, key, known[key])
@@ -150,7 +150,7 @@ def measured_rows(
     ops: Sequence[TimedOp],
     timer: Callable[[TimedOp], Sequence[float]],
     report: Report = lambda what, done, total: None,
-) -> list[OpRow]:
+) -> list[MeasuredOp]:
     """Times the ops of a device kind that a database does not hold yet, and returns all as measured.
 
     Raises:
@@ -161,7 +161,7 @@ def measured_rows(
     return [op.row(kind, each) for op, each in zip(ops, seconds, strict=True)]
 
 
-def calibrate_device(device: OwnDevice, rows: Sequence[OpRow]) -> Calibration:
+def calibrate_device(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Calibration:
     """Fits the models of a device to its times, and writes its calibration into the user's folder."""
     kind = kind_of_rows(device, rows)
     fits = {table.op_class: fit_class(table, kind) for table in tables(rows)}
@@ -173,7 +173,7 @@ def calibrate_device(device: OwnDevice, rows: Sequence[OpRow]) -> Calibration:
     return calibration
 
 
-def kind_of_rows(device: OwnDevice, rows: Sequence[OpRow]) -> Kind:
+def kind_of_rows(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Kind:
     """Makes the kind of a device: the best that was measured is its peak in a dtype.
 
     Its memory bandwidth is that of the largest sums, beyond all caches.
@@ -260,7 +260,7 @@ def measure_processes(
     from envs.runtime.machine import n_cores
 
     if not 2 <= n_processes <= n_cores():
-        raise MeasurementError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
+        raise MeasuredOpsError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")
     name, threads = f"{n_processes}xcpu", n_cores() // n_processes
     torch.set_num_threads(threads)
     path = own_cluster_file(name).with_name(effort.times)
@@ -338,4 +338,4 @@ def _measure_link(
 
 def _check(path: Path, key: str, seconds: float) -> None:
     if not (seconds > 0 and is_time(seconds)):
-        raise MeasurementError(f"{path}: '{key}' took {seconds} s; expected more than 0; measure it again")
+        raise MeasuredOpsError(f"{path}: '{key}' took {seconds} s; expected more than 0; measure it again")

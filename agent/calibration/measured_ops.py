@@ -34,18 +34,18 @@ DRIFT_ROWS = 100
 """Rows that are not held out, from which on the drift of a session is estimated."""
 
 
-class MeasurementError(InputError):
+class MeasuredOpsError(InputError):
     """A file of measured times that cannot be used; the message says where and what would be right."""
 
 
-def unreadable(path: str | os.PathLike[str], error: Exception) -> MeasurementError:
+def unreadable(path: str | os.PathLike[str], error: Exception) -> MeasuredOpsError:
     """Makes the error of a file that cannot be read, which names the file once."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return MeasurementError(f"{os.fspath(path)}: cannot be read: {why}")
+    return MeasuredOpsError(f"{os.fspath(path)}: cannot be read: {why}")
 
 
 @dataclass(frozen=True)
-class OpRow:
+class MeasuredOp:
     """One measured op.
 
     Attributes:
@@ -82,7 +82,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class OpTable:
-    """Rows of one device kind and op class as arrays; see `OpRow`.
+    """Rows of one device kind and op class as arrays; see `MeasuredOp`.
 
     Attributes:
         held_out: whether each row judges the fit, bool (n,).
@@ -115,7 +115,7 @@ class OpTable:
         )
 
 
-def read_ops(paths: Iterable[str | os.PathLike[str]]) -> list[OpRow]:
+def read_ops(paths: Iterable[str | os.PathLike[str]]) -> list[MeasuredOp]:
     """Reads files of measured ops, `.csv` or `.csv.gz`, in which each row names its device.
 
     Raises:
@@ -125,9 +125,9 @@ def read_ops(paths: Iterable[str | os.PathLike[str]]) -> list[OpRow]:
     return [row for path in paths for row in _without_drift(list(_read_file(os.fspath(path))))]
 
 
-def tables(rows: Sequence[OpRow]) -> list[OpTable]:
+def tables(rows: Sequence[MeasuredOp]) -> list[OpTable]:
     """Sorts rows into one table for each device kind and op class; equal shapes stay apart."""
-    groups: dict[tuple[str, str], list[OpRow]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[MeasuredOp]] = defaultdict(list)
     for row in rows:
         groups[row.kind, row.op_class].append(row)
     return [
@@ -147,7 +147,7 @@ def tables(rows: Sequence[OpRow]) -> list[OpTable]:
     ]
 
 
-def _without_drift(rows: list[OpRow]) -> list[OpRow]:
+def _without_drift(rows: list[MeasuredOp]) -> list[MeasuredOp]:
     """Takes the drift of the timing off the rows of a file, if it is a session of convolutions."""
     n_used = sum(not row.is_held_out for row in rows)
     if n_used < DRIFT_ROWS or {(row.kind, row.op_class) for row in rows} != {(rows[0].kind, "conv")}:
@@ -160,7 +160,7 @@ def _without_drift(rows: list[OpRow]) -> list[OpRow]:
     ]
 
 
-def _read_file(path: str) -> Iterator[OpRow]:
+def _read_file(path: str) -> Iterator[MeasuredOp]:
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8")
@@ -176,30 +176,30 @@ def _read_file(path: str) -> Iterator[OpRow]:
         raise unreadable(path, error) from None
 
 
-def _row(record: Mapping[str, str | None], where: str) -> OpRow:
+def _row(record: Mapping[str, str | None], where: str) -> MeasuredOp:
     name = _text(record, "OPName", where)
     reader = READERS.get(name)
     if reader is None:
-        raise MeasurementError(f"{where}: OPName is {name!r}; known ops are {', '.join(sorted(READERS))}")
+        raise MeasuredOpsError(f"{where}: OPName is {name!r}; known ops are {', '.join(sorted(READERS))}")
     try:
         kind = kind_of(_text(record, "Device", where))
     except ClusterError as error:
-        raise MeasurementError(f"{where}: {error}") from None
+        raise MeasuredOpsError(f"{where}: {error}") from None
     latency_ms = _milliseconds(record, "Latency", where)
     op_class, shape, flops, elements, image = reader(record, where)
     size = ITEM_BYTES["fp32"] * elements
-    return OpRow(kind, name, op_class, "fp32", shape, flops, size, latency_ms * 1e-3, image)
+    return MeasuredOp(kind, name, op_class, "fp32", shape, flops, size, latency_ms * 1e-3, image)
 
 
 LLAMA_KINDS = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm5-80gb"}
 """Kinds by how the names of Vidur's files begin."""
 
 
-def _llama_rows(record: Mapping[str, str | None], path: str, where: str) -> Iterator[OpRow]:
+def _llama_rows(record: Mapping[str, str | None], path: str, where: str) -> Iterator[MeasuredOp]:
     """Yields the four matrix products of a Llama layer in half precision: a row of a Vidur file."""
     kind = LLAMA_KINDS.get(os.path.basename(path).partition(".")[0])
     if kind is None:
-        raise MeasurementError(
+        raise MeasuredOpsError(
             f"{path}: names no device; begin its name with one of {', '.join(LLAMA_KINDS)}, and a dot"
         )
     keys = ("num_tokens", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers")
@@ -216,7 +216,7 @@ def _llama_rows(record: Mapping[str, str | None], path: str, where: str) -> Iter
             elements = tokens * n + n * k + tokens * k
             seconds = _milliseconds(record, column, where) * 1e-3
             work = 2.0 * tokens * n * k, ITEM_BYTES["fp16"] * elements
-            yield OpRow(kind, name, TENSOR, "fp16", (1, tokens, n, k), *work, seconds)
+            yield MeasuredOp(kind, name, TENSOR, "fp16", (1, tokens, n, k), *work, seconds)
 
 
 Shape = tuple[int, int, int, int]
@@ -239,7 +239,7 @@ def _convolution(record: Mapping[str, str | None], where: str) -> Work:
     batch, inputs, outputs, kernel, size, stride = (_size(record, key, where) for key in keys)
     side = (size + 2 * int(_number(record, "Padding", where)) - kernel) // stride + 1
     if side < 1:
-        raise MeasurementError(f"{where}: a kernel of {kernel} does not fit an input of {size}")
+        raise MeasuredOpsError(f"{where}: a kernel of {kernel} does not fit an input of {size}")
     m, k = batch * side * side, inputs * kernel * kernel
     elements = batch * inputs * size * size + k * outputs + m * outputs
     image = (side, side) if (kernel, stride) == (3, 1) else (0, 0)
@@ -269,7 +269,7 @@ READERS: dict[str, Callable[[Mapping[str, str | None], str], Work]] = {
 def _text(record: Mapping[str, str | None], key: str, where: str) -> str:
     value = record.get(key)
     if value is None:
-        raise MeasurementError(f"{where}: column {key!r} is missing")
+        raise MeasuredOpsError(f"{where}: column {key!r} is missing")
     return value
 
 
@@ -280,19 +280,19 @@ def _number(record: Mapping[str, str | None], key: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise MeasurementError(f"{where}: {key} is {text!r}; expected a number")
+        raise MeasuredOpsError(f"{where}: {key} is {text!r}; expected a number")
     return value
 
 
 def _milliseconds(record: Mapping[str, str | None], key: str, where: str) -> float:
     value = _number(record, key, where)
     if not 0 < value < MAX_LATENCY_MS:
-        raise MeasurementError(f"{where}: {key} is {value:g}; expected milliseconds, more than 0")
+        raise MeasuredOpsError(f"{where}: {key} is {value:g}; expected milliseconds, more than 0")
     return value
 
 
 def _size(record: Mapping[str, str | None], key: str, where: str) -> int:
     value = _number(record, key, where)
     if value < 1 or value != int(value) or value > 2**53:
-        raise MeasurementError(f"{where}: {key} is {value:g}; expected a whole number, at least 1")
+        raise MeasuredOpsError(f"{where}: {key} is {value:g}; expected a whole number, at least 1")
     return int(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from envs.cluster.cluster import MAX_SLOWDOWN
 from graphs.limits import MAX_SECONDS, MIN_SECONDS
 from graphs.system.json_fields import fields, kind_of, name, text
@@ -80,7 +80,7 @@ def _rows(value: object, where: str) -> Iterator[OverlapRow]:
                 continue
             op = (sizes[0], *[0.0] * len(COPIES))
             if op not in seconds or (0.0, *sizes[1:]) not in seconds:
-                raise MeasurementError(
+                raise MeasuredOpsError(
                     f"{at}: {PRODUCT} {sizes[0]:g} with {SIZES[moved[0]]} {sizes[moved[0]]:g} was timed "
                     "together, but not each alone; add the two rows"
                 )
@@ -97,7 +97,7 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
 def _seconds(value: object, where: str) -> float:
     written = text(value, where)
     if not written.endswith(" ms"):
-        raise MeasurementError(f"{where} is {written!r}; expected milliseconds, such as '43.68 ms'")
+        raise MeasuredOpsError(f"{where} is {written!r}; expected milliseconds, such as '43.68 ms'")
     return _number(written.removesuffix(" ms"), where, MIN_SECONDS) * 1e-3
 
 
@@ -107,7 +107,7 @@ def _number(value: object, where: str, least: float) -> float:
     except ValueError:
         number = np.nan
     if not least <= number <= MAX_SECONDS:
-        raise MeasurementError(f"{where} is {value!r}; expected a number from {least:g} to {MAX_SECONDS:g}")
+        raise MeasuredOpsError(f"{where} is {value!r}; expected a number from {least:g} to {MAX_SECONDS:g}")
     return number
 
 

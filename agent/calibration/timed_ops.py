@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agent.calibration.measured_ops import ITEM_BYTES, OpRow
+from agent.calibration.measured_ops import ITEM_BYTES, MeasuredOp
 from envs.costs.op_classes import MATMULS, TENSOR
 
 MIN_SECONDS = 0.01
@@ -30,7 +30,7 @@ KERNEL = 9
 
 @dataclass(frozen=True)
 class TimedOp:
-    """An op to time in fp32, or of the class `TENSOR` in fp16; shape and image are as in `OpRow`."""
+    """An op to time in fp32, or of the class `TENSOR` in fp16; shape and image are as in `MeasuredOp`."""
 
     op_class: str
     shape: tuple[int, int, int, int]
@@ -44,7 +44,7 @@ class TimedOp:
         """Dtype of its arithmetic."""
         return "fp16" if self.op_class == TENSOR else "fp32"
 
-    def row(self, kind: str, seconds: float) -> OpRow:
+    def row(self, kind: str, seconds: float) -> MeasuredOp:
         """Returns the op as a measured one."""
         batch, m, n, k = self.shape
         if self.op_class in PASSES:
@@ -53,7 +53,7 @@ class TimedOp:
             read = m * k // KERNEL if self.op_class == "conv" else m * k
             flops, elements = 2.0 * batch * m * n * k, batch * (read + k * n + m * n)
         size = ITEM_BYTES[self.dtype] * elements
-        return OpRow(
+        return MeasuredOp(
             kind, self.op_class, self.op_class, self.dtype, self.shape, flops, size, seconds, self.image
         )
 

@@ -57,7 +57,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Row:
+class CoarseningRow:
     """The graphs of a family, placed by one placer in at most so many groups.
 
     Attributes:
@@ -75,7 +75,7 @@ class Row:
     found_over_op_by_op: float | None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(CoarseningRow))
 """Columns of the rows as CSV."""
 
 
@@ -89,11 +89,13 @@ def difference(problem: Problem, placer: str, n_groups: int) -> Difference:
     return Difference(step_time_s(coarse, groups) / expanded_s, expanded_s / step_time_s(problem, ops))
 
 
-def family_rows(name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups: int) -> Iterator[Row]:
+def family_rows(
+    name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups: int
+) -> Iterator[CoarseningRow]:
     """Place the graphs of a family, a row per placer."""
     for placer in PLACED_BY:
         all_of = [difference(Problem(graph, cluster), placer, n_groups) for graph in graphs]
-        yield Row(
+        yield CoarseningRow(
             groups=n_groups,
             family=name,
             graphs=len(graphs),
@@ -106,7 +108,7 @@ def family_rows(name: str, graphs: Sequence[OpGraph], cluster: Cluster, n_groups
         )
 
 
-def table(rows: Sequence[Row], cluster: Cluster) -> list[str]:
+def table(rows: Sequence[CoarseningRow], cluster: Cluster) -> list[str]:
     """The lines of the table for one number of groups, a line per family."""
     by_family: dict[str, list[str]] = {}
     for row in rows:
@@ -134,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         families, cluster = [FAMILIES.check(name) for name in options.families], get_cluster(options.cluster)
-        rows: list[Row] = []
+        rows: list[CoarseningRow] = []
         for n_groups in options.groups:
-            of_groups: list[Row] = []
+            of_groups: list[CoarseningRow] = []
             for name in families:
                 large = [graph for graph in load_family(name) if len(graph.units) > n_groups]
                 of_groups += family_rows(name, large, cluster, n_groups)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agent.studies.record import Trial
+from agent.studies.record import StudyTrial
 from agent.studies.studies import run_trials
 from agent.studies.study import trial_folder
 from agent.training.config import TrainConfig
@@ -35,7 +35,7 @@ def trial_name(trial: str, seed: int) -> str:
 
 def trials_of(
     config: Path, minutes: float, changes: dict[str, dict[str, Any]], seeds: Sequence[int]
-) -> list[Trial]:
+) -> list[StudyTrial]:
     """Makes the trials of an experiment, on one core each.
 
     Args:
@@ -45,7 +45,7 @@ def trials_of(
     """
     base = replace(config_from_file(config), minutes=float(minutes), threads=1)
     return [
-        Trial(
+        StudyTrial(
             trial_name(name, seed),
             replace(base, **changed, seed=seed, name=trial_name(name, seed)),
             name,
@@ -56,7 +56,7 @@ def trials_of(
     ]
 
 
-def train_all(study: str, context: str, trials: Sequence[Trial], jobs: int) -> None:
+def train_all(study: str, context: str, trials: Sequence[StudyTrial], jobs: int) -> None:
     """Trains what is not trained yet, so many at a time.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch
-from agent.policy.parts import Kept, NoRound, PartError, kept_without
+from agent.policy.parts import InputFactors, NoRound, PartError, kept_without
 from envs.mdp.features import columns_of
 
 
@@ -110,7 +110,7 @@ class PlacementNetwork(nn.Module):
         seen = devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
         return seen * seen.new_tensor(self.kept.devices) if self.kept else seen
 
-    def _leave_out(self, shape: NetworkShape) -> Kept:
+    def _leave_out(self, shape: NetworkShape) -> InputFactors:
         kept = kept_without(shape.left_out, shape.feature_set, shape.rounds)
         rounds = getattr(self.encoder, "rounds", None)
         for at in kept.rounds:

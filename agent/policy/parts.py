@@ -26,7 +26,7 @@ class PartError(InputError):
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class InputFactors:
     """The inputs of a network that are kept: factors, 0 or 1.
 
     Attributes:
@@ -58,7 +58,7 @@ def part_names(feature_set: str, rounds: int) -> list[str]:
     ]
 
 
-def kept_without(parts: Sequence[str], feature_set: str, rounds: int) -> Kept:
+def kept_without(parts: Sequence[str], feature_set: str, rounds: int) -> InputFactors:
     """Finds what is left of a network's inputs without some parts.
 
     Raises:
@@ -73,7 +73,7 @@ def kept_without(parts: Sequence[str], feature_set: str, rounds: int) -> Kept:
             )
     features = [DEVICE_FEATURES[at] for at in columns_of(feature_set)]
     out = set(parts)
-    return Kept(
+    return InputFactors(
         devices=_factors(
             {f"device/{feature.name}", f"device/{feature.group}"}.isdisjoint(out) for feature in features
         ),

@@ -14,7 +14,7 @@ from agent.evaluation.comparison.intervals import Interval, crossed_interval
 from agent.evaluation.report.dots import draw_dots
 from agent.studies.components import components_of, leave_out
 from agent.studies.plans import ListPlan, on_seeds
-from agent.studies.record import COMPLETE, Record, Trial
+from agent.studies.record import COMPLETE, Record, StudyTrial
 from agent.studies.study_config import StudyConfig
 from agent.studies.trial_process import read_judgement
 from agent.training.config import ConfigError, TrainConfig
@@ -36,10 +36,10 @@ def plan_ablation(base: TrainConfig, config: StudyConfig) -> ListPlan:
             raise ConfigError(f"--without {name} is given twice")
     if config.pairs:
         names += [f"{a}+{b}" for a, b in itertools.combinations(names, 2) if _is_pair(base, a, b)]
-    trials = [Trial("base", base)]
+    trials = [StudyTrial("base", base)]
     for number, name in enumerate(names, start=1):
         mode = "replaced" if "=" in name else "without"
-        trials.append(Trial(f"{number:03d}", leave_out(base, name), name, mode))
+        trials.append(StudyTrial(f"{number:03d}", leave_out(base, name), name, mode))
     return ListPlan(on_seeds(trials, config))
 
 

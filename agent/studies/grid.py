@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agent.studies.assignments import Choice, check_once, parse_choice
 from agent.studies.plans import ListPlan, in_words, on_seeds
-from agent.studies.record import Trial
+from agent.studies.record import StudyTrial
 from agent.studies.study_config import StudyConfig
 from agent.training.config import TrainConfig
 
@@ -24,8 +24,8 @@ def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
     return ListPlan(on_seeds(list(_combinations(base, choices)), config))
 
 
-def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[Trial]:
+def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[StudyTrial]:
     for number, values in enumerate(itertools.product(*(choice.values for choice in choices))):
         changed = {choice.field: value for choice, value in zip(choices, values, strict=True)}
         words = " ".join(f"{name}={in_words(value)}" for name, value in changed.items())
-        yield Trial(f"{number:03d}", replace(base, **changed), words, "grid" if changed else "base")
+        yield StudyTrial(f"{number:03d}", replace(base, **changed), words, "grid" if changed else "base")

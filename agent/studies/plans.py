@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent.studies.assignments import ELEMENTS
-from agent.studies.record import Attempt, Trial
+from agent.studies.record import Attempt, StudyTrial
 from agent.studies.study_config import StudyConfig
 from agent.training.config import ConfigError, TrainConfig
 
@@ -15,23 +15,23 @@ from agent.training.config import ConfigError, TrainConfig
 class ListPlan:
     """A list of trials, none of which depends on how others end."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[StudyTrial]) -> None:
         self.trials = tuple(trials)
         self._left = list(trials)
 
-    def next_trial(self) -> Trial | None:
+    def next_trial(self) -> StudyTrial | None:
         """Returns the next of the list."""
         return self._left.pop(0) if self._left else None
 
-    def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
+    def watch(self, trial: StudyTrial, scores: list[tuple[int, float]]) -> bool:
         """Gives no trial up."""
         return False
 
-    def ended(self, trial: Trial, attempt: Attempt) -> None:
+    def ended(self, trial: StudyTrial, attempt: Attempt) -> None:
         """Does nothing."""
 
 
-def on_seeds(trials: Sequence[Trial], config: StudyConfig) -> list[Trial]:
+def on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
     """Repeats trials on every seed, all trials on a seed before the next; with cold controls where asked for.
 
     Raises:
@@ -47,14 +47,14 @@ def on_seeds(trials: Sequence[Trial], config: StudyConfig) -> list[Trial]:
             found.append(replace(trial, name=name, config=replace(seeded, name=name)))
             if config.cold_control and seeded.init:
                 cold = replace(seeded, init="", name=f"{name}-cold")
-                found.append(Trial(cold.name, cold, trial.component, "cold"))
+                found.append(StudyTrial(cold.name, cold, trial.component, "cold"))
     return found
 
 
-def sampled(base: TrainConfig, name: str, values: Mapping[str, Any]) -> Trial:
+def sampled(base: TrainConfig, name: str, values: Mapping[str, Any]) -> StudyTrial:
     """Makes a trial of a search from the values that were drawn for it."""
     words = " ".join(f"{key}={in_words(value)}" for key, value in values.items())
-    return Trial(name, replace(base, **values, name=name, context="local"), words, "sampled")
+    return StudyTrial(name, replace(base, **values, name=name, context="local"), words, "sampled")
 
 
 def in_words(value: object) -> str:

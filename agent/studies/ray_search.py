@@ -30,7 +30,7 @@ from ray import tune
 from agent.studies.assignments import Choice, Range, read_space
 from agent.studies.plans import sampled
 from agent.studies.ray_proposals import TRIAL, Proposals, values_of
-from agent.studies.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, Trial
+from agent.studies.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, StudyTrial
 from agent.studies.scheduler import Report
 from agent.studies.search import drawn_before
 from agent.studies.study import Study, trial_folder
@@ -210,7 +210,7 @@ class _Recorder:
     def _begin(self, key: tuple[str, int], found: Mapping[str, Any]) -> None:
         record = self._study.record
         config = TrainConfig.from_json(found["config"], "trial")
-        trial = Trial(key[0], config, found["component"], "sampled")
+        trial = StudyTrial(key[0], config, found["component"], "sampled")
         earlier = record.of_trial(trial.name)
         if earlier and earlier[-1].status == RUNNING:
             self._add(replace(earlier[-1], status=STALE, error="its process died"))
@@ -224,7 +224,7 @@ class _Recorder:
 
     def _add(self, attempt: Attempt) -> Attempt:
         self._study.record.add(attempt)
-        self._report(Trial(attempt.trial, self._study.base, attempt.component, attempt.mode), attempt)
+        self._report(StudyTrial(attempt.trial, self._study.base, attempt.component, attempt.mode), attempt)
         return attempt
 
 

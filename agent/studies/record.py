@@ -25,7 +25,7 @@ class RecordError(InputError):
 
 
 @dataclass(frozen=True)
-class Trial:
+class StudyTrial:
     """A training of a study.
 
     Attributes:

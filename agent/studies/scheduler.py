@@ -12,29 +12,29 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Protocol
 
-from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, Trial
+from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, StudyTrial
 from agent.studies.study import Study, StudyError
 from agent.studies.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.system.interrupts import SIGNALS
 from graphs.system.worker_process import Death, WorkerProcess
 
-Report = Callable[[Trial, Attempt], None]
+Report = Callable[[StudyTrial, Attempt], None]
 """Takes each attempt when it begins, and when it has ended."""
 POLL_S = 0.25
 """Seconds between two looks at trials that run."""
 TrialProcess = WorkerProcess[TrialRequest, TrialOutcome]
 
 
-class Plan(Protocol):
+class TrialSource(Protocol):
     """Says which trials a study has; what it says may depend on how others ended."""
 
-    def next_trial(self) -> Trial | None:
+    def next_trial(self) -> StudyTrial | None:
         """Returns another trial to run, or None where there is none, or none as yet."""
 
-    def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
+    def watch(self, trial: StudyTrial, scores: list[tuple[int, float]]) -> bool:
         """Looks at (update, score) of a trial that runs; returns whether to give it up."""
 
-    def ended(self, trial: Trial, attempt: Attempt) -> None:
+    def ended(self, trial: StudyTrial, attempt: Attempt) -> None:
         """Takes how a trial ended, once for each trial, also one that ended before the study was stopped."""
 
 
@@ -44,7 +44,7 @@ class _Slot:
 
     process: TrialProcess
     stop: PipeFlag
-    trial: Trial | None = None
+    trial: StudyTrial | None = None
     attempt: Attempt | None = None
     pruned: bool = False
 
@@ -59,9 +59,9 @@ class Scheduler:
         report: called with each attempt.
     """
 
-    def __init__(self, study: Study, plan: Plan, report: Report) -> None:
+    def __init__(self, study: Study, plan: TrialSource, report: Report) -> None:
         self.study, self._plan, self._report = study, plan, report
-        self._waiting: list[Trial] = []
+        self._waiting: list[StudyTrial] = []
         self._tried: dict[str, int] = {}
         self._interrupts = 0
 
@@ -90,7 +90,7 @@ class Scheduler:
                 began = True
         return began
 
-    def _next(self) -> Trial | None:
+    def _next(self) -> StudyTrial | None:
         """Takes a trial that is still to be done; tells the plan of those that are."""
         while self._waiting or (found := self._plan.next_trial()) is not None:
             trial = self._waiting.pop(0) if self._waiting else found
@@ -102,7 +102,7 @@ class Scheduler:
             self._plan.ended(trial, before)
         return None
 
-    def _check_is_same(self, trial: Trial) -> None:
+    def _check_is_same(self, trial: StudyTrial) -> None:
         hashes = {attempt.config_hash for attempt in self.study.record.of_trial(trial.name)}
         if hashes - {trial.config_hash}:
             raise StudyError(
@@ -110,7 +110,7 @@ class Scheduler:
                 f"{self.study.folder}, or choose another name"
             )
 
-    def _start(self, slot: _Slot, trial: Trial) -> None:
+    def _start(self, slot: _Slot, trial: StudyTrial) -> None:
         slot.trial, slot.pruned = trial, False
         slot.attempt = self.study.begin(trial)
         self._report(trial, slot.attempt)
@@ -150,7 +150,7 @@ class Scheduler:
         if ended.status != STALE:
             self._plan.ended(trial, ended)
 
-    def _after_death(self, trial: Trial, attempt: Attempt, reason: str) -> Attempt:
+    def _after_death(self, trial: StudyTrial, attempt: Attempt, reason: str) -> Attempt:
         if self._interrupts:
             return replace(attempt, status=STALE)
         if self._tried[trial.name] < self.study.config.attempts:

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from agent.studies.assignments import Choice, Range, read_space
 from agent.studies.plans import sampled
-from agent.studies.record import COMPLETE, PRUNED, Attempt, RecordError, Trial
+from agent.studies.record import COMPLETE, PRUNED, Attempt, RecordError, StudyTrial
 from agent.studies.study import Study
 from agent.studies.trial_process import scores_of
 from agent.training.config import TrainConfig
@@ -45,7 +45,7 @@ class SearchPlan:
         self._trials: dict[str, optuna.Trial] = {}
         self._reported: dict[str, int] = {}
 
-    def next_trial(self) -> Trial | None:
+    def next_trial(self) -> StudyTrial | None:
         """Proposes another trial, those first that were proposed before the study was stopped."""
         if self._known:
             name = next(iter(self._known))
@@ -58,7 +58,7 @@ class SearchPlan:
         values = {part.field: _suggest(proposed, part) for part in self._space}
         return sampled(self._study.base, name, values)
 
-    def watch(self, trial: Trial, scores: list[tuple[int, float]]) -> bool:
+    def watch(self, trial: StudyTrial, scores: list[tuple[int, float]]) -> bool:
         """Tells Optuna the scores; returns whether it gives the trial up."""
         proposed = self._trials[trial.name]
         known = self._reported.get(trial.name, 0)
@@ -67,7 +67,7 @@ class SearchPlan:
         self._reported[trial.name] = len(scores)
         return len(scores) > known and bool(proposed.should_prune())
 
-    def ended(self, trial: Trial, attempt: Attempt) -> None:
+    def ended(self, trial: StudyTrial, attempt: Attempt) -> None:
         """Tells Optuna how a trial ended, and the scores that it does not know."""
         proposed = self._trials[trial.name]
         self.watch(trial, scores_of(self._study.trial_folder(trial)))

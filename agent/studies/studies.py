@@ -14,7 +14,7 @@ from agent.studies.ablation import plan_ablation
 from agent.studies.assignments import Choice, read_space
 from agent.studies.grid import plan_grid
 from agent.studies.plans import ListPlan
-from agent.studies.record import FAILED, RUNNING, STALE, Attempt, Trial
+from agent.studies.record import FAILED, RUNNING, STALE, Attempt, StudyTrial
 from agent.studies.scheduler import Report, Scheduler
 from agent.studies.study import Study, open_study
 from agent.studies.study_config import StudyConfig
@@ -53,7 +53,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     return _run(base, config, n_trials, run_ray_search, console)
 
 
-def run_trials(base: TrainConfig, trials: Sequence[Trial], jobs: int, console: Console) -> bool:
+def run_trials(base: TrainConfig, trials: Sequence[StudyTrial], jobs: int, console: Console) -> bool:
     """Runs trials of any settings as a study, or goes on with them; more may be added later.
 
     Args:
@@ -165,7 +165,7 @@ class _Screen:
         if self._console.is_terminal:
             self._progress.stop()
 
-    def report(self, trial: Trial, attempt: Attempt) -> None:
+    def report(self, trial: StudyTrial, attempt: Attempt) -> None:
         """Prints how an attempt ended."""
         if attempt.status == RUNNING:
             return

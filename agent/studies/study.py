@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.studies.record import RUNNING, Attempt, Record, Trial
+from agent.studies.record import RUNNING, Attempt, Record, StudyTrial
 from agent.studies.study_config import StudyConfig
 from agent.training.config import TrainConfig
 from agent.training.run_folder import STUDY, provenance, run_folder
@@ -47,7 +47,7 @@ class Study:
     record: Record
     git_commit: str
 
-    def begin(self, trial: Trial) -> Attempt:
+    def begin(self, trial: StudyTrial) -> Attempt:
         """Notes that an attempt at a trial begins."""
         earlier = self.record.of_trial(trial.name)
         attempt = Attempt(
@@ -68,7 +68,7 @@ class Study:
         self.record.add(attempt)
         return attempt
 
-    def trial_folder(self, trial: Trial) -> Path:
+    def trial_folder(self, trial: StudyTrial) -> Path:
         """The run's folder of a trial."""
         return trial_folder(self.folder, trial.name)
 

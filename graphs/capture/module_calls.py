@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 CALL = "placewalk.call"
-"""Key under which torch keeps the `Call` of a node."""
+"""Key under which torch keeps the `ModuleCall` of a node."""
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call of a module of the captured model.
 
     Attributes:
@@ -35,7 +35,7 @@ def record_calls(model: nn.Module) -> Iterator[None]:
     paths: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(path)
-    running: list[tuple[Call, contextlib.AbstractContextManager[None]]] = []
+    running: list[tuple[ModuleCall, contextlib.AbstractContextManager[None]]] = []
     calls_of: Counter[str] = Counter()
 
     def enter(module: nn.Module, _: object) -> None:
@@ -44,7 +44,7 @@ def record_calls(model: nn.Module) -> Iterator[None]:
         caller = running[-1][0].path if running else ""
         here = [path for path in paths[module] if path.startswith(caller and f"{caller}.")]
         path = min(here or paths[module], key=calls_of.__getitem__)
-        call = Call(path, calls_of[path])
+        call = ModuleCall(path, calls_of[path])
         calls_of[path] += 1
         annotation = fx.traceback.annotate({CALL: call})
         annotation.__enter__()
@@ -64,7 +64,7 @@ def record_calls(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def call_of(node: fx.Node) -> Call | None:
+def call_of(node: fx.Node) -> ModuleCall | None:
     """Returns the call that ran a node or, in the backward pass, the call that caused it; None if unknown."""
-    call: Call | None = (node.meta.get("custom") or {}).get(CALL)
+    call: ModuleCall | None = (node.meta.get("custom") or {}).get(CALL)
     return call

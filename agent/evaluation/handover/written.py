@@ -18,7 +18,7 @@ from graphs.system.array_types import IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class WrittenPlacement:
     """A placement that an evaluation keeps: that of the best seed."""
 
     trial: Trial
@@ -35,7 +35,7 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     """
     lines: list[str] = []
     for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
-        found: dict[Kept, list[str]] = {}
+        found: dict[WrittenPlacement, list[str]] = {}
         for kept in group:
             name = kept.path.with_suffix("").name
             if kept.problem.graph.family == MODEL:
@@ -48,12 +48,12 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     return lines
 
 
-def _lines(best: Kept, lines: Sequence[str]) -> list[str]:
+def _lines(best: WrittenPlacement, lines: Sequence[str]) -> list[str]:
     placer = f"{best.trial.placer} {best.trial.order}".strip()
     return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
 
 
-def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterator[Kept]:
+def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterator[WrittenPlacement]:
     """Yields the placement of the best seed of each placer and order, by graph and cluster."""
     for graph in spec.graphs:
         for cluster in spec.clusters:
@@ -65,4 +65,4 @@ def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterat
                     path = placement_path(folder, trial)
                     best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
             for path, trial in best.items():
-                yield Kept(trial, problem, read_placement(path, graph, cluster).device_of, path)
+                yield WrittenPlacement(trial, problem, read_placement(path, graph, cluster).device_of, path)

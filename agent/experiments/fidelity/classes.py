@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from agent.experiments.fidelity.models import Workload
-from agent.experiments.fidelity.steps import MeasuredStep, MeasurementError, alone, on_datasheet
+from agent.experiments.fidelity.steps import MeasurementError, PublishedStep, alone, on_datasheet
 from envs.cluster.cluster import Device
 from envs.costs.op_classes import op_class
 from envs.costs.op_seconds import op_seconds
@@ -87,13 +87,13 @@ COLUMNS = tuple(field.name for field in fields(ClassRow))
 """Columns of `classes.csv`."""
 
 
-def trace_of(step: MeasuredStep) -> Path:
+def trace_of(step: PublishedStep) -> Path:
     """Path of the trace beside a measured step, whether there is one or not."""
     return step.path.with_suffix(".csv.gz")
 
 
 def compare_classes(
-    steps: Iterable[MeasuredStep],
+    steps: Iterable[PublishedStep],
     graph_of: Callable[[Workload], OpGraph],
     device_of: Callable[[str], Device],
 ) -> list[ClassRow]:

@@ -40,7 +40,7 @@ class MeasurementError(InputError):
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class PublishedStep:
     """A step that was measured.
 
     Attributes:
@@ -86,7 +86,7 @@ COLUMNS = tuple(field.name for field in fields(StepRow))
 """Columns of `steps.csv`."""
 
 
-def read_steps(folder: Path) -> tuple[list[MeasuredStep], Counter[str]]:
+def read_steps(folder: Path) -> tuple[list[PublishedStep], Counter[str]]:
     """Reads the measured steps of a folder with a folder a device.
 
     Returns:
@@ -97,7 +97,7 @@ def read_steps(folder: Path) -> tuple[list[MeasuredStep], Counter[str]]:
         ModelError: a step of an unknown model.
         FileFormatError: a file is no JSON or lacks a key.
     """
-    steps: list[MeasuredStep] = []
+    steps: list[PublishedStep] = []
     left_out: Counter[str] = Counter()
     for path in sorted(folder.glob("*/*.json")):
         workload, variant = parse_name(path)
@@ -132,7 +132,7 @@ def parse_name(path: Path) -> tuple[Workload, str]:
     return Workload(match[1], match[2], int(match[3]), int(match[4])), variant
 
 
-def _read_step(path: Path, workload: Workload) -> MeasuredStep:
+def _read_step(path: Path, workload: Workload) -> PublishedStep:
     record = json_fields.fields(read_json(path), str(path), REQUIRED, OPTIONAL)
     seconds = json_fields.number(record["e2e_latency"], f"{path}: e2e_latency") / 1e3
     if not (seconds > 0 and is_time(seconds)):
@@ -140,7 +140,7 @@ def _read_step(path: Path, workload: Workload) -> MeasuredStep:
             f"{path}: e2e_latency is {seconds * 1e3:g} ms; a step takes {MIN_SECONDS:g} to {MAX_SECONDS:g} s"
         )
     layers = json_fields.integer(record.get("num_layer") or 0, f"{path}: num_layer")
-    return MeasuredStep(path.parent.name, workload, seconds, layers, path)
+    return PublishedStep(path.parent.name, workload, seconds, layers, path)
 
 
 def alone(device: Device) -> Cluster:
@@ -159,7 +159,7 @@ def simulate_alone(graph: OpGraph, device: Device) -> float:
 
 
 def compare_steps(
-    steps: Iterable[MeasuredStep],
+    steps: Iterable[PublishedStep],
     graph_of: Callable[[Workload], OpGraph],
     device_of: Callable[[str], Device],
 ) -> list[StepRow]:

@@ -20,7 +20,7 @@ MOST_TRIED = 0.1
 
 
 @dataclass(frozen=True)
-class Row:
+class OptimalityRow:
     """The placement of a placer on a graph that `exact` closed.
 
     Attributes:
@@ -59,7 +59,7 @@ def rows_of(
     proofs: Sequence[Trial],
     trials: Sequence[Trial],
     budget: int,
-) -> Iterator[Row]:
+) -> Iterator[OptimalityRow]:
     """Compares trials with the optima of the graphs that were closed.
 
     Args:
@@ -77,7 +77,7 @@ def rows_of(
         if trial.graph in closed and trial.feasible:
             graph, proof = graphs[trial.graph], closed[trial.graph]
             best_s = proof.step_time_s
-            yield Row(
+            yield OptimalityRow(
                 graph=trial.graph,
                 family=trial.family,
                 ops=int(graph.is_compute.sum()),
@@ -97,17 +97,17 @@ def rows_of(
             )
 
 
-def is_trivial(row: Row) -> bool:
+def is_trivial(row: OptimalityRow) -> bool:
     """Says whether the fastest single device is optimal."""
     return abs(row.single - 1) <= LEVEL
 
 
-def is_hard(row: Row) -> bool:
+def is_hard(row: OptimalityRow) -> bool:
     """Says whether one device is not optimal, and the budget too small to try many of the placements."""
     return not is_trivial(row) and row.budget <= MOST_TRIED * row.placements
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[OptimalityRow]) -> str:
     """A row per budget and placer, of the graphs that are hard with that budget.
 
     Placers that stop by themselves stand under the least budget alone.
@@ -129,7 +129,7 @@ def table(rows: Sequence[Row]) -> str:
     return markdown_table([head, *body])
 
 
-def closed_table(rows: Sequence[Row], n_graphs: Mapping[Setting, int]) -> str:
+def closed_table(rows: Sequence[OptimalityRow], n_graphs: Mapping[Setting, int]) -> str:
     """A row per setting: how many graphs are closed, and how tight the bound is on them.
 
     Args:

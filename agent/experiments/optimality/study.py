@@ -20,7 +20,7 @@ from agent.evaluation.terminal_report import progress_bar
 from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import exit_code
 from agent.experiments.optimality.problems import SETTINGS, Setting
-from agent.experiments.optimality.rows import Row, closed_table, rows_of, table
+from agent.experiments.optimality.rows import OptimalityRow, closed_table, rows_of, table
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
 from graphs.op_graph import OpGraph
@@ -39,7 +39,7 @@ def _found(
     policy: EvaluatedPolicy,
     seconds: float,
     budgets: Sequence[int],
-) -> Iterator[Row]:
+) -> Iterator[OptimalityRow]:
     """Makes the evaluations of a setting that are not made yet."""
 
     def trials(name: str, placers: tuple[str, ...], budget: Budget) -> list[Trial]:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return sealed_graphs(Path("runs") / "sealed", n_known=n_known, n_new=n_new, how_seen=how_seen)
 
         first, whole = sealed(1, 1), sealed(options.known, options.new)
-        rows: list[Row] = []
+        rows: list[OptimalityRow] = []
         n_graphs: dict[Setting, int] = {}
         for setting in SETTINGS:
             graphs = setting.graphs(first if setting.n_units else whole)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows += _found(setting, graphs, policy, seconds, options.evaluations)
         print(f"\n{closed_table(rows, n_graphs)}\n\n{table(rows)}")
         if options.rows:
-            columns = [item.name for item in fields(Row)]
+            columns = [item.name for item in fields(OptimalityRow)]
             write_csv(options.rows, columns, [astuple(row) for row in rows])
 
     return exit_code("agent.experiments.optimality", work)

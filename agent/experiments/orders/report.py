@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from agent.experiments.launcher import markdown_table
-from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
 
 BASELINE = "topo"
 
 
-def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
+def print_report(rows: Sequence[OrderRow], points: Sequence[Point]) -> None:
     """Prints the tables of each arm, as Markdown."""
     for arm in dict.fromkeys(row.arm for row in rows):
         by_family = families_of(row for row in rows if row.arm == arm)
@@ -30,9 +30,9 @@ def print_report(rows: Sequence[Row], points: Sequence[Point]) -> None:
         print(verdict_table(by_family))
 
 
-def families_of(rows: Iterable[Row]) -> dict[str, OrderScores]:
+def families_of(rows: Iterable[OrderRow]) -> dict[str, OrderScores]:
     """Scores of each family that has all orders on the same seeds and graphs."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[OrderRow]] = defaultdict(list)
     for row in rows:
         groups[row.family].append(row)
     scored = {family: scores_of(group) for family, group in groups.items()}

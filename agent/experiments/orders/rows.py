@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Row:
+class OrderRow:
     """The step time of a policy's placement of a graph that chose nothing.
 
     Attributes:

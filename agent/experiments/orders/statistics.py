@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from agent.evaluation.comparison.intervals import Interval, crossed_interval
-from agent.experiments.orders.rows import Row
+from agent.experiments.orders.rows import OrderRow
 from graphs.system.array_types import FloatArray
 
 ALPHA = 0.05
@@ -63,7 +63,7 @@ class OrderScores:
         return float(stats.trim_mean(np.exp(self._of(order)).ravel(), 0.25))
 
 
-def scores_of(rows: Iterable[Row]) -> OrderScores | None:
+def scores_of(rows: Iterable[OrderRow]) -> OrderScores | None:
     """Arranges the rows of one family; None where no seed and graph has all of two orders or more."""
     found: dict[str, dict[tuple[int, str], float]] = defaultdict(dict)
     for row in rows:

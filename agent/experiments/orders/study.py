@@ -25,7 +25,7 @@ from typing import Any
 
 from agent.experiments.launcher import exit_code, train_all, trials_of
 from agent.experiments.orders.report import print_report
-from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.rows import OrderRow, Point
 from agent.studies.record import COMPLETE, Attempt, Record
 from agent.studies.trial_process import read_judgement
 from agent.training.metrics import CPU_S, step_time_name
@@ -74,13 +74,13 @@ def changes_of(
     }
 
 
-def read_rows(folder: Path) -> tuple[list[Row], list[Point]]:
+def read_rows(folder: Path) -> tuple[list[OrderRow], list[Point]]:
     """Reads what the trials of a study came to that are complete.
 
     Raises:
         JournalError, InputError: a file of the study is damaged.
     """
-    rows: list[Row] = []
+    rows: list[OrderRow] = []
     points: list[Point] = []
     for attempt in Record(folder).attempts.values():
         if attempt.status == COMPLETE:
@@ -90,10 +90,10 @@ def read_rows(folder: Path) -> tuple[list[Row], list[Point]]:
     return rows, points
 
 
-def _rows(folder: Path, attempt: Attempt, cpu_s: float) -> Iterator[Row]:
+def _rows(folder: Path, attempt: Attempt, cpu_s: float) -> Iterator[OrderRow]:
     arm, family, order = attempt.component.split(".")
     for graph, ratio in read_judgement(folder / "trials" / attempt.trial).items():
-        yield Row(arm, family, order, attempt.seed, graph, ratio, attempt.decisions, cpu_s)
+        yield OrderRow(arm, family, order, attempt.seed, graph, ratio, attempt.decisions, cpu_s)
 
 
 def _curve(folder: Path, attempt: Attempt) -> Iterator[Point]:
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows, points = read_rows(folder)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
-            _write(options.out / "orders.csv.gz", Row, rows)
+            _write(options.out / "orders.csv.gz", OrderRow, rows)
             _write(options.out / "orders_curves.csv.gz", Point, points)
         print_report(rows, points)
 

@@ -62,7 +62,7 @@ def families_table(columns: Mapping[str, tuple[Sequence[BoundRow], str]]) -> str
 @page
 def coarsening() -> Iterator[str]:
     """Prints what placing groups of ops costs, and how wrong the step time of the coarse graph is."""
-    rows = read_rows("coarsening.csv", coarse.Row)
+    rows = read_rows("coarsening.csv", coarse.CoarseningRow)
     by_case = {(row.family, row.placer, row.groups): row for row in rows}
     groups = list(dict.fromkeys(row.groups for row in rows))
     families = [

@@ -13,7 +13,7 @@ from agent.experiments.equal_time.paired import LEVEL, Paired
 from agent.experiments.equal_time.sealed import STANDARD
 from agent.experiments.launcher import markdown_table
 from agent.experiments.optimality.problems import SETTINGS
-from agent.experiments.optimality.rows import Row, closed_table
+from agent.experiments.optimality.rows import OptimalityRow, closed_table
 from agent.experiments.optimality.rows import table as optima_table
 from agent.experiments.tables.page import page, read_rows
 
@@ -128,7 +128,7 @@ def _moves_cells(rows: Sequence[MovesRow]) -> list[str]:
 @page
 def optimality() -> Iterator[str]:
     """Prints how far from optimal placers are, and how tight the bound is, on problems that are closed."""
-    rows = read_rows("optimality.csv", Row)
+    rows = read_rows("optimality.csv", OptimalityRow)
     n_graphs = {}
     for setting in SETTINGS:
         own = {

@@ -13,7 +13,7 @@ from agent.experiments.orders.report import (
     quality_table,
     verdict_table,
 )
-from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.tables.page import page, read_csv, read_rows
 
 
@@ -36,7 +36,7 @@ def orders_reinforcement() -> Iterator[str]:
 
 
 def _orders(arm: str) -> Iterator[str]:
-    by_family = families_of(row for row in read_rows("orders.csv.gz", Row) if row.arm == arm)
+    by_family = families_of(row for row in read_rows("orders.csv.gz", OrderRow) if row.arm == arm)
     yield quality_table(by_family)
     yield verdict_table(by_family)
     yield baseline_table(by_family)

@@ -38,7 +38,7 @@ class Outcome:
     device_of: IntArray
 
 
-class ModelError(Exception):
+class RelaxationError(Exception):
     """A model takes too long to be made."""
 
 
@@ -176,7 +176,7 @@ class Relaxation:
         timed = [op for op in self.ops if self.ticks[op].any()]
         for first, second in self._unordered(timed) if self.problem.cluster.schedule == "program" else ():
             if time.perf_counter() > until:
-                raise ModelError
+                raise RelaxationError
             units = int(graph.unit_of[first]), int(graph.unit_of[second])
             after = self.model.add(self.start[second] >= self.start[first] + self.length[first] + self.gap)
             if units[0] != units[1]:

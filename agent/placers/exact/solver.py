@@ -19,7 +19,7 @@ import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
-from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, ModelError, Relaxation
+from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
 from graphs.system.array_types import IntArray
@@ -92,7 +92,7 @@ def solve(search: SearchState) -> Proof:
         return Proof(0.0, is_optimal=False)
     try:
         return _Benders(search).run()
-    except ModelError:
+    except RelaxationError:
         return Proof(0.0, is_optimal=False)
 
 

@@ -17,7 +17,7 @@ from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
 
 
-class Kept(NamedTuple):
+class ReservedDevices(NamedTuple):
     """The ops that devices are kept for."""
 
     child: IntArray  # (n_devices,) -1 = none
@@ -164,7 +164,7 @@ def earliest_start(p, units, device_of, timeline, free_bytes, ready_ops, n_ready
         ready_ops: indices of the ready ops, int64 (n_ops,), of which the first `n_ready` count.
         n_ready: int.
         ready_s: when the inputs of each op are on each device, seconds, (n_ops, n_devices).
-        kept: `Kept`.
+        kept: `ReservedDevices`.
 
     Returns:
         Position in `ready_ops`, and device index.
@@ -207,7 +207,7 @@ def schedule_earliest_start(p, units, free_bytes, favourite, keep_s):
     waiting = count_waiting(p)
     ready_s = np.zeros((n_ops, n_devices))
     ready_ops = np.empty(n_ops, np.int64)
-    kept = Kept(np.full(n_devices, -1), np.zeros(n_devices))
+    kept = ReservedDevices(np.full(n_devices, -1), np.zeros(n_devices))
     n_ready = 0
     for op in range(n_ops):
         if waiting[op] == 0 and not p.is_source[op]:

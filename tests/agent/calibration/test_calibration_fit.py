@@ -11,7 +11,7 @@ import pytest
 
 from agent.calibration.__main__ import main
 from agent.calibration.fit import calibrate, fit_class, power_share, predict, stand_in
-from agent.calibration.measured_ops import MeasurementError, OpTable, read_ops, tables
+from agent.calibration.measured_ops import MeasuredOpsError, OpTable, read_ops, tables
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import calibration_of, read_calibration
 from envs.costs.efficiency import MatmulModel
@@ -111,7 +111,7 @@ def test_layers_in_half_precision_are_read(tmp_path: Path) -> None:
     assert {(row.kind, row.op_class, row.dtype) for row in rows} == {
         ("h100-sxm5-80gb", "gemm-tensor", "fp16")
     }
-    with pytest.raises(MeasurementError, match="names no device; begin its name with one of a100, h100"):
+    with pytest.raises(MeasuredOpsError, match="names no device; begin its name with one of a100, h100"):
         read_ops([write(tmp_path / "b200.mlp.csv", header, "1,2,,4,64,128,512,2")])
 
 
@@ -131,14 +131,14 @@ def test_layers_in_half_precision_are_read(tmp_path: Path) -> None:
 )
 def test_impossible_rows_are_one_line(tmp_path: Path, line: str, message: str) -> None:
     path = write(tmp_path / "bad.csv", GEMM, line)
-    with pytest.raises(MeasurementError, match=message):
+    with pytest.raises(MeasuredOpsError, match=message):
         read_ops([path])
 
 
 def test_missing_and_broken_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
     for name, why in (("none.csv", "No such file or directory"), ("broken.csv.gz", "Not a gzipped file")):
-        with pytest.raises(MeasurementError, match=f"{name}: cannot be read: {why}"):
+        with pytest.raises(MeasuredOpsError, match=f"{name}: cannot be read: {why}"):
             read_ops([tmp_path / name])
 
 

@@ -11,7 +11,7 @@ import pytest
 from agent.calibration.__main__ import main
 from agent.calibration.links_fit import fit_line, fit_links
 from agent.calibration.links_times import LinkTimes
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from envs.cluster.links import read_links
 
 SIZES = 2.0 ** np.arange(11, 29)
@@ -79,10 +79,10 @@ def test_errors_are_those_of_sizes_that_nothing_was_fitted_to() -> None:
 
 
 def test_a_link_without_the_times_that_it_needs_is_one_line() -> None:
-    with pytest.raises(MeasurementError, match="v100-nvlink: takes its latency from 'a100-nvlink', of which"):
+    with pytest.raises(MeasuredOpsError, match="v100-nvlink: takes its latency from 'a100-nvlink', of which"):
         fit_links([times("v100-nvlink", 5e-5, 5e10)])
     with pytest.raises(
-        MeasurementError, match="a40-pcie4: was measured at 2 sizes; give files of at least 4"
+        MeasuredOpsError, match="a40-pcie4: was measured at 2 sizes; give files of at least 4"
     ):
         fit_links([LinkTimes("a40-pcie4", np.repeat(SIZES[:2], 3), np.ones(6))])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.calibration.links_times import GIGA, MIB, read_link_times
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 
 VIDUR = "rank,time_stats.send_recv.median,size,devices_per_node"
 
@@ -82,22 +82,22 @@ def test_every_second_size_is_held_out_with_all_its_rows(tmp_path: Path) -> None
     ],
 )
 def test_bad_tables_are_one_line(tmp_path: Path, head: str, row: str, message: str) -> None:
-    with pytest.raises(MeasurementError, match=message) as caught:
+    with pytest.raises(MeasuredOpsError, match=message) as caught:
         read_link_times([vidur(tmp_path, row, head=head)])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["h100_x.csv", "b200_x.csv"])
 def test_links_that_nobody_measured_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(MeasurementError, match="names no node that was measured; names begin with a100_ or"):
+    with pytest.raises(MeasuredOpsError, match="names no node that was measured; names begin with a100_ or"):
         read_link_times([vidur(tmp_path, "0,1,1,2", name=name)])
-    with pytest.raises(MeasurementError, match="below 'V100-16', no GPU that was measured; use A100-40, GH"):
+    with pytest.raises(MeasuredOpsError, match="below 'V100-16', no GPU that was measured; use A100-40, GH"):
         read_link_times([sailor(tmp_path, "1", "1", within="inter")])
 
 
 @pytest.mark.parametrize("lines", [[], ["1,2"], ["1,2", "1"], ["1", "1", "1"]])
 def test_bandwidths_that_do_not_match_sizes_are_one_line(tmp_path: Path, lines: list[str]) -> None:
-    with pytest.raises(MeasurementError, match="expected a line of sizes in MiB and a line of as many"):
+    with pytest.raises(MeasuredOpsError, match="expected a line of sizes in MiB and a line of as many"):
         read_link_times([sailor(tmp_path, *lines)])
 
 
@@ -106,5 +106,5 @@ def test_unreadable_files_are_one_line(tmp_path: Path, content: bytes | None) ->
     path = tmp_path / ("a100_x.csv" if content == b"\xff\xfe" else "a100_x.csv.gz")
     if content:
         path.write_bytes(content)
-    with pytest.raises(MeasurementError, match=r"a100_x.* cannot be read"):
+    with pytest.raises(MeasuredOpsError, match=r"a100_x.* cannot be read"):
         read_link_times([path])

@@ -12,7 +12,7 @@ import torch
 from agent.calibration import measure, timed_ops
 from agent.calibration.__main__ import main
 from agent.calibration.measure import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from agent.calibration.quick import get_or_measure_cluster
 from agent.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
@@ -60,7 +60,7 @@ def test_medians_are_kept_and_never_measured_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_times_are_one_line_and_not_kept(tmp_path: Path, seconds: float) -> None:
     path = tmp_path / "times.sqlite"
-    with pytest.raises(MeasurementError, match=r"'gemm \(1, 16, 16, 16\)' took .* s; expected more than 0"):
+    with pytest.raises(MeasuredOpsError, match=r"'gemm \(1, 16, 16, 16\)' took .* s; expected more than 0"):
         measured_rows(path, "k", OPS, lambda op: [seconds] * 3)
     with sqlite3.connect(path) as database:
         assert database.execute("SELECT count(*) FROM times").fetchone() == (0,)
@@ -70,7 +70,7 @@ def test_impossible_times_are_one_line_and_not_kept(tmp_path: Path, seconds: flo
 def test_another_file_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "times.sqlite"
     path.write_text("no database, but long enough to be read as one" * 100)
-    with pytest.raises(MeasurementError, match=r"times\.sqlite: is no database of measured times"):
+    with pytest.raises(MeasuredOpsError, match=r"times\.sqlite: is no database of measured times"):
         measured_rows(path, "k", OPS, ideal)
 
 

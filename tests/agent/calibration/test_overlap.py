@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.calibration.__main__ import main
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from agent.calibration.overlap import (
     COPIES,
     OverlapRow,
@@ -125,7 +125,7 @@ def test_a_bad_file_is_one_line(
 ) -> None:
     path = tmp_path / "mist.json"
     path.write_text(json.dumps(value))
-    with pytest.raises((FileFormatError, MeasurementError), match=message):
+    with pytest.raises((FileFormatError, MeasuredOpsError), match=message):
         read_overlaps([path])
     assert main(["overlap", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

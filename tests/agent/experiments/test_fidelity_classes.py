@@ -15,7 +15,7 @@ from agent.experiments.fidelity.classes import (
     trace_of,
 )
 from agent.experiments.fidelity.models import Workload
-from agent.experiments.fidelity.steps import MeasuredStep, MeasurementError
+from agent.experiments.fidelity.steps import MeasurementError, PublishedStep
 from envs.cluster.cluster import Device
 from graphs.op_graph import OpGraph, build_graph
 
@@ -106,7 +106,7 @@ def test_ops_of_a_graph_are_summed_by_phase_and_class():
 
 def test_measured_and_predicted_classes_stand_side_by_side(tmp_path):
     workload = Workload("gpt2_large", "inf", 4, 2)
-    step = MeasuredStep("Tesla_T4", workload, 1.0, 1, tmp_path / "Tesla_T4" / f"{workload}.json")
+    step = PublishedStep("Tesla_T4", workload, 1.0, 1, tmp_path / "Tesla_T4" / f"{workload}.json")
     write_trace(trace_of(step))
     rows = compare_classes([step], lambda _: graph(), lambda _: DEVICE)
     (gemm,) = [row for row in rows if (row.phase, row.op_class) == ("forward", "gemm")]
@@ -119,7 +119,7 @@ def test_measured_and_predicted_classes_stand_side_by_side(tmp_path):
 
 def test_a_step_without_a_trace_has_no_classes(tmp_path):
     workload = Workload("gpt2_large", "inf", 4, 2)
-    step = MeasuredStep("Tesla_T4", workload, 1.0, 1, tmp_path / "none.json")
+    step = PublishedStep("Tesla_T4", workload, 1.0, 1, tmp_path / "none.json")
     assert compare_classes([step], lambda _: graph(), lambda _: DEVICE) == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.calibration.measured_ops import MeasurementError
+from agent.calibration.measured_ops import MeasuredOpsError
 from agent.experiments.fidelity import study
 from agent.experiments.fidelity.ops import (
     ALL_DEVICES,
@@ -52,7 +52,7 @@ def test_rows_are_compared_and_written(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match=r"none\.csv: cannot be read"):
+    with pytest.raises(MeasuredOpsError, match=r"none\.csv: cannot be read"):
         compare_ops([tmp_path / "none.csv"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,8 +8,8 @@ import pytest
 
 from agent.experiments.fidelity.models import MODELS, GraphCache, ModelError, Workload
 from agent.experiments.fidelity.steps import (
-    MeasuredStep,
     MeasurementError,
+    PublishedStep,
     compare_steps,
     kendall,
     parse_name,
@@ -38,8 +38,8 @@ def two_ops() -> OpGraph:
     return build_graph("two", "", ops, [(0, 0, [1])])
 
 
-def step(seconds: float, device: str = "Tesla_T4", batch: int = 8) -> MeasuredStep:
-    return MeasuredStep(device, Workload("bert_large", "inf", 512, batch), seconds, 24, Path("none.json"))
+def step(seconds: float, device: str = "Tesla_T4", batch: int = 8) -> PublishedStep:
+    return PublishedStep(device, Workload("bert_large", "inf", 512, batch), seconds, 24, Path("none.json"))
 
 
 def test_the_steps_that_come_with_the_project_are_read():

@@ -16,7 +16,15 @@ from agent.experiments.optimality.problems import (
     finest_that_is_small,
     n_different,
 )
-from agent.experiments.optimality.rows import LEVEL, Row, closed_table, is_hard, is_trivial, rows_of, table
+from agent.experiments.optimality.rows import (
+    LEVEL,
+    OptimalityRow,
+    closed_table,
+    is_hard,
+    is_trivial,
+    rows_of,
+    table,
+)
 from agent.experiments.optimality.study import PLACERS
 from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.presets import get_cluster
@@ -29,8 +37,8 @@ RESULTS = Path("agent") / "experiments" / "results"
 SETTING = Setting("4xv100:2", 16)
 
 
-def make_row(**changes: object) -> Row:
-    row = Row(
+def make_row(**changes: object) -> OptimalityRow:
+    row = OptimalityRow(
         graph="a-in-16",
         family="f",
         ops=16,

@@ -14,16 +14,16 @@ from agent.experiments.orders.report import (
     quality_table,
     verdict_table,
 )
-from agent.experiments.orders.rows import Point, Row
+from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import holm, scores_of, significance
 from agent.experiments.orders.study import STUDIED, changes_of
 from graphs.orders import ORDERS
 
 
-def rows(ratios: dict[str, float], n_seeds: int = 3, n_graphs: int = 8, noise: float = 0.0) -> list[Row]:
+def rows(ratios: dict[str, float], n_seeds: int = 3, n_graphs: int = 8, noise: float = 0.0) -> list[OrderRow]:
     rng = np.random.default_rng(0)
     return [
-        Row("rollout", "f", order, seed, f"g{graph}", ratio * np.exp(noise * rng.normal()), 10, 1.0)
+        OrderRow("rollout", "f", order, seed, f"g{graph}", ratio * np.exp(noise * rng.normal()), 10, 1.0)
         for order, ratio in ratios.items()
         for seed in range(n_seeds)
         for graph in range(n_graphs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, Trial
+from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, StudyTrial
 from agent.training.config import TrainConfig
 from graphs.system.journal import JournalError
 
@@ -48,5 +48,8 @@ def test_a_line_cut_short_is_dropped_and_any_other_damage_is_refused(tmp_path: P
 
 def test_what_decides_nothing_changes_no_hash() -> None:
     config = TrainConfig(families=("ptb",))
-    assert Trial("a", config).config_hash == Trial("b", replace(config, name="b", minutes=3.0)).config_hash
-    assert Trial("a", config).config_hash != Trial("a", replace(config, hidden=32)).config_hash
+    assert (
+        StudyTrial("a", config).config_hash
+        == StudyTrial("b", replace(config, name="b", minutes=3.0)).config_hash
+    )
+    assert StudyTrial("a", config).config_hash != StudyTrial("a", replace(config, hidden=32)).config_hash

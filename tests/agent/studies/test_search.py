@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.studies.record import COMPLETE, FAILED, PRUNED, Attempt, Record, RecordError, Trial
+from agent.studies.record import COMPLETE, FAILED, PRUNED, Attempt, Record, RecordError, StudyTrial
 from agent.studies.search import SearchPlan
 from agent.studies.study import Study
 from agent.studies.study_config import StudyConfig
@@ -25,12 +25,12 @@ def search(folder: Path, **settings: object) -> SearchPlan:
     return SearchPlan(Study("s", folder, BASE, config, Record(folder), ""))
 
 
-def ended(trial: Trial, status: str, score: float | None) -> Attempt:
+def ended(trial: StudyTrial, status: str, score: float | None) -> Attempt:
     attempt = Attempt("s", 1, trial.name, "search", trial.component, trial.mode, 0, status)
     return replace(attempt, best_score=score)
 
 
-def begun(plan: SearchPlan) -> Trial:
+def begun(plan: SearchPlan) -> StudyTrial:
     """The next trial, which the study's record knows."""
     trial = plan.next_trial()
     assert trial is not None

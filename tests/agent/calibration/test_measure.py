@@ -90,7 +90,7 @@ def test_a_measured_device_is_calibrated(tmp_path: Path) -> None:
 
 def test_this_cluster_must_be_measured_first() -> None:
     with pytest.raises(
-        ClusterError, match=r"cluster 'this': not measured yet; run python -m envs\.calibration"
+        ClusterError, match=r"cluster 'this': not measured yet; run python -m agent\.calibration"
     ):
         get_cluster("this")
 

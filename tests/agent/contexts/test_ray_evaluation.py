@@ -11,6 +11,7 @@ import pytest
 from agent.commands import evaluate as command
 from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.failures import Failure
+from agent.evaluation.inputs import make_spec
 from tests.faults.processes import trials_of
 from tests.training_cases import place
 
@@ -53,7 +54,7 @@ def test_a_trial_whose_process_is_killed_is_tried_once_more(place: Path) -> None
     from agent.contexts.ray_evaluation import run_trials_on_ray
 
     settings = {"graphs": ("graphs.jsonl",), "placers": ("annealing", "heft"), "seeds": 1, "seconds": 60.0}
-    spec, _ = EvaluationConfig.from_json(settings, "test").spec()
+    spec, _ = make_spec(EvaluationConfig.from_json(settings, "test"))
     annealing, heft = (
         next(task for task in spec.tasks() if task.placer == placer) for placer in ("annealing", "heft")
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.evaluation.config import BUDGET, EvaluationConfig, EvaluationError
-from agent.evaluation.inputs import make_budget
+from agent.evaluation.inputs import make_budget, make_spec
 from agent.evaluation.policies import open_policy
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
@@ -20,7 +20,7 @@ def file(tmp_path):
 
 
 def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
-    spec, left_out = EvaluationConfig(graphs=(file,)).spec()
+    spec, left_out = make_spec(EvaluationConfig(graphs=(file,)))
     assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
     assert spec.orders == ("topo",)
     assert spec.budget == Budget(BUDGET)
@@ -30,7 +30,7 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
 
 
 def test_all_names_every_placer_and_every_order(file):
-    spec, _ = EvaluationConfig(graphs=(file,), placers=("all",), orders=("all",)).spec()
+    spec, _ = make_spec(EvaluationConfig(graphs=(file,), placers=("all",), orders=("all",)))
     assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
     assert set(spec.orders) == set(ORDERS)
 
@@ -51,20 +51,20 @@ def test_seconds_alone_leave_evaluations_without_limit(evaluations, seconds, bud
 @pytest.mark.parametrize("setting", [{"optimizer": "sgd"}, {"inference": True}])
 def test_how_a_model_is_captured_needs_a_model(file, setting):
     with pytest.raises(EvaluationError, match="give --model"):
-        EvaluationConfig(graphs=(file,), **setting).spec()
+        make_spec(EvaluationConfig(graphs=(file,), **setting))
 
 
 def test_graphs_are_costed_in_the_precision_that_is_asked_for(file):
-    spec, _ = EvaluationConfig(graphs=(file,), placers=("single",), precision="bf16").spec()
-    plain, _ = EvaluationConfig(graphs=(file,), placers=("single",)).spec()
+    spec, _ = make_spec(EvaluationConfig(graphs=(file,), placers=("single",), precision="bf16"))
+    plain, _ = make_spec(EvaluationConfig(graphs=(file,), placers=("single",)))
     assert spec.graphs[0].tensor_bytes.sum() == plain.graphs[0].tensor_bytes.sum() / 2
     assert spec.to_json() != plain.to_json()
 
 
 def test_a_graph_of_the_training_is_seen_in_any_precision_and_granularity():
     settings = {"families": ("gpt",), "placers": ("policy",)}
-    _, left_out = EvaluationConfig(**settings).spec()
-    spec, others = EvaluationConfig(**settings, precision="tf32", granularity="module").spec()
+    _, left_out = make_spec(EvaluationConfig(**settings))
+    spec, others = make_spec(EvaluationConfig(**settings, precision="tf32", granularity="module"))
     assert left_out == others != []
     assert spec.granularity == "module"
     assert all(len(graph.units) < graph.n_ops / 3 for graph in spec.graphs)
@@ -77,10 +77,10 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
         "import torch\ndef make():\n    return torch.nn.Linear(8, 8), torch.zeros(4, 8)\n"
     )
     settings = {"model": "one_layer:make", "placers": ("single",)}
-    (sgd,) = EvaluationConfig(**settings, optimizer="sgd", precision="tf32").spec()[0].graphs
+    (sgd,) = make_spec(EvaluationConfig(**settings, optimizer="sgd", precision="tf32"))[0].graphs
     assert sgd.op_types[-1] == "optim.sgd"
     assert sgd.dtypes[sgd.op_types.index("aten.addmm")] == "tf32"
-    (forward,) = EvaluationConfig(**settings, inference=True).spec()[0].graphs
+    (forward,) = make_spec(EvaluationConfig(**settings, inference=True))[0].graphs
     assert set(forward.phases) == {"forward"}
 
 

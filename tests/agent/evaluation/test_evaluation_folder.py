@@ -10,6 +10,7 @@ from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate, open_folder
 from agent.placers.base import Budget
+from graphs.system.command_line import interruptible
 from graphs.system.errors import InputError
 from graphs.system.journal import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
@@ -32,7 +33,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 def test_an_interrupt_while_a_trial_is_written_loses_it_neither_on_disk_nor_in_memory(tmp_path, monkeypatch):
     journal = TrialJournal(tmp_path / "journal.jsonl")
     monkeypatch.setattr("os.fsync", lambda file: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interruptible():
         journal.add(make_trial())
     assert list(journal.trials) == list(TrialJournal(tmp_path / "journal.jsonl").trials) == [make_trial().key]
 

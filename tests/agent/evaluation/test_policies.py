@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.inputs import make_spec
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, PlacerError
@@ -24,7 +25,7 @@ def test_an_evaluation_reads_the_policy_once_and_makes_it_once(tmp_path, monkeyp
     config = EvaluationConfig(
         graphs=(str(tmp_path / "graph.json"),), placers=("policy", "policy-sample"), seeds=1, budget=5
     )
-    spec, _ = config.spec()
+    spec, _ = make_spec(config)
     worker = Worker(spec)
     for task in spec.tasks():
         worker.run(task)

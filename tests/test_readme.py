@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.commands.evaluate_flags import make_parser
 from envs.simulator.jit import _OwnFolder
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,16 @@ def test_the_front_page_is_read_in_two_minutes() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_commands_whose_answer_is_shown_can_be_given() -> None:
+    sessions = [block.replace("\\\n", " ") for block in blocks(FRONT, "console")]
+    commands = [line for session in sessions for line in session.splitlines() if line.startswith("$ ")]
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        assert words[1:3] == ["python", "evaluate.py"]
+        assert make_parser().parse_args(words[3:]).out
 
 
 def test_snippets_run_as_pasted(clone: Path) -> None:

@@ -22,7 +22,7 @@ SEARCHES = ("local-search", "annealing", "rollout-refine", "policy-refine")
 STOPPING = ("heft", "m-etf", "rollout", "policy", "rollout-beam", "policy-beam")
 """Placers that stop by themselves."""
 SHORTEST_S = 0.1
-"""The least budget in which `refine` can score all heuristics first."""
+"""The least budget in which `refine` scored all heuristics first, when the rows were made."""
 
 
 @page

@@ -19,16 +19,16 @@ that is spent on them at most: annealing makes more of the rest."""
 
 @placer("refine", uses_rng=True)
 def refine(search: SearchState, rng: np.random.Generator) -> None:
-    """Anneals, cool, from the best few that the heuristics find; so never worse than any that it tried."""
+    """Anneals at a low temperature from the best placements of heuristics; never worse than one it tried."""
     score_starts(search, rng)
     anneal_from_leaders(search, rng)
 
 
 @placer("rollout-refine", uses_rng=True)
 def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
-    """Anneals, cool, from the best few that the heuristics and some drawn rollouts find.
+    """Anneals at a low temperature from the best placements of the heuristics and of some drawn rollouts.
 
-    It is `policy-refine` with the network left out. Where the budget is short, no rollouts are drawn.
+    It is `policy-refine` without the network. If the budget is short, it draws no rollouts.
     """
     score_starts(search, rng)
     before = search.progress
@@ -42,9 +42,9 @@ def rollout_refine(search: SearchState, rng: np.random.Generator) -> None:
 def score_starts(search: SearchState, rng: np.random.Generator) -> None:
     """Scores what each heuristic of the registry finds by itself.
 
-    With a budget of evaluations alone every heuristic is scored, as long as any are left; so searches that
-    begin here are never worse than a heuristic. With seconds, those that local search begins with come first,
-    all get `START_SHARE` of the seconds together, and one that would take longer is left out.
+    With a budget of evaluations alone, every heuristic is scored as long as evaluations are left, so searches
+    that begin here are never worse than a heuristic. With a budget of seconds, the heuristics of local search
+    come first, all heuristics share `START_SHARE` of it, and one that would take longer is left out.
     """
     starts = [placer.strategy for placer in PLACERS.values() if placer.is_start]
     but_s = 0.0

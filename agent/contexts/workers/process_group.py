@@ -101,7 +101,8 @@ class ProcessGroup:
         try:
             known = self._store.check(["failure"])
             failure = json.loads(self._store.get("failure")) if known else None
-            self._store.set(f"read/{self.rank}", "")
+            if known:
+                self._confirm_failure()
         except RuntimeError:
             failure = None
         if failure is None:
@@ -124,14 +125,27 @@ class ProcessGroup:
         try:
             own = json.dumps({"kind": kind, "text": text, "rank": self.rank})
             if self._store.compare_set("failure", "", own).decode() != own:
-                self._store.set(f"read/{self.rank}", "")  # another failed first
+                self._confirm_failure()
                 return
             leave()
-            deadline = time.monotonic() + FAREWELL_S
-            while time.monotonic() < deadline and not self._store.check(others):
-                time.sleep(0.02)
+            self._wait_for(others)
+            self._store.set("farewell", "")
         except RuntimeError:
             return
+
+    def _confirm_failure(self) -> None:
+        """Tells the worker that failed first that its reason is read.
+
+        The first worker holds the store, so it stays until the failed worker no longer asks it.
+        """
+        self._store.set(f"read/{self.rank}", "")
+        if self.rank == FIRST:
+            self._wait_for(["farewell"])
+
+    def _wait_for(self, keys: list[str]) -> None:
+        deadline = time.monotonic() + FAREWELL_S
+        while time.monotonic() < deadline and not self._store.check(keys):
+            time.sleep(0.02)
 
 
 def leave() -> None:

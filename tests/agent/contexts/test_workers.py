@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from agent.contexts.workers.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
@@ -95,6 +98,28 @@ def test_a_worker_that_waits_learns_why_another_failed(tmp_path: Path) -> None:
     assert first.kind == "OSError"
     assert second.kind == "WorkerLostError"
     assert second.text == "worker 0 failed: OSError: [Errno 28] No space left on device"
+
+
+def test_the_worker_that_holds_the_store_leaves_after_the_one_that_failed_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    store = dist.HashStore()
+    group, seen = ProcessGroup(store), dist.PrefixStore("placewalk", store)
+    seen.set("failure", '{"kind": "other", "text": "", "rank": 1}')
+
+    def fail() -> None:
+        with group.failing_together():
+            raise OSError("No space left on device")
+
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(fail)
+        seen.wait(["read/0"], timedelta(seconds=60))
+        assert not leaving.done()
+        seen.set("farewell", "")
+        with pytest.raises(OSError, match="No space"):
+            leaving.result(60)
 
 
 def exchanges(group: ProcessGroup, folder: Path) -> dict[str, Any]:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from agent.placers.completion import complete_placement
@@ -19,14 +17,16 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.starts import episode_arguments
 from agent.policy.threads import torch_threads
+from agent.policy.walk import TAKE_BEST, CompiledWalk
 from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
 WIDTH = 64
 """Episodes decoded side by side."""
-TIE = 1e-4
-"""Logits this close are equal and the first device wins, whatever rounding makes of them at other widths."""
+MAX_DECISIONS = 256
+"""Decisions of an episode that are taken in one compiled call, which no signal interrupts."""
 
 
 def decode(
@@ -78,22 +78,28 @@ def decode_many(
 ) -> list[IntArray]:
     """Does what `decode` does for many problems side by side; returns one array per problem."""
     rng = rng or np.random.default_rng(0)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**63))) if n_samples else None
     own = Policy(policy.network)
     own.set_problems(problems)
     draws = [False] * greedy + [True] * n_samples
     groups_of_each = [draws] if resample else [[each] for each in reversed(draws)]
     # The decoder takes the last first: no long episode begins when the others are about to end.
     shortest_first = sorted(range(len(problems)), key=lambda index: problems[index].graph.n_ops)
-    groups = [Group(index, np.array(each)) for index in shortest_first for each in groups_of_each]
+    drawn = rng.spawn(len(groups_of_each) * len(problems)) if n_samples else []
+    groups = [
+        Group(index, np.array(each), drawn.pop() if drawn else None)
+        for index in shortest_first
+        for each in groups_of_each
+    ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
-    arguments = episode_arguments(mdp_config or policy.mdp_config)
+    rolls_out = ROLLOUT in FEATURE_SETS[policy.network.shape.feature_set]
+    arguments = episode_arguments(mdp_config or policy.mdp_config) | {"rolls_out": rolls_out}
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     with torch_threads(1):
-        for group, placements in ParticleDecoder(own, batch, groups, generator, rng).run():
-            before = found[group.problem]
-            before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
+        walk = CompiledWalk(own, batch)
+    for group, placements in ParticleDecoder(walk, batch, groups, rng).run():
+        before = found[group.problem]
+        before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]
 
 
@@ -104,10 +110,12 @@ class Group:
     Attributes:
         problem: its index.
         draws: whether a particle draws its devices, bool (n_particles,); else it takes the best.
+        rng: source of drawn devices; None where no particle draws.
     """
 
     problem: int
     draws: NDArray[np.bool_]
+    rng: np.random.Generator | None
 
     @property
     def size(self) -> int:
@@ -121,68 +129,60 @@ class ParticleDecoder:
     Slot `i` of groups of `n` particles has the episodes `i * n` to `(i + 1) * n - 1` of the batch.
 
     Args:
-        policy: scores; its problems are those of the batch.
+        walk: decides in the batch.
         batch: episodes; their number is a multiple of the size of a group.
         groups: what is decoded, the last first; all of one size, and at least as many as slots.
-        generator: source of drawn devices; None where no particle draws.
         rng: source of randomness of the order `random`.
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        batch: EpisodeBatch,
-        groups: Sequence[Group],
-        generator: torch.Generator | None,
-        rng: np.random.Generator,
+        self, walk: CompiledWalk, batch: EpisodeBatch, groups: Sequence[Group], rng: np.random.Generator
     ) -> None:
-        self._policy, self._batch, self._generator, self._rng = policy, batch, generator, rng
-        self._n_groups, self._size, self._filler = len(groups), groups[0].size, groups[0]
+        self._walk, self._batch, self._rng = walk, batch, rng
+        self._n_groups, self._size = len(groups), groups[0].size
         self._waiting = list(groups)
-        self._slots = [self._waiting.pop() for _ in range(batch.n // self._size)]
-        n_slots = len(self._slots)
-        self._is_wanted = np.ones(n_slots, dtype=bool)
-        self._draws = np.zeros((n_slots, self._size), dtype=bool)
+        n_slots = batch.n // self._size
+        self._slots: list[Group | None] = [self._waiting.pop() for _ in range(n_slots)]
         self._n_decisions = np.zeros(n_slots, dtype=np.int64)
-        self._resample_every = np.ones(n_slots, dtype=np.int64)
         self._found: list[tuple[Group, list[IntArray]]] = []
 
-    @torch.inference_mode()
     def run(self) -> list[tuple[Group, list[IntArray]]]:
         """Decodes all groups.
 
         Returns:
             Each group with the placements of its particles, int64 (n_ops,) each, in the order they end.
         """
-        self._policy.encode_all()
-        for slot, group in enumerate(self._slots):
-            self._begin(slot, group)
+        for slot in range(len(self._slots)):
+            self._begin(slot)
         while len(self._found) < self._n_groups:
-            done = self.step()
+            self.step()
+            done = self._batch.done.reshape(-1, self._size)
             self.resample(done)
             self.finish(done)
         return self._found
 
-    def step(self) -> NDArray[np.bool_]:
-        """Takes one decision in every episode; returns which are done, bool (n_slots, n_particles)."""
-        _, done = self._batch.step(self._choose())
-        self._n_decisions += 1
-        return done.reshape(self._draws.shape)
+    def step(self) -> None:
+        """Takes as many decisions in every group as it may before it is resampled."""
+        draws = np.full((len(self._slots), self._size, int(self._n_decisions.max())), TAKE_BEST)
+        for group, n, own in zip(self._slots, self._n_decisions, draws, strict=True):
+            if group is not None and group.rng is not None:
+                own[group.draws, :n] = group.rng.random((int(group.draws.sum()), int(n)))
+        self._walk.decide(self._n_decisions, draws)
 
     def resample(self, done: NDArray[np.bool_]) -> None:
-        """Replaces particles of groups that go on: those that are done for want of memory, and the slow.
+        """Replaces particles of groups that are not done: those without memory for an op, and the slow.
 
         Args:
             done: which particles are done, bool (n_slots, n_particles).
         """
         if self._size == 1:
             return
-        due = self._n_decisions % self._resample_every == 0
-        for slot in np.flatnonzero(~done.all(axis=1) & (done.any(axis=1) | due)).tolist():
+        for slot in np.flatnonzero(~done.all(axis=1)).tolist():
+            group = self._slots[slot]
+            assert group is not None
             if done[slot].any():
                 replace_dead_ends(self._batch, self._episodes(slot), done[slot])
-            if due[slot]:
-                replace_slow(self._batch, self._episodes(slot), self._draws.ravel())
+            replace_slow(self._batch, self._episodes(slot), group.draws)
 
     def finish(self, done: NDArray[np.bool_]) -> None:
         """Takes the placements of groups that are done and begins others in their slots.
@@ -192,42 +192,27 @@ class ParticleDecoder:
         """
         for slot in np.flatnonzero(done.all(axis=1)).tolist():
             group = self._slots[slot]
-            if self._is_wanted[slot]:
-                problem = self._batch.problems[group.problem]
-                results = [self._batch.result(episode) for episode in self._episodes(slot).tolist()]
-                placements = [complete_placement(problem, result.device_of) for result in results]
-                self._found.append((group, placements))
-            # Every slot needs episodes to step; when nothing waits, their placements are not wanted.
-            self._is_wanted[slot] = bool(self._waiting)
-            self._begin(slot, self._waiting.pop() if self._waiting else self._filler)
+            if group is None:
+                continue
+            problem = self._batch.problems[group.problem]
+            results = [self._batch.result(episode) for episode in self._episodes(slot).tolist()]
+            placements = [complete_placement(problem, result.device_of) for result in results]
+            self._found.append((group, placements))
+            self._slots[slot] = self._waiting.pop() if self._waiting else None
+            self._begin(slot)
 
-    def _begin(self, slot: int, group: Group) -> None:
+    def _begin(self, slot: int) -> None:
+        """Begins the episodes of a slot's group; a slot without one stays done."""
+        group = self._slots[slot]
+        if group is None:
+            self._n_decisions[slot] = 0
+            return
         first, *others = self._episodes(slot).tolist()
         self._batch.begin(first, group.problem, 0, self._rng)
         for episode in others:
             self._batch.fork(first, episode)
-        self._slots[slot], self._draws[slot], self._n_decisions[slot] = group, group.draws, 0
         n_ops = self._batch.problems[group.problem].graph.n_ops
-        self._resample_every[slot] = resampling_interval(n_ops)
+        self._n_decisions[slot] = MAX_DECISIONS if self._size == 1 else resampling_interval(n_ops)
 
     def _episodes(self, slot: int) -> IntArray:
         return np.arange(slot * self._size, (slot + 1) * self._size)
-
-    def _choose(self) -> NDArray[Any]:
-        """Device of each episode's decision, int (n_slots * n_particles,).
-
-        Raises:
-            FloatingPointError: a score of the policy is NaN or infinite.
-        """
-        arrays = self._batch.observation._asdict()
-        obs = {name: torch.as_tensor(rows, device=self._policy.device) for name, rows in arrays.items()}
-        logits = self._policy.logits(obs).cpu()
-        scores = logits.numpy()
-        greatest = scores.max(axis=1, keepdims=True)
-        if not np.isfinite(greatest).all():
-            raise FloatingPointError("the policy's scores are not finite")
-        best: NDArray[Any] = np.argmax(scores > greatest - TIE, axis=1)
-        if self._generator is None:
-            return best
-        drawn = torch.multinomial(logits.softmax(1), 1, generator=self._generator).squeeze(1)
-        return np.where(self._draws.ravel(), drawn, best)

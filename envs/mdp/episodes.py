@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +16,7 @@ from envs.mdp.candidates import CandidateScratch, new_candidate_scratch
 from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 from envs.mdp.observation import new_observation
 from envs.mdp.packing import pack_problems
-from envs.mdp.state import MdpRules, begin_empty, new_episodes, place_all
+from envs.mdp.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
 from envs.mdp.visits import RANDOM, VisitPlans
 from envs.problem import Problem
@@ -78,6 +81,7 @@ class EpisodeBatch:
         mask: which devices are offered: those with free memory, or with `none` every one.
         memory_penalty: factor of what a placement that is out of memory takes off the reward, at least 0.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
+        rolls_out: fill the features of truncated rollouts in; without, they are 0. `improve` has none.
         threads: number of threads that share the episodes of a step; results do not depend on it.
 
     Attributes:
@@ -101,13 +105,19 @@ class EpisodeBatch:
         mask: str = FREE_MEMORY,
         memory_penalty: float = 1.0,
         incremental: bool = True,
+        rolls_out: bool = True,
         threads: int = 1,
     ) -> None:
         _check(problems, orders, mdp, mask)
         self.problems = list(problems)
         self.orders = list(orders)
         self.improving = mdp == IMPROVE
-        self._rules = MdpRules(self.improving, mask == FREE_MEMORY, float(memory_penalty))
+        self._rules = MdpRules(
+            improving=self.improving,
+            masks=mask == FREE_MEMORY,
+            rolls_out=rolls_out and not self.improving,
+            memory_penalty=float(memory_penalty),
+        )
         self.n = n
         self.max_devices = max(problem.n_devices for problem in problems)
         self.max_ops = max(problem.graph.n_ops for problem in problems)
@@ -120,8 +130,6 @@ class EpisodeBatch:
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._scratches)) if len(self._scratches) > 1 else None
         self._order_of = np.zeros(n, dtype=np.int64)
-        self._decisions, self._returns = np.zeros(n, dtype=np.int64), np.zeros(n)
-        self._best: list[tuple[float, IntArray] | None] = [None] * n
 
     def begin(self, episode: int, problem: int, order: int, rng: np.random.Generator) -> None:
         """Begins one episode over a problem in an order (indices), and observes its first op.
@@ -136,11 +144,8 @@ class EpisodeBatch:
         )
         if self.improving:
             place_all(self._episodes, episode, given, np.asarray(self._start(given), dtype=np.int64))
-            self._best[episode] = None
-            self._keep_best(episode)
         self._order_of[episode] = order
-        self._decisions[episode], self._returns[episode] = 0, 0.0
-        self._advance(episode, ONLY_OBSERVE, self._scratches[0])
+        self._loop(step_episodes, episode, self._scratches[0], ONLY_OBSERVE)
         assert not self._result.done[episode], "check_feasible lets no episode begin without free memory"
 
     def skip(self, problem: int, order: int, rng: np.random.Generator) -> None:
@@ -157,21 +162,31 @@ class EpisodeBatch:
         Returns:
             Rewards (n,) and whether each episode is done (n,); begin those anew before the next step.
         """
-        shares = np.array_split(np.ascontiguousarray(actions, dtype=np.int64), len(self._scratches))
-        firsts = np.cumsum([0, *map(len, shares)])[:-1].tolist()
-        list((self._pool.map if self._pool else map)(self._advance, firsts, shares, self._scratches))
-        self._decisions += 1
-        self._returns += self._result.reward
-        if self.improving:
-            for episode in range(self.n):
-                self._keep_best(episode)
+        self.loop(step_episodes, np.ascontiguousarray(actions, dtype=np.int64))
         return self._result.reward.copy(), self._result.done.copy()
+
+    def loop(self, kernel: Callable[..., None], each: NDArray[Any], *arguments: object) -> None:
+        """Runs a compiled loop over all episodes, divided among the threads.
+
+        Args:
+            kernel: as `step_episodes`, with `each` in place of its actions and `arguments` after `result`.
+            each: a row for each episode, (n, ...).
+        """
+        shares = np.array_split(each, len(self._scratches))
+        firsts = np.cumsum([0, *map(len, shares)])[:-1].tolist()
+        run = partial(self._loop, kernel, arguments=arguments)
+        list((self._pool.map if self._pool else map)(run, firsts, self._scratches, shares))
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """Says which episodes are done, bool (n,)."""
+        return self._result.done.copy()
 
     def fork(self, source: int, target: int) -> None:
         """Makes one episode a copy of another, its observation included."""
         state = self._episodes
         arrays = [each for name, each in state._asdict().items() if name != "timeline"]
-        own = (self._order_of, self._decisions, self._returns, self._result.outcome, self._best)
+        own = (self._order_of, self._result.outcome, self._result.done)
         for rows in (*arrays, *state.timeline, *self.observation, *own):
             rows[target] = rows[source]
 
@@ -192,9 +207,10 @@ class EpisodeBatch:
         problem, outcome = self.problem_of(episode), self._result.outcome[episode]
         step_time_s, device_of = float(self._episodes.time_s[episode, 0]), self.device_of(episode)
         fits, infeasible = bool(outcome == FITS), bool(outcome == INFEASIBLE)
-        best = self._best[episode]
-        if self.improving and best is not None:
-            (step_time_s, device_of), infeasible = best, False
+        best_s = float(self._episodes.best_s[episode, 0])
+        if self.improving and math.isfinite(best_s):
+            step_time_s, infeasible = best_s, False
+            device_of = self._episodes.best_device_of[episode, : problem.graph.n_ops].copy()
             fits = simulate_problem(problem, device_of).fits
         return EpisodeResult(
             problem=int(self._episodes.problem[episode]),
@@ -204,32 +220,30 @@ class EpisodeBatch:
             fits=fits,
             infeasible=infeasible,
             device_of=device_of,
-            decisions=int(self._decisions[episode]),
-            episode_return=float(self._returns[episode]),
+            decisions=int(self._episodes.state[episode, N_DECISIONS]),
+            episode_return=float(self._episodes.returned[episode]),
         )
 
-    def _advance(self, first: int, actions: IntArray, scratch: CandidateScratch) -> None:
-        """Takes a decision, or only observes, in the episodes from `first` on."""
-        step_episodes(
+    def _loop(
+        self,
+        kernel: Callable[..., None],
+        first: int,
+        scratch: CandidateScratch,
+        each: NDArray[Any],
+        arguments: Sequence[object] = (),
+    ) -> None:
+        """Runs a compiled loop over the episodes from `first` on."""
+        kernel(
             self._packed,
             self._episodes,
             scratch,
             self._rules,
             first,
-            actions,
+            each,
             self.observation,
             self._result,
+            *arguments,
         )
-
-    def _keep_best(self, episode: int) -> None:
-        """Keeps the fastest placement seen whose footprints are within the memory."""
-        state, problem = self._episodes, self.problem_of(episode)
-        time_s, best = float(state.time_s[episode, 0]), self._best[episode]
-        if best is not None and best[0] <= time_s:
-            return
-        if (state.load[episode, : problem.n_devices] > problem.cluster.memory_bytes).any():
-            return
-        self._best[episode] = (time_s, self.device_of(episode))
 
 
 def _check(problems: Sequence[Problem], orders: Sequence[str], mdp: str, mask: str) -> None:

@@ -77,7 +77,7 @@ def observe(m, p, episode, scratch, rules, features, mask):
         m (MdpArrays), p (ProblemArrays): the problem.
         episode (Episode): the state; altered while candidates are evaluated, and restored.
         scratch (CandidateScratch): overwritten.
-        rules (MdpRules): where a complete placement is improved, there is no rollout.
+        rules (MdpRules): whether there are rollouts.
         features: written, float32 (max_devices, N_DEVICE_FEATURES); 0 for devices that the problem lacks.
         mask: written, int8 (max_devices,); 1 = the device is offered.
 
@@ -95,7 +95,7 @@ def observe(m, p, episode, scratch, rules, features, mask):
     fill_times(m, p, episode, op, scratch, features)
     fill_state(m, p, episode, op, features)
     fill_bytes(p, scratch, features)
-    if not rules.improving:
+    if rules.rolls_out:
         simulate_rollouts(m, p, episode, scratch.rollout)
         fill_rollout(m, p, scratch.rollout, features)
     return fill_mask(m, p, episode, op, rules, mask)

@@ -20,10 +20,10 @@ from envs.simulator.jit import kernel
 from envs.simulator.kernels import run_many
 from graphs.system.array_types import FloatArray, IntArray
 
-POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING = range(4)
+POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
-whether the timeline grows by one op at a time (1) or is simulated anew (0), and, while constructing, the
-number of ops that are decided and not visited yet."""
+whether the timeline grows by one op at a time (1) or is simulated anew (0), while constructing the number of
+ops that are decided and not visited yet, and the number of decisions taken."""
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -35,6 +35,7 @@ class MdpRules(NamedTuple):
 
     improving: bool  # complete placements are improved
     masks: bool  # only devices with free memory are offered
+    rolls_out: bool  # the observation has features of truncated rollouts
     memory_penalty: float  # factor of what running out of memory takes off the reward
 
 
@@ -59,8 +60,10 @@ class Episode(NamedTuple):
     timeline: Timeline  # of what has been visited
     busy: FloatArray  # (n_devices,) seconds of op time of the units on a device
     load: FloatArray  # (n_devices,) bytes, footprints of the units on a device
-    state: IntArray  # (4,) columns POSITION ... N_WAITING
+    state: IntArray  # (5,) columns POSITION ... N_DECISIONS
     time_s: FloatArray  # (1,) step time of what is simulated
+    best_s: FloatArray  # (1,) while improving, the least step time of a placement within the memory
+    best_device_of: IntArray  # (n_ops,) while improving, that placement
 
 
 class Episodes(NamedTuple):
@@ -74,8 +77,11 @@ class Episodes(NamedTuple):
     timeline: Timeline  # (n, ...) each
     busy: FloatArray  # (n, max_devices)
     load: FloatArray  # (n, max_devices)
-    state: IntArray  # (n, 4)
+    state: IntArray  # (n, 5)
     time_s: FloatArray  # (n, 1)
+    best_s: FloatArray  # (n, 1)
+    best_device_of: IntArray  # (n, max_ops)
+    returned: FloatArray  # (n,) sum of rewards, single-device step times
 
 
 def mdp_arrays(problem: Problem) -> MdpArrays:
@@ -118,8 +124,11 @@ def new_episodes(problems: Sequence[Problem], n: int, passes: int) -> Episodes:
         timeline=timeline,
         busy=np.zeros((n, max_devices)),
         load=np.zeros((n, max_devices)),
-        state=np.zeros((n, 4), dtype=np.int64),
+        state=np.zeros((n, 5), dtype=np.int64),
         time_s=np.zeros((n, 1)),
+        best_s=np.zeros((n, 1)),
+        best_device_of=np.zeros((n, max_ops), dtype=np.int64),
+        returned=np.zeros(n),
     )
 
 
@@ -135,9 +144,11 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
     episodes.timeline.finish[e] = 0.0
     episodes.timeline.sent[e] = episodes.timeline.arrival[e] = -1.0
     episodes.timeline.free[e] = 0.0
-    episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = 0.0
+    episodes.busy[e] = episodes.load[e] = episodes.time_s[e] = episodes.returned[e] = 0.0
+    episodes.best_s[e] = np.inf
     episodes.device_of[e] = episodes.simulated[e] = -1
-    episodes.state[e, [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING]] = 0, -1, is_incremental, 0
+    columns = [POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS]
+    episodes.state[e, columns] = 0, -1, is_incremental, 0, 0
 
 
 def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray) -> None:
@@ -185,6 +196,8 @@ def episode_at(episodes, p, e):
         load=episodes.load[e, :n_devices],
         state=episodes.state[e],
         time_s=episodes.time_s[e],
+        best_s=episodes.best_s[e],
+        best_device_of=episodes.best_device_of[e, :n_ops],
     )
 
 

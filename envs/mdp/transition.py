@@ -16,6 +16,7 @@ from envs.mdp.packing import mdp_arrays_at, problem_at
 from envs.mdp.state import (
     IS_INCREMENTAL,
     LAST_DEVICE,
+    N_DECISIONS,
     N_WAITING,
     POSITION,
     REWARD_S,
@@ -75,28 +76,45 @@ def step_episodes(packed, episodes, scratch, rules, first, actions, observation,
         result (StepResult): rows of the episodes are written.
     """
     for e in range(first, first + len(actions)):
-        i, action = episodes.problem[e], actions[e - first]
-        p, m = problem_at(packed, i), mdp_arrays_at(packed, i)
-        episode = episode_at(episodes, p, e)
-        before_s = episode.time_s[0]
-        result.outcome[e] = FITS
-        if action < 0:
-            done = False
-        elif rules.improving:
-            done = improve(m, p, episode, action)
-        else:
-            done = construct(m, p, episode, action)
-        result.reward[e] = -(episode.time_s[0] - before_s) / m.scales[REWARD_S]
-        if done:
-            overflow = share_of_overflow(p, episode, result.peak_bytes[e, : len(p.memory)])
-            if overflow > 0.0:
-                result.outcome[e] = OVERFLOWS
-                result.reward[e] -= rules.memory_penalty * (OVERFLOW_PENALTY + overflow)
-        elif not observe_episode(m, p, episode, scratch, rules, observation, i, e):
-            done = True
-            result.outcome[e] = INFEASIBLE
-            result.reward[e] -= rules.memory_penalty * INFEASIBLE_PENALTY
-        result.done[e] = done
+        advance(packed, episodes, scratch, rules, e, actions[e - first], observation, result)
+
+
+@kernel
+def advance(packed, episodes, scratch, rules, e, action, observation, result):
+    """Takes one decision in one episode.
+
+    Args:
+        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
+        e: index of the episode, int.
+        action: index of the device, int; -1 decides nothing and only observes.
+    """
+    i = episodes.problem[e]
+    p, m = problem_at(packed, i), mdp_arrays_at(packed, i)
+    episode = episode_at(episodes, p, e)
+    before_s = episode.time_s[0]
+    result.outcome[e] = FITS
+    if action < 0:
+        done = False
+    elif rules.improving:
+        done = improve(m, p, episode, action)
+    else:
+        done = construct(m, p, episode, action)
+    if rules.improving:
+        keep_best(p, episode)
+    reward = -(episode.time_s[0] - before_s) / m.scales[REWARD_S]
+    if done:
+        overflow = share_of_overflow(p, episode, result.peak_bytes[e, : len(p.memory)])
+        if overflow > 0.0:
+            result.outcome[e] = OVERFLOWS
+            reward -= rules.memory_penalty * (OVERFLOW_PENALTY + overflow)
+    elif not observe_episode(m, p, episode, scratch, rules, observation, i, e):
+        done = True
+        result.outcome[e] = INFEASIBLE
+        reward -= rules.memory_penalty * INFEASIBLE_PENALTY
+    result.reward[e] = reward
+    result.done[e] = done
+    episodes.returned[e] += reward
+    episode.state[N_DECISIONS] += action >= 0
 
 
 @kernel(inline=True)
@@ -165,6 +183,22 @@ def improve(m, p, episode, device):
         episode.time_s[0] = run(p, episode.simulated, episode.timeline)
     episode.state[POSITION] += 1
     return episode.state[POSITION] == len(episode.visits)
+
+
+@kernel
+def keep_best(p, episode):
+    """Keeps the fastest placement so far whose footprints are within the memory.
+
+    Args:
+        p (ProblemArrays): the problem.
+        episode (Episode): `best_s` and `best_device_of` are updated.
+    """
+    for device in range(len(p.memory)):
+        if episode.load[device] > p.memory[device]:
+            return
+    if episode.time_s[0] < episode.best_s[0]:
+        episode.best_s[0] = episode.time_s[0]
+        copy(episode.device_of, episode.best_device_of)
 
 
 @kernel

@@ -46,14 +46,15 @@ def replace_slow(batch: EpisodeBatch, episodes: IntArray, is_replaceable: NDArra
 
     Args:
         episodes: of the particles, int (n_particles,).
-        is_replaceable: whether an episode of the batch may be replaced, bool (n,).
+        is_replaceable: which of them may be replaced, bool (n_particles,).
     """
+    may_go = set(episodes[is_replaceable].tolist())
     n_parts = min(SUBPOPULATIONS, max(len(episodes) // RESAMPLED, 1))
     for part in np.array_split(episodes, n_parts):
         fastest_first = _fastest_first(batch, part)
         sources = fastest_first[: len(part) // RESAMPLED]
         for source, target in zip(sources, fastest_first[::-1], strict=False):
-            if is_replaceable[target]:
+            if target in may_go:
                 batch.fork(source, target)
 
 

@@ -1,0 +1,150 @@
+"""Walks: episodes in which a policy decides, compiled from the observation to the commit of each decision."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.policy.compiled_head import HeadArrays, HeadScratch, head_arrays, new_head_scratch, score
+from agent.policy.policy import Policy
+from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.transition import advance
+from envs.simulator.jit import kernel
+from graphs.system.array_types import IntArray
+
+TIE = np.float32(1e-4)
+"""Logits this close are equal and the first device wins, whatever rounding makes of them."""
+TAKE_BEST = -1.0
+"""The draw of a decision that takes the best device."""
+NOT_FINITE = -1
+"""The choice where a logit is NaN or infinite."""
+
+
+class WalkState(NamedTuple):
+    """The state of a walk besides that of its episodes."""
+
+    scratch: HeadScratch
+    is_finite: NDArray[np.bool_]  # (n,) whether all logits of an episode were finite
+
+
+class CompiledWalk:
+    """A policy that decides in all episodes of a batch.
+
+    Args:
+        policy: its problems are those of the batch, in their sequence.
+    """
+
+    def __init__(self, policy: Policy, batch: EpisodeBatch) -> None:
+        policy.encode_all()
+        self._batch = batch
+        self._head: HeadArrays = head_arrays(policy.network, policy.embeddings)
+        scratch = new_head_scratch(self._head, batch.n, batch.max_devices)
+        self._state = WalkState(scratch, np.ones(batch.n, dtype=np.bool_))
+
+    def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
+        """Takes some decisions in groups of episodes.
+
+        A group takes fewer where all its episodes are done, or one ended for want of memory.
+
+        Args:
+            n_decisions: number for each group, int (n_groups,), at most `n_draws`.
+            draws: uniform numbers from 0 to 1 with which a device is drawn, (n_groups, n_episodes, n_draws);
+                `TAKE_BEST` takes the best. The groups are all episodes of the batch, one after the other.
+
+        Raises:
+            FloatingPointError: a score of the policy is NaN or infinite.
+        """
+        self._batch.loop(walk_groups, draws, self._head, self._state, n_decisions)
+        if not self._state.is_finite.all():
+            raise FloatingPointError("the policy's scores are not finite")
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """The logits of each episode's last decision, (n, max_devices); only those of offered devices."""
+        return self._state.scratch.logits
+
+
+@kernel(entry=True)
+def walk_groups(
+    packed, episodes, scratch, rules, first, draws, observation, result, head, state, n_decisions
+):
+    """Takes decisions of a policy in some groups of episodes in a row.
+
+    Args:
+        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
+        first: index of the first group, int.
+        draws: as of `CompiledWalk.decide`, of these groups.
+        head (HeadArrays): only read.
+        state (WalkState): rows of the episodes are written.
+        n_decisions: number for each group of the batch, int64 (n_groups of all,).
+    """
+    size = draws.shape[1]
+    for row in range(len(draws)):
+        group, n_left, at = first + row, size, 0
+        while n_left == size and at < n_decisions[group]:
+            for member in range(size):
+                e, draw = group * size + member, draws[row, member, at]
+                if not result.done[e]:
+                    decide(packed, episodes, scratch, rules, e, draw, observation, result, head, state)
+                n_left -= result.done[e] or not state.is_finite[e]
+            at += 1
+
+
+@kernel
+def decide(packed, episodes, scratch, rules, e, draw, observation, result, head, state):
+    """Takes one decision of a policy in one episode.
+
+    Args:
+        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
+        e: index of the episode, int.
+        draw: as of `choose`, float.
+        head (HeadArrays): only read.
+        state (WalkState): row `e` is written.
+    """
+    problem, op = observation.problem[e, 0], observation.op[e, 0]
+    devices, mask = observation.devices[e], observation.mask[e]
+    score(head, state.scratch, e, problem, op, devices, mask)
+    device = choose(state.scratch.logits[e], mask, draw)
+    if device == NOT_FINITE:
+        state.is_finite[e] = False
+    else:
+        advance(packed, episodes, scratch, rules, e, device, observation, result)
+
+
+@kernel
+def choose(logits, mask, draw):
+    """Chooses a device.
+
+    Args:
+        logits: float32 (max_devices,), of the offered devices.
+        mask: int8 (max_devices,), 1 = offered.
+        draw: uniform number from 0 to 1 that picks a device by its probability, float; `TAKE_BEST` picks the
+            first of those with the greatest logit.
+
+    Returns:
+        Index of the device, int; `NOT_FINITE` where a logit is not finite.
+    """
+    greatest = -np.inf
+    for device in range(len(mask)):
+        if mask[device]:
+            if not np.isfinite(logits[device]):
+                return NOT_FINITE
+            greatest = max(greatest, logits[device])
+    if draw == TAKE_BEST:
+        for device in range(len(mask)):
+            if mask[device] and logits[device] > greatest - TIE:
+                return device
+    total = 0.0
+    for device in range(len(mask)):
+        if mask[device]:
+            total += np.exp(logits[device] - greatest)
+    left, last = draw * total, NOT_FINITE
+    for device in range(len(mask)):
+        if mask[device]:
+            last = device
+            left -= np.exp(logits[device] - greatest)
+            if left < 0.0:
+                break
+    return last

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.evaluation.comparison.summary import geometric_mean
+from agent.evaluation.comparison.ratios import geometric_mean
 from agent.evaluation.text_table import text_table
 from agent.experiments.launcher import exit_code
 from agent.placers.base import PLACERS, Budget

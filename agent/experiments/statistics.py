@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
-from agent.evaluation.report.ratios import log_time
+from agent.evaluation.comparison.ratios import log_time
 from agent.evaluation.results import Trial, TrialJournal, with_greatest_bounds
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from statistics import fmean
 
+from agent.evaluation.comparison.ratios import Where, geometric_mean
 from agent.evaluation.results import Key, Trial
 from agent.placers.base import PLACERS
 from agent.policy.placers import LEARNED
@@ -28,7 +27,7 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
     run, found nothing, or ran less than `LEAST_SHARE` as long.
     """
     trials = list(trials)
-    searches: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+    searches: dict[Where, list[Trial]] = defaultdict(list)
     for trial in trials:
         if trial.placer == BASELINE:
             searches[trial.graph, trial.cluster].append(trial)
@@ -39,8 +38,8 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
             known = [step_s for step_s in beside if step_s]
             if trial.placer == BASELINE:
                 ratios[trial.key] = 1.0
-            elif len(known) == len(beside) > 0:
-                ratios[trial.key] = trial.step_time_s / math.exp(fmean(map(math.log, known)))
+            elif len(known) == len(beside) and (beside_s := geometric_mean(known)):
+                ratios[trial.key] = trial.step_time_s / beside_s
     return ratios
 
 

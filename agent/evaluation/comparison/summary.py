@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from agent.evaluation.comparison.equal_time import ratios_to_baseline
+from agent.evaluation.comparison.ratios import geometric_mean, ratio_to_bound
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 from graphs.system.csv_files import write_csv
 
@@ -89,7 +89,7 @@ def summarise(trials: Sequence[Trial]) -> list[Line]:
             ratio_to_single=geometric_mean(trial.ratio_to_single for trial in group),
             seed_spread=_seed_spread(group),
             ratio_to_best=geometric_mean(ratio_to_best(trial, best) for trial in group),
-            ratio_to_bound=geometric_mean(_ratio_to_bound(trial) for trial in group),
+            ratio_to_bound=geometric_mean(ratio_to_bound(trial) for trial in group),
             feasible_share=fmean(trial.feasible for trial in group),
             evaluations=fmean(trial.evaluations for trial in group),
             wall_s=fmean(trial.wall_s for trial in group),
@@ -110,21 +110,8 @@ def write_summary(path: Path, lines: Iterable[Line]) -> None:
     write_csv(path, COLUMNS, rows)
 
 
-def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Geometric mean of the values that are not None; None if there are none, 0 if one is 0."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
-
-
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
     return None if None in values else geometric_mean(values)
-
-
-def _ratio_to_bound(trial: Trial) -> float | None:
-    is_bounded = trial.feasible and trial.is_placement and trial.lower_bound_s > 0
-    return trial.step_time_s / trial.lower_bound_s if is_bounded else None
 
 
 def _seed_spread(group: Sequence[Trial]) -> float | None:

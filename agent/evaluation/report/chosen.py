@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.evaluation.report.ratios import Run, Where, by_run, log_time
+from agent.evaluation.comparison.ratios import Run, Where, by_run, log_time
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.policy.placers import LEARNED
 

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from agent.evaluation.comparison.ratios import Run, by_run
 from agent.evaluation.report.figures import Draw, Palette
 from agent.evaluation.report.markup import name_of
-from agent.evaluation.report.ratios import Run, by_run
 from agent.evaluation.results import Trial
 
 N_POINTS = 60

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.intervals import Interval
-from agent.evaluation.comparison.summary import geometric_mean
-from agent.evaluation.handover.explain import WORTH_IT
-from agent.evaluation.report.markup import name_of, text
-from agent.evaluation.report.ratios import (
+from agent.evaluation.comparison.ratios import (
     Run,
     Where,
     by_run,
     compared,
+    geometric_mean,
     log_time,
+    ratio_to_bound,
     ratio_to_single,
 )
+from agent.evaluation.handover.explain import WORTH_IT
+from agent.evaluation.report.markup import name_of, text
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.policy.placers import LEARNED
 
@@ -128,10 +129,7 @@ def _against_others(
         yield f"That placement {'; it '.join(differences)}."
     if said := _learned_line(runs, [best, *others]):
         yield text(said)
-    bound = geometric_mean(
-        trial.step_time_s / trial.lower_bound_s for trial in solved if trial.lower_bound_s > 0
-    )
-    if bound:
+    if bound := geometric_mean(map(ratio_to_bound, solved)):
         name, share = text(name_of(*best)), f"{1 / bound:.3f}"
         least = (
             f"is faster than {name}'s"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from agent.evaluation.comparison.cells import Case, by_case, figures, milliseconds, number, title
 from agent.evaluation.comparison.intervals import Interval
-from agent.evaluation.comparison.summary import Line, geometric_mean
+from agent.evaluation.comparison.ratios import Run, geometric_mean, ratio_to_bound, ratio_to_single
+from agent.evaluation.comparison.summary import Line
 from agent.evaluation.report.chosen import LEAST_LOSS, Loss
 from agent.evaluation.report.markup import heat_cell, name_of, placement_link, row, table, text
-from agent.evaluation.report.ratios import Run, ratio_to_single
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 
 BAR_WIDTH, BAR_HEIGHT = 110, 14
@@ -97,9 +97,8 @@ def _graph_row(
     if winner is None or not winner.feasible:
         cells += ["out of memory", "-", "-"]
     else:
-        bound = winner.lower_bound_s
-        to_bound = number(winner.step_time_s / bound) if bound else "-"
-        cells += [text(name_of(winner.placer, winner.order)), milliseconds(winner.step_time_s), to_bound]
+        name = text(name_of(winner.placer, winner.order))
+        cells += [name, milliseconds(winner.step_time_s), number(ratio_to_bound(winner))]
     for run in runs:
         trial = found.get(run)
         if trial is None:

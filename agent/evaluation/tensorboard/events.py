@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import TaggedRunMetadata
 from torch.utils.tensorboard.summary import hparams, image, scalar
 
-from agent.evaluation.comparison.summary import geometric_mean
+from agent.evaluation.comparison.ratios import by_run, geometric_mean
 from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, pairs
 from agent.evaluation.report.details import Placed, read_placed
 from agent.evaluation.report.figures import Draw, Palette, as_pixels
 from agent.evaluation.report.markup import name_of
-from agent.evaluation.report.ratios import by_run
 from agent.evaluation.results import Trial, best_times, ratio_to_best
 from agent.evaluation.run import file_name
 from agent.evaluation.spec import EvaluationSpec

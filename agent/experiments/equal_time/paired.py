@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from agent.evaluation.report.ratios import by_run, compared, logs_over, ratio_to_single
+from agent.evaluation.comparison.ratios import by_run, compared, logs_over, ratio_to_single
 from agent.evaluation.results import Trial
 
 LEVEL = 1e-3

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from agent.evaluation.comparison.summary import geometric_mean
+from agent.evaluation.comparison.ratios import geometric_mean
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.run import evaluate, placement_path

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from agent.evaluation.comparison.summary import geometric_mean, summarise
+from agent.evaluation.comparison.ratios import geometric_mean
+from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, write_results

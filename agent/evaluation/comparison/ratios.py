@@ -1,9 +1,11 @@
-"""Ratios of step times over graphs and seeds, with their intervals."""
+"""Ratios of step times, their geometric means over graphs and seeds, and the intervals of these."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -14,6 +16,20 @@ Where = tuple[str, str]
 """A graph and a cluster."""
 Run = tuple[str, str]
 """A placer and its order."""
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of the values that are not None; None if there are none, 0 if one is 0."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else 0.0
+
+
+def ratio_to_bound(trial: Trial) -> float | None:
+    """Step time of a feasible placement over the lower bound; None where there is no bound for it."""
+    is_bounded = trial.feasible and trial.is_placement and trial.lower_bound_s > 0
+    return trial.step_time_s / trial.lower_bound_s if is_bounded else None
 
 
 def ratio_to_single(trials: Iterable[Trial]) -> Interval | None:

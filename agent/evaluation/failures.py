@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.evaluation.results import Key
+from agent.evaluation.results import Key, name_of
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError, printable, shown
 
@@ -53,7 +53,7 @@ def log_details(folder: Path, failure: Failure) -> None:
     """Appends the traceback of a failure to `failures.log`, if it has one."""
     if failure.details:
         graph, cluster, placer, order, seed = failure.key
-        heading = f"{placer} {order}".strip() + f", seed {seed}, on graph {graph} and cluster {cluster}"
+        heading = f"{name_of(placer, order)}, seed {seed}, on graph {graph} and cluster {cluster}"
         lines = [heading, *failure.details.splitlines(), ""]
         with (folder / LOG).open("a", encoding="utf-8") as file:
             file.writelines(f"{printable(line)}\n" for line in lines)

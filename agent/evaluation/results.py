@@ -109,6 +109,11 @@ class Trial:
         return (not self.feasible, self.step_time_s)
 
 
+def name_of(placer: str, order: str) -> str:
+    """Names a placer, with the order that it visits ops in."""
+    return f"{placer} {order}".strip()
+
+
 class TrialJournal:
     """The trials of an evaluation in a journal.
 

@@ -21,6 +21,7 @@ from rich.progress import (
 from agent.evaluation.comparison.cells import by_case, figures, title
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
 from agent.evaluation.failures import failed_line
+from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
 from agent.evaluation.time_left import clock_text
 
@@ -129,7 +130,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 def _cells(line: Line) -> tuple[str, ...]:
     return (
-        f"{line.placer} {line.order}".strip(),
+        name_of(line.placer, line.order),
         str(line.graphs),
         *figures(line),
     )

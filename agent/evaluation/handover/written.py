@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.evaluation.handover.files import write_handover, write_trace
-from agent.evaluation.results import Trial
+from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.placement.files import read_placement
@@ -49,7 +49,7 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
 
 
 def _lines(best: WrittenPlacement, lines: Sequence[str]) -> list[str]:
-    placer = f"{best.trial.placer} {best.trial.order}".strip()
+    placer = name_of(best.trial.placer, best.trial.order)
     return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
 
 

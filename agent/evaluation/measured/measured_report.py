@@ -7,6 +7,7 @@ from itertools import groupby
 
 from agent.evaluation.measured.fidelity import FidelityRow, fidelity_of
 from agent.evaluation.measured.measuring import MeasuredRow
+from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
 
 HEADINGS = ("placer", "simulated ms", "measured ms", "10 % to 90 %")
@@ -30,7 +31,7 @@ def measured_lines(rows: Sequence[MeasuredRow]) -> list[str]:
 
 
 def _cells(row: MeasuredRow) -> tuple[str, ...]:
-    name = f"{row.placer} {row.order}".strip()
+    name = name_of(row.placer, row.order)
     if row.measured_s is None or row.low_s is None or row.high_s is None:
         return name, _ms(row.simulated_s), "cannot run", ""
     return name, _ms(row.simulated_s), _ms(row.measured_s), f"{_ms(row.low_s)} to {_ms(row.high_s)}"

@@ -48,6 +48,7 @@ HEAVY = [
     "ray",
     "optuna",
     "matplotlib",
+    "jinja2",
 ]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.evaluation.comparison.ratios import Run, Where, by_run, log_time
-from agent.evaluation.results import DATA_PARALLEL, Trial
+from agent.evaluation.results import Trial
 from agent.policy.placers import LEARNED
 
 MOST = 6
@@ -72,21 +73,17 @@ class Loss:
 
 def losses(trials: Sequence[Trial]) -> list[Loss]:
     """Finds the graphs on which learned placers lost, the greatest loss first."""
-    return sorted(_losses(trials), key=lambda loss: -loss.ratio)
-
-
-def _losses(trials: Sequence[Trial]) -> Iterator[Loss]:
-    times: dict[Where, dict[Run, float]] = {}
-    for run, wheres in by_run(trials).items():
-        if run[0] != DATA_PARALLEL:
-            for where, each in wheres.items():
-                if (log := log_time(each)) is not None:
-                    times.setdefault(where, {})[run] = log
-    for where, by_placer in times.items():
-        learned, other = _best(by_placer, True), _best(by_placer, False)
-        if learned and other and by_placer[learned] > by_placer[other] + LEAST_LOSS:
-            yield Loss(where, learned, other, math.exp(by_placer[learned] - by_placer[other]))
-
-
-def _best(times: Mapping[Run, float], learned: bool) -> Run | None:
-    return min((run for run in times if (run[0] in LEARNED) == learned), key=times.__getitem__, default=None)
+    times: dict[Where, dict[Run, float]] = defaultdict(dict)
+    for run, wheres in by_run(trial for trial in trials if trial.is_placement).items():
+        for where, each in wheres.items():
+            if (log := log_time(each)) is not None:
+                times[where][run] = log
+    found = []
+    for where, logs in times.items():
+        learned, other = (
+            min((run for run in logs if (run[0] in LEARNED) == is_own), key=logs.__getitem__, default=None)
+            for is_own in (True, False)
+        )
+        if learned and other and logs[learned] > logs[other] + LEAST_LOSS:
+            found.append(Loss(where, learned, other, math.exp(logs[learned] - logs[other])))
+    return sorted(found, key=lambda loss: -loss.ratio)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.comparison.ratios import Run, by_run
-from agent.evaluation.report.figures import Draw, Palette
-from agent.evaluation.report.markup import name_of
-from agent.evaluation.results import Trial
+from agent.evaluation.report.figures import Draw, Palette, as_svg
+from agent.evaluation.results import Trial, name_of
 
 N_POINTS = 60
 """Points of a line."""
@@ -57,6 +57,15 @@ def _line(trials: Sequence[Trial], of: str) -> Line:
         index = np.searchsorted(path[0], spent * (1 + 1e-12), side="right") - 1
         logs += np.log(path[1][np.maximum(index, 0)] / trial.single_s)
     return spent, np.exp(logs / len(trials))
+
+
+def curve_charts(trials: Sequence[Trial]) -> list[Markup]:
+    """Two charts: against evaluations and against seconds; none where nothing is feasible."""
+    return [
+        as_svg(curve_figure(lines, of), *SIZE_IN, f"step time over one device against {of}")
+        for of in ("evaluations", "seconds")
+        if (lines := lines_of(trials, of))
+    ]
 
 
 def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
+
 from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
-from agent.evaluation.report.markup import chart, name_of, placement_link, row, table, text
-from agent.evaluation.results import Trial
+from agent.evaluation.report.rendering import Table, render
+from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.placement.files import read_placement
@@ -51,65 +53,55 @@ def read_placed(spec: EvaluationSpec, folder: Path, trial: Trial) -> Placed:
     return Placed(trial, problem, device_of, simulate_problem(problem, device_of))
 
 
-def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) -> str:
+def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) -> Markup:
     """Shows the graphs on which two placers differ most, one at a time; empty where there are none."""
-    parts, options = [], []
-    for index, pair in enumerate(pairs[:MOST]):
+    graphs = []
+    for pair in pairs[:MOST]:
         try:
             sides = [read_placed(spec, folder, trial) for trial in (pair.left, pair.right)]
         except FileFormatError:  # someone has removed or changed the file
             continue
-        name = text(f"{pair.left.graph} on {pair.left.cluster}")
-        options.append(f'<option value="{index}">{name}</option>')
         until_s = max(side.step.total_s for side in sides)
-        shown = "".join(_side(side, until_s) for side in sides)
-        parts.append(f'<div data-graph="{index}"><h3>{name}</h3><div class="pair">{shown}</div></div>')
-    if not parts:
-        return ""
-    note = "The best learned placer and the best other one; without learned placers, the best and the worst."
-    if len(pairs) > 1:
-        which = f"The {len(parts)} of {len(pairs)} graphs on which they differ most"
-        note += f" {which if len(pairs) > len(parts) else 'All graphs'}, the largest difference first."
-    return (
-        f'<h2>Single graphs</h2><p class="note">{note}</p>'
-        f"<label>Graph: <select>{''.join(options)}</select></label>{''.join(parts)}"
-    )
+        name = f"{pair.left.graph} on {pair.left.cluster}"
+        graphs.append({"name": name, "sides": [_side(side, name, until_s) for side in sides]})
+    return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
 
 
-def _side(placed: Placed, until_s: float) -> str:
-    name, trial, problem = text(placed.name), placed.trial, placed.problem
-    links = timelines.link_spans(problem, placed.device_of)
-    timeline = as_svg(
-        timelines.timeline_figure(problem, placed.device_of, placed.step, until_s, links),
-        timelines.WIDTH_IN,
-        timelines.timeline_height_in(problem, links),
-        f"timeline of {text(trial.graph)} on {text(trial.cluster)} by {name}",
-    )
-    drawing = as_svg(
-        layers.layer_figure(problem, placed.device_of),
-        layers.WIDTH_IN,
-        layers.HEIGHT_IN,
-        f"{text(trial.graph)} on {text(trial.cluster)} by layers, placed by {name}",
-    )
-    sent = f"{placed.step.transfer_bytes / 1e6:,.1f} MB sent"
-    heading = f"<b>{placement_link(trial, name)}</b>: {milliseconds(placed.step.total_s)} ms, {sent}"
-    return f"<div><p>{heading}</p>{chart(timeline)}{_device_table(placed)}{chart(drawing)}</div>"
+def _side(placed: Placed, graph: str, until_s: float) -> dict[str, object]:
+    """A placement as `details.html` shows it."""
+    problem, device_of = placed.problem, placed.device_of
+    links = timelines.link_spans(problem, device_of)
+    return {
+        "name": placed.name,
+        "href": placement_path(Path(), placed.trial).as_posix(),
+        "step": milliseconds(placed.step.total_s),
+        "sent": f"{placed.step.transfer_bytes / 1e6:,.1f}",
+        "devices": _device_table(placed),
+        "timeline": as_svg(
+            timelines.timeline_figure(problem, device_of, placed.step, until_s, links),
+            timelines.WIDTH_IN,
+            timelines.timeline_height_in(problem, links),
+            f"timeline of {graph} by {placed.name}",
+        ),
+        "drawing": as_svg(
+            layers.layer_figure(problem, device_of),
+            layers.WIDTH_IN,
+            layers.HEIGHT_IN,
+            f"{graph} by layers, placed by {placed.name}",
+        ),
+    }
 
 
-def _device_table(placed: Placed) -> str:
+def _device_table(placed: Placed) -> Table:
     step, cluster = placed.step, placed.problem.cluster
     rows = [
-        row(
-            (
-                text(device.name),
-                f"{busy_s / step.total_s:.0%}" if step.total_s else "-",
-                f"{peak / GIB:,.2f}",
-                f"{device.memory_bytes / GIB:,.2f}",
-                f"{peak / device.memory_bytes:.0%}",
-            )
+        (
+            device.name,
+            f"{busy_s / step.total_s:.0%}" if step.total_s else "-",
+            f"{peak / GIB:,.2f}",
+            f"{device.memory_bytes / GIB:,.2f}",
+            f"{peak / device.memory_bytes:.0%}",
         )
-        for device, busy_s, peak in zip(
-            cluster.devices, step.busy_s.tolist(), step.peak_bytes.tolist(), strict=True
-        )
+        for device, busy_s, peak in zip(cluster.devices, step.busy_s, step.peak_bytes, strict=True)
     ]
-    return table(("device", "busy", "memory, GiB", "of", "used"), rows)
+    return Table(("device", "busy", "memory, GiB", "of", "used"), rows)

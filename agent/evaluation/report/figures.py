@@ -10,10 +10,14 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
 
-from agent.evaluation.report.style import LIGHT, N_SERIES
+from graphs.system.errors import printable
+
+LIGHT = ("#2166ac", "#d95f02", "#1b9e77", "#b2328c", "#8c6d1f", "#5e4fa2", "#c0392b", "#4d4d4d")
+"""Colours of lines and devices on white; `style.css` has those on black."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Palette:
 
 PRINTED = Palette("#222222", "#666666", "#dddddd", LIGHT)
 """Colours on white paper."""
-PAGE = Palette("#010101", "#010102", "#010103", tuple(f"#01020{index}" for index in range(N_SERIES)))
+PAGE = Palette("#010101", "#010102", "#010103", tuple(f"#01020{index}" for index in range(len(LIGHT))))
 """Colours that `as_svg` replaces by the page's CSS variables."""
 VARIABLES = {PAGE.ink: "var(--ink)", PAGE.muted: "var(--muted)", PAGE.grid: "var(--grid)"} | {
     colour: f"var(--s{index})" for index, colour in enumerate(PAGE.series)
@@ -46,12 +50,12 @@ Draw = Callable[[Figure, Palette], None]
 """Draws into an empty figure."""
 
 
-def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> str:
+def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
     """Draws a figure as inline SVG.
 
     Args:
         width_in, height_in: size in inches of 72 units.
-        label: says what is shown, to those who cannot see it; already escaped.
+        label: says what is shown, to those who cannot see it.
     """
     settings = _settings(PAGE) | {"svg.fonttype": "none", "svg.hashsalt": label}
     file = io.StringIO()
@@ -126,7 +130,7 @@ def _settings(palette: Palette) -> dict[str, Any]:
     }
 
 
-def _slim(svg: str, label: str) -> str:
+def _slim(svg: str, label: str) -> Markup:
     """Cuts what a page does not need, rounds coordinates and puts the page's colours in."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -136,5 +140,6 @@ def _slim(svg: str, label: str) -> str:
     svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)  # no label
     svg = re.sub(r"\s*\n\s*", "\n", svg)
     svg = re.sub(r"#0[0-9a-f]{5}", lambda found: VARIABLES.get(found[0], found[0]), svg)
-    sizes = r'<svg[^>]*?viewBox="([^"]*)"[^>]*>'
-    return re.sub(sizes, rf'<svg viewBox="\1" role="img" aria-label="{label}">', svg, count=1)
+    named = Markup('role="img" aria-label="{}"').format(printable(label))
+    sizes = r'<svg[^>]*?(viewBox="[^"]*")[^>]*>'
+    return Markup(re.sub(sizes, lambda found: f"<svg {found[1]} {named}>", svg, count=1))

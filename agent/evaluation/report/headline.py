@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from markupsafe import Markup
+
 from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import (
@@ -18,57 +20,50 @@ from agent.evaluation.comparison.ratios import (
     ratio_to_single,
 )
 from agent.evaluation.handover.explain import WORTH_IT
-from agent.evaluation.report.markup import name_of, text
-from agent.evaluation.results import DATA_PARALLEL, Trial
+from agent.evaluation.report.rendering import render
+from agent.evaluation.results import DATA_PARALLEL, Trial, name_of
 from agent.policy.placers import LEARNED
 
 LEAST = 0.0005
 """Differences below this share are none."""
-USE_PARALLEL = "<b>Use data parallelism</b>"
+PARALLEL = "data parallelism"
 ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
 """Trials by placer and order, then by graph and cluster."""
 
 
-def headline(trials: Sequence[Trial]) -> str:
+def headline(trials: Sequence[Trial]) -> Markup:
     """Says in words what to use and how the best placer compares with the others, as HTML."""
     runs = by_run(trials)
     ranked = _ranked(runs)
     if not ranked:
-        return '<p class="headline">No placement is feasible so far.</p>'
-    best = ranked[0]
-    advice = _advice(runs, best)
-    said = [
-        advice,
-        *_against_others(runs, best, ranked[1:], parallel_is_used=advice.startswith(USE_PARALLEL)),
-    ]
-    return f'<p class="headline">{" ".join(said)}</p>'
+        return render("headline.html", best="", sentences=[])
+    advice = _advice(runs, ranked[0])
+    others = _against_others(runs, ranked, parallel_is_used=advice["use"] == PARALLEL)
+    return render("headline.html", **advice, sentences=list(others))
 
 
-def _advice(runs: ByRun, best: Run) -> str:
-    """Says what to use: the best placement, one device or data parallelism; each must be 2 % faster."""
+def _advice(runs: ByRun, best: Run) -> dict[str, object]:
+    """Says what to use: the best placement, one device or data parallelism; each must be 2 % faster.
+
+    `factor` is how many times as fast as one device the placement is, None where no device has the memory;
+    what share of one device's step it saves; or how many times as fast as it data parallelism is.
+    """
     own = runs[best]
     solved = _solved(own)
     n_graphs = len({trial.graph for trial in solved})
-    over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {text(solved[0].graph)}"
+    over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {solved[0].graph}"
     step_s = geometric_mean(trial.step_time_s for trial in solved)
-    name, found = f"<b>{text(name_of(*best))}</b>", f"{milliseconds(step_s)} ms{over}"
     alone = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
     parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
     # Relative to the best placement: what a single device takes, and what data parallelism does.
     alone_ratio = 1 / alone.mean if alone else math.inf
     parallel_ratio = 1 / parallel.mean if parallel else math.inf
-    use_one = (1 - WORTH_IT) * alone_ratio < 1
+    use, factor = "placement", alone_ratio if alone else None
     if parallel_ratio < (1 - WORTH_IT) * min(alone_ratio, 1.0):
-        batches = f"{1 / parallel_ratio:.2f} times as fast per batch as the best placement"
-        return f"{USE_PARALLEL}: it is {batches}, that of {name} ({found})."
-    if use_one:
-        saved = max(1 - 1 / alone_ratio, 0.0)
-        return (
-            f"<b>Use one device</b>: the best placement, by {name} ({found}), saves {saved:.1%} of its step."
-        )
-    if alone:
-        return f"<b>Use the placement of</b> {name}: {found}; {alone_ratio:.2f} times as fast as one device."
-    return f"<b>Use the placement of</b> {name}: {found}; no single device has the memory for all of it."
+        use, factor = PARALLEL, 1 / parallel_ratio
+    elif (1 - WORTH_IT) * alone_ratio < 1:
+        use, factor = "one device", max(1 - 1 / alone_ratio, 0.0)
+    return {"use": use, "factor": factor, "best": name_of(*best), "found": f"{milliseconds(step_s)} ms{over}"}
 
 
 def learned_line(trials: Sequence[Trial]) -> str:
@@ -113,30 +108,23 @@ def _ranked(runs: ByRun) -> list[Run]:
     return sorted(full, key=lambda run: (mean(run), run))
 
 
-def _against_others(
-    runs: ByRun, best: Run, others: Sequence[Run], *, parallel_is_used: bool
-) -> Iterator[str]:
+def _against_others(runs: ByRun, ranked: Sequence[Run], *, parallel_is_used: bool) -> Iterator[str]:
     """Compares the best placement with the next best, data parallelism and the lower bound, in sentences."""
-    own = runs[best]
+    own, best = runs[ranked[0]], name_of(*ranked[0])
     solved = _solved(own)
     differences = []
-    if not _learned_and_other([best, *others]) and others and (next_best := compared(own, runs[others[0]])):
-        differences.append(_difference(next_best, f"{text(name_of(*others[0]))}, the next best", solved))
+    if not _learned_and_other(ranked) and ranked[1:] and (next_best := compared(own, runs[ranked[1]])):
+        differences.append(_difference(next_best, f"{name_of(*ranked[1])}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
     if parallel and not parallel_is_used and (against := compared(own, parallel)):
         differences.append(_difference(against, "data parallelism per batch", solved))
     if differences:
         yield f"That placement {'; it '.join(differences)}."
-    if said := _learned_line(runs, [best, *others]):
-        yield text(said)
+    if said := _learned_line(runs, ranked):
+        yield said
     if bound := geometric_mean(map(ratio_to_bound, solved)):
-        name, share = text(name_of(*best)), f"{1 / bound:.3f}"
-        least = (
-            f"is faster than {name}'s"
-            if bound < 1 + LEAST
-            else f"takes less than {share} of the time of {name}"
-        )
-        yield f"By the lower bound, no placement {least}."
+        level, less = f"is faster than {best}'s", f"takes less than {1 / bound:.3f} of the time of {best}"
+        yield f"By the lower bound, no placement {level if bound < 1 + LEAST else less}."
 
 
 def _solved(own: Mapping[Where, Sequence[Trial]]) -> list[Trial]:

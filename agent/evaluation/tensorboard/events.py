@@ -16,8 +16,7 @@ from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, pairs
 from agent.evaluation.report.details import Placed, read_placed
 from agent.evaluation.report.figures import Draw, Palette, as_pixels
-from agent.evaluation.report.markup import name_of
-from agent.evaluation.results import Trial, best_times, ratio_to_best
+from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
 from agent.evaluation.run import file_name
 from agent.evaluation.spec import EvaluationSpec
 from graphs.system.event_file import EventFile

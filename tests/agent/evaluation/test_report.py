@@ -1,6 +1,7 @@
 """The report: what it says, its structure, that colours follow the theme, and its size."""
 
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -30,7 +31,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.seen, self.links, self.fetched = [], [], [], []
+        self.open, self.seen, self.links, self.fetched, self.labels = [], [], [], [], []
         self.feed(text)
         assert self.open == []
 
@@ -38,6 +39,7 @@ class Page(HTMLParser):
         attributes = dict(attributes)
         self.seen.append(tag)
         self.links += [attributes["href"]] if tag == "a" else []
+        self.labels += [attributes["aria-label"]] if "aria-label" in attributes else []
         self.fetched += [value for name, value in attributes.items() if name in ("src", "data")]
         if tag not in VOID:
             self.open.append(tag)
@@ -152,7 +154,7 @@ def test_headline_compares_the_best():
 )
 def test_headline_ends_with_the_lower_bound(bound_s, said):
     (trial,) = times(heft=[1.0])
-    told = headline([replace(trial, lower_bound_s=bound_s)])
+    told = unescape(headline([replace(trial, lower_bound_s=bound_s)]))
     assert told.endswith(f"By the lower bound, no placement {said}.</p>")
 
 
@@ -217,6 +219,11 @@ def test_pairs_begin_with_the_largest_difference():
 def test_labels_of_a_chart_keep_their_digits():
     chart = as_svg(lambda figure, palette: figure.suptitle("0.7825 ms"), 2, 1, "label")
     assert ">0.7825 ms<" in chart
+
+
+def test_labels_of_a_chart_are_shown_as_they_are():
+    chart = as_svg(lambda figure, palette: None, 2, 1, r'"a\d\1" <b>')
+    assert Page(chart).labels == [r'"a\d\1" <b>']
 
 
 def test_a_curve_is_the_mean_of_the_best_so_far():

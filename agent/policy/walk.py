@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.placers.search.walks import TAKE_BEST, Decider
 from agent.policy.compiled_head import HeadArrays, HeadScratch, head_arrays, new_head_scratch, score
 from agent.policy.policy import Policy
 from envs.mdp.episodes import EpisodeBatch
@@ -16,8 +17,6 @@ from graphs.system.array_types import IntArray
 
 TIE = np.float32(1e-4)
 """Logits this close are equal and the first device wins, whatever rounding makes of them."""
-TAKE_BEST = -1.0
-"""The draw of a decision that takes the best device."""
 NOT_FINITE = -1
 """The choice where a logit is NaN or infinite."""
 
@@ -29,7 +28,7 @@ class WalkState(NamedTuple):
     is_finite: NDArray[np.bool_]  # (n,) whether all logits of an episode were finite
 
 
-class CompiledWalk:
+class CompiledWalk(Decider):
     """A policy that decides in all episodes of a batch.
 
     Args:
@@ -44,18 +43,7 @@ class CompiledWalk:
         self._state = WalkState(scratch, np.ones(batch.n, dtype=np.bool_))
 
     def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
-        """Takes some decisions in groups of episodes.
-
-        A group takes fewer where all its episodes are done, or one ended for want of memory.
-
-        Args:
-            n_decisions: number for each group, int (n_groups,), at most `n_draws`.
-            draws: uniform numbers from 0 to 1 with which a device is drawn, (n_groups, n_episodes, n_draws);
-                `TAKE_BEST` takes the best. The groups are all episodes of the batch, one after the other.
-
-        Raises:
-            FloatingPointError: a score of the policy is NaN or infinite.
-        """
+        """Takes some decisions in groups of episodes, as `Decider.decide` says."""
         self._batch.loop(walk_groups, draws, self._head, self._state, n_decisions)
         if not self._state.is_finite.all():
             raise FloatingPointError("the policy's scores are not finite")
@@ -75,7 +63,7 @@ def walk_groups(
     Args:
         packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
         first: index of the first group, int.
-        draws: as of `CompiledWalk.decide`, of these groups.
+        draws: as of `Decider.decide`, of these groups.
         head (HeadArrays): only read.
         state (WalkState): rows of the episodes are written.
         n_decisions: number for each group of the batch, int64 (n_groups of all,).

@@ -112,6 +112,7 @@ class EpisodeBatch:
         self.problems = list(problems)
         self.orders = list(orders)
         self.improving = mdp == IMPROVE
+        self.passes = passes if self.improving else 1
         self._rules = MdpRules(
             improving=self.improving,
             masks=mask == FREE_MEMORY,
@@ -123,9 +124,9 @@ class EpisodeBatch:
         self.max_ops = max(problem.graph.n_ops for problem in problems)
         self.observation = new_observation(n, self.max_devices)
         self._start, self._incremental = start, incremental
-        self._plans = VisitPlans(self.problems, self.orders, improving=self.improving, passes=passes)
+        self._plans = VisitPlans(self.problems, self.orders, improving=self.improving, passes=self.passes)
         self._packed = pack_problems(problems)
-        self._episodes = new_episodes(problems, n, passes if self.improving else 1)
+        self._episodes = new_episodes(problems, n, self.passes)
         self._result = new_step_result(n, self.max_devices)
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._scratches)) if len(self._scratches) > 1 else None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
-from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
-from envs.mdp.episodes import EpisodeBatch
+from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
+from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.features import HORIZONS, column
-from envs.mdp.observation import Observation
+from envs.mdp.transition import advance
 from envs.problem import InfeasibleError, Problem
+from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
 
 STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
@@ -22,8 +21,6 @@ MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
-DECISIONS = 16
-"""Decisions between two readings of the clock."""
 PARTICLES = 63
 """Episodes of `rollout-beam` beside the greedy one, where the budget allows; as `policy-beam` has."""
 
@@ -58,64 +55,120 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     """
     problem = search.problem
 
-    def attempt(limits: MemoryLimits) -> IntArray | None:
+    def place(limits: MemoryLimits) -> IntArray | None:
         limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
-        found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
-        if found is None:
+        try:
+            found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
+        except WalkTooLongError:
             return None
-        complete = np.stack([complete_placement(problem, device_of) for device_of in found])
-        over_bytes = search.score(complete, overdue=True)[:, 1]
-        return None if (over_bytes == 0.0).any() or not search.left else complete[0]
+        over_bytes = search.score(found, overdue=True)[:, 1]
+        return None if (over_bytes == 0.0).any() or not search.left else found[0]
 
-    retry_until_feasible(problem, attempt)
+    retry_until_feasible(problem, place)
 
 
-def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray | None:
+def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray:
     """Devices of each op in the greedy episode and in drawn ones, int (1 + n_drawn, n_ops).
 
-    They are -1 from the first op on that no device has memory for. None if the episodes would take longer
-    than a limit, by the decisions so far.
+    Raises:
+        WalkTooLongError: they would not end in time.
     """
-    began, n_units = time.perf_counter(), len(problem.graph.units)
-    nothing_placed = np.full((1 + n_drawn, problem.graph.n_ops), -1)
-    if not problem.graph.is_compute.any():
-        return nothing_placed
+    group = Group(0, np.arange(1 + n_drawn) > 0, rng if n_drawn else None, resamples=n_drawn > 0)
     try:
-        batch = EpisodeBatch([problem], 1 + n_drawn)
-    except InfeasibleError:
-        return nothing_placed
-    batch.begin(0, 0, 0, rng)
-    for episode in range(1, batch.n):
-        batch.fork(0, episode)
-    episodes, interval, decisions = np.arange(batch.n), resampling_interval(problem.graph.n_ops), 0
-    is_drawn, done = episodes > 0, np.zeros(batch.n, dtype=bool)
-    while not done.all():
-        if done.any():
-            replace_dead_ends(batch, episodes, done)
-        if n_drawn and decisions and decisions % interval == 0:
-            replace_slow(batch, episodes, is_drawn)
-        done = batch.step(_choose(batch.observation, is_drawn, rng))[1]
-        decisions += 1
-        passed_s = time.perf_counter() - began
-        if decisions % DECISIONS == 0 and passed_s * n_units > limit_s * decisions:
-            return None
-    return np.stack([batch.result(episode).device_of for episode in range(batch.n)])
+        batch = EpisodeBatch([problem], group.size)
+    except (InfeasibleError, MdpError):  # nothing to decide, or no memory for it
+        return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
+    return np.stack(GroupWalk(RolloutRule(batch), batch, [group], rng).run(limit_s)[0][1])
 
 
-def _choose(observation: Observation, is_drawn: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
-    """Device of each episode's decision, int (n,).
+class RolloutRule(Decider):
+    """The rule of `rollout` and of its drawn episodes.
 
     Args:
-        is_drawn: whether an episode draws its devices, bool (n,); the others take the best.
+        batch: what it decides in; its episodes construct.
     """
-    usable = observation.mask.astype(bool)
-    step_time = np.where(usable, observation.devices[:, :, STEP_TIME], np.inf)
-    mean_finish = np.where(usable, observation.devices[:, :, MEAN_FINISH], np.inf)
-    is_shortest = step_time == step_time.min(axis=1, keepdims=True)
-    best: IntArray = np.where(is_shortest, mean_finish, np.inf).argmin(axis=1)
-    if not is_drawn.any():
+
+    def __init__(self, batch: EpisodeBatch) -> None:
+        self._batch = batch
+
+    def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
+        """Takes some decisions in groups of episodes, as `Decider.decide` says."""
+        self._batch.loop(roll_out_groups, draws, n_decisions)
+
+
+@kernel(entry=True)
+def roll_out_groups(packed, episodes, scratch, rules, first, draws, observation, result, n_decisions):
+    """Takes decisions of the rule in some groups of episodes in a row.
+
+    Args:
+        packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
+        first: index of the first group, int.
+        draws: as of `Decider.decide`, of these groups.
+        n_decisions: number for each group of the batch, int64 (n_groups of all,).
+    """
+    size = draws.shape[1]
+    for row in range(len(draws)):
+        group, n_left, at = first + row, size, 0
+        while n_left == size and at < n_decisions[group]:
+            for member in range(size):
+                e = group * size + member
+                if not result.done[e]:
+                    device = choose(observation.devices[e], observation.mask[e], draws[row, member, at])
+                    advance(packed, episodes, scratch, rules, e, device, observation, result)
+                n_left -= result.done[e]
+            at += 1
+
+
+@kernel
+def choose(features, mask, draw):
+    """Chooses a device by what truncated rollouts lead to.
+
+    Args:
+        features: float32 (max_devices, N_DEVICE_FEATURES).
+        mask: int8 (max_devices,), 1 = offered; at least one is.
+        draw: uniform number from 0 to 1 that picks a device by its probability, float; `TAKE_BEST` picks the
+            device with the shortest step, and of those the one with the earliest mean finish.
+
+    Returns:
+        Index of the device, int.
+    """
+    best, least = -1, np.inf
+    for device in range(len(mask)):
+        if mask[device]:
+            row = features[device]
+            if draw != TAKE_BEST:
+                least = min(least, row[STEP_TIME] + FINISH_WEIGHT * row[MEAN_FINISH])
+            elif (
+                best < 0
+                or row[STEP_TIME] < features[best, STEP_TIME]
+                or (
+                    row[STEP_TIME] == features[best, STEP_TIME]
+                    and row[MEAN_FINISH] < features[best, MEAN_FINISH]
+                )
+            ):
+                best = device
+    if draw == TAKE_BEST:
         return best
-    logits = -(step_time + FINISH_WEIGHT * mean_finish) / TEMPERATURE
-    drawn = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    chosen: IntArray = np.where(is_drawn, drawn, best)
-    return chosen
+    total = 0.0
+    for device in range(len(mask)):
+        if mask[device]:
+            total += likelihood(features[device], least)
+    left = draw * total
+    for device in range(len(mask)):
+        if mask[device]:
+            best = device
+            left -= likelihood(features[device], least)
+            if left < 0.0:
+                break
+    return best
+
+
+@kernel
+def likelihood(row, least):
+    """Computes how likely a device is drawn, over the likeliest.
+
+    Args:
+        row: features of the device, float32 (N_DEVICE_FEATURES,).
+        least: the least sum of step time and weighted mean finish of the offered devices, float.
+    """
+    return np.exp((least - row[STEP_TIME] - FINISH_WEIGHT * row[MEAN_FINISH]) / TEMPERATURE)

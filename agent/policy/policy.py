@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, Encoded
 from agent.policy.embedding_cache import EmbeddingCache
-from agent.policy.graph_batch import GraphTensors
+from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
+from agent.policy.threads import torch_threads
 from envs.problem import Problem
 
 CONSTRUCT = MdpConfig()
@@ -24,16 +26,12 @@ class Policy(nn.Module):
     Args:
         network: encodes and scores.
         mdp_config: the decision process that the policy acts in where nothing else is said.
-
-    Attributes:
-        seconds_per_decision: of the last greedy episode that a placer decoded; 0 before the first.
     """
 
     def __init__(self, network: PlacementNetwork, mdp_config: MdpConfig = CONSTRUCT) -> None:
         super().__init__()
         self.network = network
         self.mdp_config = mdp_config
-        self.seconds_per_decision = 0.0
         self.embeddings = EmbeddingCache(network, ())
         # In a list, so that it is not registered twice; finding it at every decision costs a tenth.
         self._any_weight = [next(network.parameters())]
@@ -43,14 +41,28 @@ class Policy(nn.Module):
         """The torch device of the weights."""
         return self._any_weight[0].device
 
+    def compiled(self) -> CompiledPolicy:
+        """Returns the actor with its present weights in arrays."""
+        shape = self.network.shape
+        weights = {
+            name: tensor.detach().cpu().float().numpy().copy()
+            for name, tensor in self.network.state_dict().items()
+        }
+        encode = None if shape.encoder == COMPILED_ENCODER else self._encoded
+        return CompiledPolicy(shape, weights, self.mdp_config, encode)
+
+    @torch.no_grad()
+    def _encoded(self, problem: Problem) -> Encoded:
+        """Encodes a problem by torch, as `CompiledPolicy.encode` says."""
+        graph = GraphTensors.of(problem, self.device)
+        with torch_threads(1):
+            contexts = self.network.contexts(GraphBatch.of([graph]))[:, : self.network.shape.hidden]
+        return contexts.cpu().numpy(), graph.node_of.cpu().numpy()
+
     def set_problems(self, problems: Sequence[Problem]) -> None:
         """Replaces the problems: observations then name `problems[i]` by `i`."""
         graphs = [GraphTensors.of(problem, self.device) for problem in problems]
         self.embeddings = EmbeddingCache(self.network, graphs)
-
-    def encode_all(self) -> None:
-        """Brings the embeddings of all problems up to date."""
-        self.embeddings.refresh(torch.arange(len(self.embeddings.graphs)))
 
     def scores(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Scores decisions from cached embeddings, without gradients through the encoder.
@@ -65,12 +77,6 @@ class Policy(nn.Module):
         problem, op = _decisions(obs)
         self.embeddings.refresh(problem)
         return self._score(self.embeddings.contexts(problem, op), obs)
-
-    def logits(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """The logits of `scores` alone, for problems that were encoded since the weights changed."""
-        devices, usable = _devices(obs)
-        logits = self.network.logits(self.embeddings.contexts(*_decisions(obs)), devices, usable)
-        return logits.masked_fill(~usable, MASKED_LOGIT)
 
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """As `scores`, with gradients: the graphs that occur in `obs` are encoded anew, each once."""

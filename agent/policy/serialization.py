@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.numpy import load, save
 
-from agent.policy.encoders.base import ENCODERS
+from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, weight_shapes
 from agent.policy.mdp_config import MdpConfig
-from agent.policy.network import NetworkShape, PlacementNetwork
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.parts import PartError, kept_without
-from agent.policy.policy import Policy
 from agent.policy.seen import KEYS, how_seen
+from agent.policy.shape import NetworkShape, current_shape
 from agent.policy.starts import start_names
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields
 from graphs.system.errors import InputError
 from graphs.system.json_files import FileFormatError, parse_json, write_bytes_atomic, write_json_atomic
+
+if TYPE_CHECKING:
+    from agent.policy.network import PlacementNetwork
+    from agent.policy.policy import Policy
 
 FORMAT = "placewalk.policy/3"
 FAMILY = FORMAT.partition("/")[0]
@@ -76,35 +79,38 @@ class StoredPolicy:
         Raises:
             PolicyFileError: the weights are corrupt, or of another network than the card says.
         """
-        try:
-            weights = load(self._weights)
-        except SafetensorError as error:
-            raise PolicyFileError(f"{self._file}: is no safetensors file: {error}") from None
+        import torch
+
+        from agent.policy.network import PlacementNetwork
+        from agent.policy.policy import Policy
+
+        weights = self._read_weights()
         with torch.device("meta"):
             network = PlacementNetwork(self.card.shape)
-        _check_weights(weights, network, self._file)
-        network.load_state_dict(weights, assign=True)
+        expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        _check_weights(weights, expected, self._file)
+        tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+        network.load_state_dict(tensors, assign=True)
         return Policy(network, MdpConfig.from_settings(self.card.config))
 
+    def compiled(self) -> CompiledPolicy:
+        """Makes a policy that acts without torch, if its encoder is compiled.
 
-def current_shape(
-    encoder: str,
-    hidden: int,
-    rounds: int,
-    feature_set: str = "rollout",
-    left_out: tuple[str, ...] = (),
-) -> NetworkShape:
-    """Makes the shape of a network for the features of this version."""
-    return NetworkShape(
-        encoder=encoder,
-        hidden=hidden,
-        rounds=rounds,
-        node_features=len(NODE_FEATURES),
-        graph_features=len(GRAPH_FEATURES),
-        device_features=len(columns_of(feature_set)),
-        feature_set=feature_set,
-        left_out=left_out,
-    )
+        Raises:
+            PolicyFileError: as `policy`.
+        """
+        if self.card.shape.encoder != COMPILED_ENCODER:
+            return self.policy().compiled()
+        weights = self._read_weights()
+        _check_weights(weights, weight_shapes(self.card.shape), self._file)
+        return CompiledPolicy(self.card.shape, weights, MdpConfig.from_settings(self.card.config))
+
+    def _read_weights(self) -> dict[str, NDArray[np.float32]]:
+        try:
+            weights: dict[str, NDArray[np.float32]] = load(self._weights)
+        except (SafetensorError, KeyError) as error:  # a type that NumPy lacks is a KeyError
+            raise PolicyFileError(f"{self._file}: is no safetensors file: {error}") from None
+        return weights
 
 
 def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> None:
@@ -124,7 +130,7 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
         "config": dict(card.config),
     }
     write_json_atomic(folder / "policy.json", record)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    weights = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
 
 
@@ -252,8 +258,8 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
             f"{where}: unknown feature set {feature_set!r}; known are {', '.join(FEATURE_SETS)}"
         )
     encoder = json_fields.text(record["encoder"], f"{where}.encoder")
-    if encoder not in ENCODERS:
-        raise PolicyFileError(f"{where}: unknown encoder {encoder!r}; known are {', '.join(ENCODERS)}")
+    if encoder != COMPILED_ENCODER and encoder not in _encoders():
+        raise PolicyFileError(f"{where}: unknown encoder {encoder!r}; known are {', '.join(_encoders())}")
     hidden = json_fields.integer(record["hidden"], f"{where}.hidden")
     rounds = json_fields.integer(record["rounds"], f"{where}.rounds")
     if not (1 <= hidden <= MAX_WIDTH and 1 <= rounds <= MAX_ROUNDS):
@@ -274,16 +280,23 @@ def _parse_seen(value: object, where: str) -> Mapping[str, str]:
     return {key: json_fields.text(record[key], f"{where}.{key}") for key in record}
 
 
-def _check_weights(weights: Mapping[str, Tensor], network: PlacementNetwork, file: Path) -> None:
-    expected = network.state_dict()
+def _encoders() -> Iterable[str]:
+    """Lists the names of all encoders; loads torch."""
+    from agent.policy.encoders.base import ENCODERS
+
+    return list(ENCODERS)
+
+
+def _check_weights(
+    weights: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]], file: Path
+) -> None:
     for name in sorted(expected.keys() ^ weights.keys()):
         state = "is missing" if name in expected else "is not part of the network"
         raise PolicyFileError(f"{file}: tensor '{name}' {state}; the file is not of this policy")
-    for name, tensor in weights.items():
-        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+    for name, array in weights.items():
+        if array.shape != expected[name] or array.dtype != np.float32:
             raise PolicyFileError(
-                f"{file}: tensor '{name}' is {tensor.dtype} {tuple(tensor.shape)}, "
-                f"expected {expected[name].dtype} {tuple(expected[name].shape)}"
+                f"{file}: tensor '{name}' is {array.dtype} {array.shape}, expected float32 {expected[name]}"
             )
-        if not torch.isfinite(tensor).all():
+        if not np.isfinite(array).all():
             raise PolicyFileError(f"{file}: tensor '{name}' holds NaN or infinity; train the policy anew")

@@ -8,7 +8,7 @@ from typing import Any, cast
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.policy.starts import episode_arguments
 from agent.training.checkpoints import Checkpoint, CheckpointError, under
 from agent.training.clock import Clock, Elapsed, between

@@ -12,7 +12,7 @@ from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
 from envs.problem import Problem
 from envs.simulator.arrays import new_timeline

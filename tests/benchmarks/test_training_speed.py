@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.policy.threads import torch_threads
 from agent.training.config import TrainConfig
 from agent.training.performance.bf16 import bf16_matmul

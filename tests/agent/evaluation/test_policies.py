@@ -1,6 +1,8 @@
 """The policy of an evaluation: read once, made once in each process."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -16,10 +18,10 @@ from tests.agent.placement_cases import training_graph
 
 def test_an_evaluation_reads_the_policy_once_and_makes_it_once(tmp_path, monkeypatch):
     calls = []
-    read, make = serialization._read_bytes, serialization.StoredPolicy.policy
+    read, make = serialization._read_bytes, serialization.StoredPolicy.compiled
     monkeypatch.setattr(serialization, "_read_bytes", lambda file: (calls.append(file.name), read(file))[1])
     monkeypatch.setattr(
-        serialization.StoredPolicy, "policy", lambda stored: (calls.append("made"), make(stored))[1]
+        serialization.StoredPolicy, "compiled", lambda stored: (calls.append("made"), make(stored))[1]
     )
     write_graphs(tmp_path / "graph.json", [training_graph(2, 1)])
     config = EvaluationConfig(
@@ -39,8 +41,22 @@ def test_another_process_gets_the_same_bytes_and_makes_its_own_policy():
     arrived = pickle.loads(sent)
     assert "policy" not in vars(arrived)
     assert arrived.digest == opened.digest
-    pairs = zip(opened.policy.state_dict().values(), arrived.policy.state_dict().values(), strict=True)
-    assert all((one == other).all() for one, other in pairs)
+    weights, others = opened.policy.weights, arrived.policy.weights
+    assert weights.keys() == others.keys()
+    assert all((weights[name] == others[name]).all() for name in weights)
+
+
+def test_placing_with_a_policy_loads_no_torch():
+    code = (
+        "import sys; import numpy as np; from agent.evaluation.policies import make_placer, open_policy; "
+        "from agent.placers.base import Budget; from envs.cluster.presets import get_cluster; "
+        "from envs.problem import Problem; from graphs.dataset import load_family; "
+        "problem = Problem(load_family('cifar10')[0], get_cluster('2xk80')); "
+        "placer = make_placer('policy', open_policy('pretrained', [problem.graph]), 'topo'); "
+        "placer.place(problem, Budget(10), np.random.default_rng(0)); "
+        "assert not {'torch', 'torch_geometric'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_placers_without_a_policy_need_none():

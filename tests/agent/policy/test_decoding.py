@@ -10,7 +10,7 @@ from agent.policy.decoding import decode, decode_many
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem

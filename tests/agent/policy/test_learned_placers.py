@@ -11,13 +11,15 @@ import torch
 from agent.commands import evaluate
 from agent.placers.base import PLACERS, Budget
 from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
+from agent.placers.search.walks import WalkTooLongError
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import LEARNED, SAMPLES, learned_placer
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
-from agent.policy.serialization import PolicyCard, current_shape, load_policy, save_policy
+from agent.policy.serialization import PolicyCard, load_policy, save_policy
+from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import check_placement
 from envs.problem import Problem
@@ -263,12 +265,18 @@ def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
     policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
     found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert found.step_time.total_s <= walked.step_time.total_s
-    assert policy.seconds_per_decision > 0
 
 
-def test_no_walk_is_begun_that_would_outlast_its_seconds(monkeypatch):
+def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
+    limits_s = []
+
+    def decode(*_, limit_s, **__):
+        limits_s.append(limit_s)
+        raise WalkTooLongError
+
+    monkeypatch.setattr(decoding, "decode", decode)
     policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
-    policy.seconds_per_decision = 1e3
-    monkeypatch.setattr(decoding, "decode", lambda *_, **__: pytest.fail("a walk was begun"))
     found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert found.evaluations > 1
+    assert limits_s
+    assert all(0 < limit_s < 0.2 for limit_s in limits_s)

@@ -12,11 +12,11 @@ from agent.policy.parts import PartError, part_names
 from agent.policy.serialization import (
     PolicyCard,
     PolicyFileError,
-    current_shape,
     load_policy,
     read_card,
     save_policy,
 )
+from agent.policy.shape import current_shape
 from envs.mdp.features import DEVICE_FEATURES, columns_of
 
 SHAPE = ("sage", 8, 2, "rollout")

@@ -21,12 +21,12 @@ from agent.policy.seen import describe_seen
 from agent.policy.serialization import (
     PolicyCard,
     PolicyFileError,
-    current_shape,
     load_policy,
     read_card,
     read_policy,
     save_policy,
 )
+from agent.policy.shape import current_shape
 from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS
 from tests.agent.placement_cases import random_problem, training_graph
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from agent.policy.compiled_head import silu
+from agent.placers.search.walks import TAKE_BEST
+from agent.policy.compiled.layers import silu
+from agent.policy.compiled.walk import TIE, PolicyDecider
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
-from agent.policy.walk import TAKE_BEST, TIE, CompiledWalk
+from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
 from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
@@ -37,12 +38,12 @@ def compare(policy: Policy, problems: list[Problem], **arguments: object) -> int
     rng, n_compared = np.random.default_rng(0), 0
     for episode in range(n):
         batch.begin(episode, episode % len(problems), 0, rng)
-    walk, one = CompiledWalk(policy, batch), np.ones(n, dtype=np.int64)
+    walk, one = PolicyDecider(policy.compiled().head_arrays(problems), batch), np.ones(n, dtype=np.int64)
     while not (before := batch.done).all():
         arrays = batch.observation._asdict()
         with torch.inference_mode():
             obs = {name: torch.from_numpy(rows.copy()) for name, rows in arrays.items()}
-            expected = policy.logits(obs).numpy()
+            expected = policy.scores(obs)[0].numpy()
         usable = arrays["mask"].astype(bool)
         ops = arrays["op"].copy()
         draws = np.where(np.arange(n) < len(problems), TAKE_BEST, rng.random(n))
@@ -86,7 +87,7 @@ def test_devices_are_drawn_by_their_probability() -> None:
     for episode in range(n):
         batch.begin(episode, 0, 0, np.random.default_rng(0))
     op, usable = int(batch.observation.op[0, 0]), batch.observation.mask[0].astype(bool)
-    walk = CompiledWalk(policy, batch)
+    walk = PolicyDecider(policy.compiled().head_arrays([problem]), batch)
     walk.decide(np.ones(n, dtype=np.int64), ((np.arange(n) + 0.5) / n)[:, None, None])
     logits = np.where(usable, walk.logits[0], -np.inf)
     probability = np.exp(logits - logits.max())

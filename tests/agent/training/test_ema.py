@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from agent.policy.network import PlacementNetwork
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.training.ema import averaged
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.training import validation as evaluating
 from agent.training.validation import ratios_over_orders
 from envs.problem import Problem

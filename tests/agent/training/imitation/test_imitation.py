@@ -14,7 +14,7 @@ from agent.policy.decoding import decode
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
-from agent.policy.serialization import current_shape
+from agent.policy.shape import current_shape
 from agent.training.checkpoints import CheckpointError
 from agent.training.clock import Elapsed
 from agent.training.imitation.demonstrations import Demonstration, own_placements, regrets

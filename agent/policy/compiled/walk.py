@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.search.walks import TAKE_BEST, Decider
-from agent.policy.compiled_head import HeadArrays, HeadScratch, head_arrays, new_head_scratch, score
-from agent.policy.policy import Policy
+from agent.policy.compiled.head import HeadArrays, HeadScratch, new_head_scratch, score
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.transition import advance
 from envs.simulator.jit import kernel
@@ -28,18 +27,16 @@ class WalkState(NamedTuple):
     is_finite: NDArray[np.bool_]  # (n,) whether all logits of an episode were finite
 
 
-class CompiledWalk(Decider):
+class PolicyDecider(Decider):
     """A policy that decides in all episodes of a batch.
 
     Args:
-        policy: its problems are those of the batch, in their sequence.
+        head: of the policy, with the problems of the batch.
     """
 
-    def __init__(self, policy: Policy, batch: EpisodeBatch) -> None:
-        policy.encode_all()
-        self._batch = batch
-        self._head: HeadArrays = head_arrays(policy.network, policy.embeddings)
-        scratch = new_head_scratch(self._head, batch.n, batch.max_devices)
+    def __init__(self, head: HeadArrays, batch: EpisodeBatch) -> None:
+        self._batch, self._head = batch, head
+        scratch = new_head_scratch(head, batch.n, batch.max_devices)
         self._state = WalkState(scratch, np.ones(batch.n, dtype=np.bool_))
 
     def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:

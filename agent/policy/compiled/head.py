@@ -1,46 +1,19 @@
-"""The actor's head in arrays, compiled: it scores the devices of one decision without a framework call.
-
-It computes what `PlacementNetwork.logits` does, up to the rounding of float32.
-"""
+"""The actor's head, compiled: it scores the devices of one decision, up to the rounding of float32."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from agent.policy.embedding_cache import EmbeddingCache
-from agent.policy.network import PlacementNetwork
+from agent.policy.compiled.layers import Floats, add_product, add_scaled, by_input, silu
+from agent.policy.parts import InputFactors
+from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
 from envs.simulator.arrays import copy
 from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
-
-Floats = NDArray[np.float32]
-
-TANH_BOUND = np.float32(7.90531110763549805)
-TANH_ODD = tuple(
-    np.float32(c)
-    for c in (
-        -2.76076847742355e-16,
-        2.00018790482477e-13,
-        -8.60467152213735e-11,
-        5.12229709037114e-08,
-        1.48572235717979e-05,
-        6.37261928875436e-04,
-        4.89352455891786e-03,
-    )
-)
-TANH_EVEN = tuple(
-    np.float32(c)
-    for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-)
-"""Coefficients of a rational function that is tanh to float32's precision within the bound, highest powers
-first; compilers vectorise it, unlike exp. Source: Eigen's `generic_fast_tanh_float`."""
-HALF, ZERO = np.float32(0.5), np.float32(0.0)
 
 
 class HeadArrays(NamedTuple):
@@ -68,31 +41,36 @@ class HeadScratch(NamedTuple):
     second: Floats  # (n, hidden) second layer of one device
 
 
-def head_arrays(network: PlacementNetwork, embeddings: EmbeddingCache) -> HeadArrays:
-    """Lays out a network's head and its contexts of some problems, which are encoded already."""
-    hidden, columns = network.shape.hidden, columns_of(network.shape.feature_set)
-    contexts, row_of, first_op = embeddings.table()
-    seen = np.ones(len(columns)) if network.kept is None else np.array(network.kept.devices)
-    pooled, single = (
-        (1.0, 1.0)
-        if network.kept is None
-        else (
-            network.kept.heads["pool"],
-            network.kept.heads["devices"],
-        )
-    )
-    second, last = (layer for layer in network.actor if isinstance(layer, nn.Linear))
+def head_arrays(
+    shape: NetworkShape,
+    weights: Mapping[str, Floats],
+    kept: InputFactors | None,
+    problems: Sequence[tuple[Floats, IntArray]],
+) -> HeadArrays:
+    """Lays out the actor's head, by the names of the weights in `PlacementNetwork`.
+
+    Args:
+        problems: of each problem its contexts, float32 (n_nodes, hidden), and the node of each op, int
+            (n_ops,).
+    """
+    hidden, columns = shape.hidden, columns_of(shape.feature_set)
+    seen, pooled, single = np.ones(len(columns)), 1.0, 1.0
+    if kept is not None:
+        seen, pooled, single = np.array(kept.devices), kept.heads["pool"], kept.heads["devices"]
+    n_nodes = np.cumsum([0, *(len(contexts) for contexts, _ in problems)])
+    n_ops = np.cumsum([0, *(len(node_of) for _, node_of in problems)])
+    row_of = [node_of + first for (_, node_of), first in zip(problems, n_nodes, strict=False)]
     return HeadArrays(
-        contexts=_array(contexts[:, :hidden]),
-        row_of=row_of.cpu().numpy(),
-        first_op=first_op.cpu().numpy(),
+        contexts=np.concatenate([contexts for contexts, _ in problems]),
+        row_of=np.concatenate(row_of),
+        first_op=n_ops[:-1],
         columns=np.array(columns, dtype=np.int64),
-        pool_weight=_rows(network.of_pool.weight[:hidden], pooled * np.tile(seen, 3)),
-        device_weight=_rows(network.of_device.weight, single * seen),
-        hidden_weight=_rows(second.weight, np.ones(hidden)),
-        hidden_bias=_array(second.bias),
-        out_weight=_array(last.weight[0]),
-        out_bias=_array(last.bias),
+        pool_weight=by_input(weights["of_pool.weight"][:hidden], pooled * np.tile(seen, 3)),
+        device_weight=by_input(weights["of_device.weight"], single * seen),
+        hidden_weight=by_input(weights["actor.1.weight"]),
+        hidden_bias=weights["actor.1.bias"],
+        out_weight=weights["actor.3.weight"][0],
+        out_bias=weights["actor.3.bias"],
     )
 
 
@@ -100,17 +78,6 @@ def new_head_scratch(head: HeadArrays, n: int, max_devices: int) -> HeadScratch:
     """Allocates the scratch of `n` episodes."""
     widths = (max_devices, len(head.pool_weight), *[len(head.out_weight)] * 3)
     return HeadScratch(*(np.zeros((n, width), dtype=np.float32) for width in widths))
-
-
-@torch.no_grad()
-def _array(tensor: Tensor) -> Floats:
-    """Copies a tensor into a contiguous array."""
-    return np.array(tensor.detach().cpu().float().numpy(), order="C")
-
-
-def _rows(weight: Tensor, factors: NDArray[np.float64]) -> Floats:
-    """Transposes a layer's weight, so that each input has a row, and multiplies each row by a factor."""
-    return np.ascontiguousarray(_array(weight).T * factors[:, None].astype(np.float32))
 
 
 @kernel
@@ -167,48 +134,3 @@ def pool(columns, devices, mask, pooled):
                     pooled[2 * n + k] = max(pooled[2 * n + k], value)
     for k in range(n):
         pooled[k] /= np.float32(n_offered)
-
-
-@kernel
-def add_product(vector, matrix, total):
-    """Adds the product of a row vector and a matrix to `total`.
-
-    Args:
-        vector: float32 (n,).
-        matrix: float32 (n, width).
-        total: updated, float32 (width,).
-    """
-    for k in range(len(vector)):
-        add_scaled(vector[k], matrix[k], total)
-
-
-@kernel
-def add_scaled(factor, vector, total):
-    """Adds a multiple of a vector to another.
-
-    Args:
-        factor: float32.
-        vector: float32 (width,).
-        total: updated, float32 (width,).
-    """
-    for k in range(len(total)):
-        total[k] += factor * vector[k]
-
-
-@kernel
-def silu(values):
-    """Replaces each value x by x times the logistic function of x.
-
-    Args:
-        values: updated, float32 (width,).
-    """
-    for k in range(len(values)):
-        x = min(max(HALF * values[k], -TANH_BOUND), TANH_BOUND)
-        square = x * x
-        odd = ZERO
-        for c in TANH_ODD:
-            odd = odd * square + c
-        even = ZERO
-        for c in TANH_EVEN:
-            even = even * square + c
-        values[k] *= HALF + HALF * (x * odd / even)

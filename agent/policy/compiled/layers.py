@@ -1,0 +1,96 @@
+"""Layers of a network as kernels over float32 vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from envs.simulator.jit import kernel
+
+Floats = NDArray[np.float32]
+
+TANH_BOUND = np.float32(7.90531110763549805)
+TANH_ODD = tuple(
+    np.float32(c)
+    for c in (
+        -2.76076847742355e-16,
+        2.00018790482477e-13,
+        -8.60467152213735e-11,
+        5.12229709037114e-08,
+        1.48572235717979e-05,
+        6.37261928875436e-04,
+        4.89352455891786e-03,
+    )
+)
+TANH_EVEN = tuple(
+    np.float32(c)
+    for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+)
+"""Coefficients of a rational function that is tanh to float32's precision within the bound, highest powers
+first; compilers vectorise it, unlike exp. Source: Eigen's `generic_fast_tanh_float`."""
+HALF, ZERO = np.float32(0.5), np.float32(0.0)
+
+
+def by_input(weight: Floats, factors: ArrayLike = 1.0) -> Floats:
+    """Transposes the weight of a layer, so that each input has a row.
+
+    Args:
+        weight: float32 (n_outputs, n_inputs).
+        factors: what the rows are multiplied by, a number or (n_inputs,).
+
+    Returns:
+        Contiguous, float32 (n_inputs, n_outputs).
+    """
+    return np.ascontiguousarray(weight.T * np.asarray(factors, dtype=np.float32)[..., None])
+
+
+def stacked(parts: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+    """Stacks arrays of one shape, float32 (n_parts, *shape); there may be none."""
+    return np.stack(parts) if parts else np.zeros((0, *shape), dtype=np.float32)
+
+
+@kernel
+def add_product(vector, matrix, total):
+    """Adds the product of a row vector and a matrix to `total`.
+
+    Args:
+        vector: float32 (n,).
+        matrix: float32 (n, width).
+        total: updated, float32 (width,).
+    """
+    for k in range(len(vector)):
+        add_scaled(vector[k], matrix[k], total)
+
+
+@kernel
+def add_scaled(factor, vector, total):
+    """Adds a multiple of a vector to another.
+
+    Args:
+        factor: float32.
+        vector: float32 (width,).
+        total: updated, float32 (width,).
+    """
+    for k in range(len(total)):
+        total[k] += factor * vector[k]
+
+
+@kernel
+def silu(values):
+    """Replaces each value x by x times the logistic function of x.
+
+    Args:
+        values: updated, float32 (width,).
+    """
+    for k in range(len(values)):
+        x = min(max(HALF * values[k], -TANH_BOUND), TANH_BOUND)
+        square = x * x
+        odd = ZERO
+        for c in TANH_ODD:
+            odd = odd * square + c
+        even = ZERO
+        for c in TANH_EVEN:
+            even = even * square + c
+        values[k] *= HALF + HALF * (x * odd / even)

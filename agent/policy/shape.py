@@ -1,0 +1,51 @@
+"""The shape of a policy's network: the numbers and names that it is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
+from envs.mdp.features import columns_of
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """The numbers and names that a network is built from.
+
+    Attributes:
+        encoder: its name in `ENCODERS`.
+        hidden: width of embeddings and of the head.
+        rounds: rounds of the encoder.
+        node_features, graph_features, device_features: widths of the inputs.
+        feature_set: key of `FEATURE_SETS`.
+        left_out: parts that are left out, by `agent.policy.parts`.
+    """
+
+    encoder: str
+    hidden: int
+    rounds: int
+    node_features: int
+    graph_features: int
+    device_features: int
+    feature_set: str = "lookahead"
+    left_out: tuple[str, ...] = ()
+
+
+def current_shape(
+    encoder: str,
+    hidden: int,
+    rounds: int,
+    feature_set: str = "rollout",
+    left_out: tuple[str, ...] = (),
+) -> NetworkShape:
+    """Makes the shape of a network for the features of this version."""
+    return NetworkShape(
+        encoder=encoder,
+        hidden=hidden,
+        rounds=rounds,
+        node_features=len(NODE_FEATURES),
+        graph_features=len(GRAPH_FEATURES),
+        device_features=len(columns_of(feature_set)),
+        feature_set=feature_set,
+        left_out=left_out,
+    )

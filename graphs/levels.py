@@ -6,12 +6,11 @@ ACM Computing Surveys 31(4), 1999, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray
+from graphs.system.jit import kernel
 
 
 def b_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> FloatArray:
@@ -27,16 +26,11 @@ def b_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> Flo
     Raises:
         ValueError: an array of another length.
     """
-    _check_costs(graph, op_cost, tensor_cost)
-    # Python lists: item by item they are several times faster than arrays.
-    cost = np.asarray(op_cost, dtype=np.float64).tolist()
-    level = list(cost)
-    for producer, transfer, readers in _tensors(graph, tensor_cost, reverse=True):
-        if readers:
-            level[producer] = max(
-                level[producer], cost[producer] + transfer + max(map(level.__getitem__, readers))
-            )
-    return np.array(level, dtype=np.float64)
+    cost, transfer = _checked(graph, op_cost, tensor_cost)
+    level = cost.copy()
+    outputs, consumers = graph.outputs, graph.consumers
+    fill_b_level(cost, transfer, outputs.ptr, outputs.items, consumers.ptr, consumers.items, level)
+    return level
 
 
 def t_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> FloatArray:
@@ -44,14 +38,11 @@ def t_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> Flo
 
     Args, returns and raises as in `b_level`.
     """
-    _check_costs(graph, op_cost, tensor_cost)
-    cost = np.asarray(op_cost, dtype=np.float64).tolist()
-    level = [0.0] * graph.n_ops
-    for producer, transfer, readers in _tensors(graph, tensor_cost, reverse=False):
-        arrival = level[producer] + cost[producer] + transfer
-        for reader in readers:
-            level[reader] = max(level[reader], arrival)
-    return np.array(level, dtype=np.float64)
+    cost, transfer = _checked(graph, op_cost, tensor_cost)
+    level = np.zeros(graph.n_ops)
+    outputs, consumers = graph.outputs, graph.consumers
+    fill_t_level(cost, transfer, outputs.ptr, outputs.items, consumers.ptr, consumers.items, level)
+    return level
 
 
 def critical_path_s(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray | None = None) -> float:
@@ -60,21 +51,52 @@ def critical_path_s(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray
     return float(b_level(graph, op_cost, transfer).max())
 
 
-def _tensors(
-    graph: OpGraph, tensor_cost: FloatArray, *, reverse: bool
-) -> Iterator[tuple[int, float, list[int]]]:
-    """Producer, cost and readers of each tensor, in (or against) the program order of the producers."""
-    producers, transfer = graph.tensor_producer.tolist(), np.asarray(tensor_cost, dtype=np.float64).tolist()
-    ptr, readers = graph.consumers.ptr.tolist(), graph.consumers.items.tolist()
-    order = np.argsort(graph.tensor_producer, kind="stable")
-    for tensor in (order[::-1] if reverse else order).tolist():
-        yield producers[tensor], transfer[tensor], readers[ptr[tensor] : ptr[tensor + 1]]
+@kernel(entry=True)
+def fill_b_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item, level):
+    """Computes the b-level of every op, the last op in program order first.
+
+    Args:
+        cost: of each op, (n_ops,).
+        transfer: cost of each tensor, (n_tensors,).
+        output_ptr, output_item: tensors of each op, int64 (n_ops + 1,) and (n_tensors,).
+        consumer_ptr, consumer_item: readers of each tensor, int64 (n_tensors + 1,) and (n_reads,).
+        level: updated from the cost of each op to its b-level, (n_ops,).
+    """
+    for op in range(len(cost) - 1, -1, -1):
+        for k in range(output_ptr[op], output_ptr[op + 1]):
+            tensor = output_item[k]
+            for j in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
+                below = cost[op] + transfer[tensor] + level[consumer_item[j]]
+                level[op] = max(level[op], below)
 
 
-def _check_costs(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> None:
+@kernel(entry=True)
+def fill_t_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item, level):
+    """Computes the t-level of every op, the first op in program order first.
+
+    Args:
+        cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item: as of `fill_b_level`.
+        level: updated from zeros, (n_ops,).
+    """
+    for op in range(len(cost)):
+        for k in range(output_ptr[op], output_ptr[op + 1]):
+            tensor = output_item[k]
+            arrival = level[op] + cost[op] + transfer[tensor]
+            for j in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
+                level[consumer_item[j]] = max(level[consumer_item[j]], arrival)
+
+
+def _checked(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The costs as arrays of float64.
+
+    Raises:
+        ValueError: an array of another length.
+    """
     expected = {"op_cost": (op_cost, graph.n_ops), "tensor_cost": (tensor_cost, graph.n_tensors)}
     for label, (values, length) in expected.items():
         if np.shape(values) != (length,):
             raise ValueError(
                 f"graph '{graph.name}': {label} has shape {np.shape(values)}; expected ({length},)"
             )
+    cost, transfer = (np.array(values, dtype=np.float64) for values in (op_cost, tensor_cost))
+    return cost, transfer

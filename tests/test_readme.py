@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.commands.evaluate_flags import make_parser
-from envs.simulator.jit import _OwnFolder
+from graphs.system.jit import _OwnFolder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

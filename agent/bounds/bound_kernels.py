@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.jit import kernel
 from graphs.limits import ROUNDING
+from graphs.system.jit import kernel
 
 MAX_ANCESTORS = 48
 """Ancestors of an op that are looked at; with fewer the bound is lower, and still one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.jit import kernel
+from graphs.system.jit import kernel
 
 
 @kernel(entry=True, allocates=True)

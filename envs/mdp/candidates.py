@@ -21,11 +21,11 @@ from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.mdp.state import simulate_op, simulate_unit
 from envs.problem import Problem
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
-from envs.simulator.jit import kernel
 from envs.simulator.kernels import run
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import FloatArray
+from graphs.system.jit import kernel
 
 
 class CandidateScratch(NamedTuple):

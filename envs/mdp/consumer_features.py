@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.jit import kernel
 from envs.simulator.transfers import transfer_seconds
+from graphs.system.jit import kernel
 
 MAX_CHAIN_OPS = 8
 """Ops down a chain of consumers that are searched for one that reads something placed."""

@@ -17,8 +17,8 @@ from envs.mdp.consumer_features import fill_consumer_features
 from envs.mdp.features import FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES, column
 from envs.mdp.rollout_features import simulate_rollouts
 from envs.mdp.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
-from envs.simulator.jit import kernel
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 STEP_TIME_OVER_LEAST = column("step_time_over_least")
 STEP_TIME_GROWTH = column("step_time_growth")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from envs.mdp.state import MdpArrays, mdp_arrays
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 OPS, TENSORS, READS, DEVICES, DEVICE_PAIRS, UNITS, OPS_BY_DEVICES = range(7)
 """Columns of `PackedProblems.offsets`: what is counted. A read is a tensor that an op reads."""

@@ -21,10 +21,10 @@ import numpy as np
 from envs.mdp.features import HORIZONS
 from envs.mdp.state import N_WAITING, POSITION
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
-from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 FURTHEST = HORIZONS[-1]
 

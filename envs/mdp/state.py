@@ -16,9 +16,9 @@ import numpy as np
 
 from envs.problem import Problem
 from envs.simulator.arrays import Timeline, n_clocks
-from envs.simulator.jit import kernel
 from envs.simulator.kernels import run_many
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),

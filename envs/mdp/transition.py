@@ -25,11 +25,11 @@ from envs.mdp.state import (
     simulate_unit,
 )
 from envs.simulator.arrays import copy, run_op
-from envs.simulator.jit import kernel
 from envs.simulator.kernels import run
 from envs.simulator.memory import peak_memory
 from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 FITS, OVERFLOWS, INFEASIBLE = range(3)
 """The ends of an episode: within the memory, with a device that overflows, or with an op that no device had

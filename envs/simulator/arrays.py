@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.problem_arrays import ISSUE_S, N_CLOCKS, NEXT_ISSUE_S, OP_GAP_S, OVERLAP_CLOCKS
-from envs.simulator.jit import kernel
 from graphs.system.array_types import FloatArray
+from graphs.system.jit import kernel
 
 UNSENT = -1.0
 """The value of a slot whose tensor was not sent to the device."""

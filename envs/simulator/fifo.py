@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 
 from envs.problem_arrays import OP_GAP_S
-from envs.simulator.jit import kernel
 from envs.simulator.ready_queue import INFINITY, ReadyQueue, first_to_start, plan, pop, push
 from envs.simulator.transfers import send
+from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from envs.problem_arrays import PROGRAM, SCHEDULE
 from envs.simulator.arrays import clear
 from envs.simulator.fifo import run_fifo
-from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
 from envs.simulator.program import run_program
+from graphs.system.jit import kernel
 
 
 @kernel

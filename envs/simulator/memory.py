@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.jit import kernel
 from graphs.system.array_types import FloatArray
+from graphs.system.jit import kernel
 
 BEGINS, ENDS = range(2)
 """Columns of the flows of a bucket: bytes that begin and that end to be held in it."""

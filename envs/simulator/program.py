@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from envs.simulator.arrays import run_op
-from envs.simulator.jit import kernel
 from envs.simulator.transfers import send
+from graphs.system.jit import kernel
 
 
 @kernel

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.jit import kernel
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 INFINITY = np.inf
 

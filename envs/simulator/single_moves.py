@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from envs.problem import Problem
-from envs.simulator.jit import kernel
 from envs.simulator.resume import commit, new_pair, run_moved
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 
 def single_move_costs(problem: Problem, device_of: IntArray, limit_s: float = np.inf) -> FloatArray:

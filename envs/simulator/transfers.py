@@ -16,8 +16,8 @@ from envs.problem_arrays import (
     TRANSFER_GAP_S,
 )
 from envs.simulator.arrays import UNSENT
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 
 class SendLog(NamedTuple):

@@ -12,9 +12,9 @@ import numpy as np
 from agent.placers.heuristics.list_kernels import assign, may_take, place_leftovers
 from envs.problem_arrays import OP_GAP_S
 from envs.simulator.arrays import copy_clocks, new_timeline
-from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 
 class BusySlots(NamedTuple):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.simulator.arrays import copy_clocks, finish_s, new_timeline, run_op, start_s
-from envs.simulator.jit import kernel
 from envs.simulator.program import inputs_ready
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 
 class ReservedDevices(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 
 from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, first_moved, propose, put
 from envs.simulator.arrays import copy
-from envs.simulator.jit import kernel
 from envs.simulator.memory import peak_memory
 from envs.simulator.resume import candidate_timeline, commit, run_moved
+from graphs.system.jit import kernel
 
 OVERFLOW_COST = 10.0
 """Energy of an overflow as large as all of the memory; a step on the fastest single device has energy 1."""

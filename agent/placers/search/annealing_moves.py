@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.simulator.jit import kernel
 from envs.simulator.resume import SimulationPair
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
 
 TO_NEIGHBOUR = 0.8
 """Probability that a move goes to the device of a unit that the moved one exchanges tensors with."""

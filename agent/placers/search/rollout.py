@@ -13,8 +13,8 @@ from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.features import HORIZONS, column
 from envs.mdp.transition import advance
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")

@@ -12,8 +12,8 @@ from agent.policy.graph_arrays import GraphArrays
 from agent.policy.parts import InputFactors
 from agent.policy.shape import NetworkShape
 from envs.simulator.arrays import copy
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 EPSILON = np.float32(1e-5)
 """Added to the variance by torch's `LayerNorm`."""

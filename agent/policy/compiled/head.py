@@ -12,8 +12,8 @@ from agent.policy.parts import InputFactors
 from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
 from envs.simulator.arrays import copy
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 
 class HeadArrays(NamedTuple):

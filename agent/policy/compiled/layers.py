@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.simulator.jit import kernel
+from graphs.system.jit import kernel
 
 Floats = NDArray[np.float32]
 

@@ -11,8 +11,8 @@ from agent.placers.search.walks import TAKE_BEST, Decider
 from agent.policy.compiled.head import HeadArrays, HeadScratch, new_head_scratch, score
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.transition import advance
-from envs.simulator.jit import kernel
 from graphs.system.array_types import IntArray
+from graphs.system.jit import kernel
 
 TIE = np.float32(1e-4)
 """Logits this close are equal and the first device wins, whatever rounding makes of them."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 SERVER = """
 import json, os, sys
 import numba
-import envs.simulator.jit
+import graphs.system.jit
 
 numba.njit(lambda x: x + 1)(1)  # loads the compiler
 for request in sys.stdin:

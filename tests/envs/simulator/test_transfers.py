@@ -11,10 +11,10 @@ from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator.arrays import UNSENT, n_clocks, new_timeline
-from envs.simulator.jit import kernel
 from envs.simulator.program import issue
 from envs.simulator.transfers import SendLog, reserve, rollback, transfer_seconds
 from graphs import OpGraph
+from graphs.system.jit import kernel
 from tests.envs.random_problems import problems
 
 Case = tuple[OpGraph, Cluster, np.ndarray]

@@ -12,11 +12,11 @@ import pytest
 from tests.envs.simulator.compiling_processes import CompilingProcesses
 
 SOURCES = {
-    "callee.py": "from envs.simulator.jit import kernel\n\n\n@kernel\ndef callee(x):\n    return x + 1\n",
+    "callee.py": "from graphs.system.jit import kernel\n\n\n@kernel\ndef callee(x):\n    return x + 1\n",
     "constants.py": "FACTOR = 1\n",
     "arguments.py": "from typing import NamedTuple\n\n\nclass Two(NamedTuple):\n    a: int\n    b: int\n",
     "caller.py": "from callee import callee\nfrom constants import FACTOR\n"
-    "from envs.simulator.jit import kernel\n\n\n@kernel(entry=True)\ndef caller(two):\n"
+    "from graphs.system.jit import kernel\n\n\n@kernel(entry=True)\ndef caller(two):\n"
     "    return FACTOR * callee(two.a)\n",
 }
 CALL = "import arguments; from caller import caller; print(caller(arguments.Two(a=1, b=5)))"

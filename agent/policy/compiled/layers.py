@@ -60,7 +60,14 @@ def add_product(vector, matrix, total):
         matrix: float32 (n, width).
         total: updated, float32 (width,).
     """
-    for k in range(len(vector)):
+    n = len(vector)
+    for k in range(0, n - 3, 4):  # four rows at a time: `total` is loaded and stored less often
+        a, b, c, d = vector[k], vector[k + 1], vector[k + 2], vector[k + 3]
+        for j in range(len(total)):
+            total[j] += (a * matrix[k, j] + b * matrix[k + 1, j]) + (
+                c * matrix[k + 2, j] + d * matrix[k + 3, j]
+            )
+    for k in range(n - n % 4, n):
         add_scaled(vector[k], matrix[k], total)
 
 

@@ -138,6 +138,14 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         1e-3, "learning rate of on-policy imitation; falls likewise", group=IMITATION, above=0, most=LARGEST
     )
 
+    expert_search: int = option(
+        0,
+        "evaluations of a local search from each of the policy's own placements, whose result is imitated; "
+        "0 = the own placement is corrected",
+        group=IMITATION,
+        least=0,
+    )
+
     learning_rate: float = option(3e-4, "of Adam; falls linearly", group=REINFORCEMENT, above=0, most=LARGEST)
     final_learning_rate: float = option(5e-5, "where it falls to", group=REINFORCEMENT, least=0, most=LARGEST)
     entropy: float = option(

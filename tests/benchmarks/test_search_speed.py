@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from agent.placers.base import PLACERS, Budget
 from agent.policy.decoding import decode
@@ -14,6 +15,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
+from envs.mdp.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.arrays import new_timeline
 from envs.simulator.kernels import run_many
@@ -89,19 +91,53 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("n_samples", "kind"), [(0, "greedy"), (64, "64 samples")])
-def test_decode(stopwatch: Stopwatch, record: Record, n_samples: int, kind: str) -> None:
+@pytest.mark.parametrize("feature_set", ["rollout", "consumers"])
+@pytest.mark.parametrize("n_walks", [1, 64])
+def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set: str) -> None:
     problem = captured("ptb", 1_000)
-    policy = Policy(PlacementNetwork(current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)))
-    decoding = partial(decode, policy, problem, n_samples=n_samples, greedy=not n_samples)
-    placer, budget = PLACERS["annealing"], Budget(evaluations=N_EVALUATIONS)
+    policy, walk = policy_with(feature_set), partial(walk_by_torch, problem=problem, n_walks=n_walks)
+    decoding = partial(decode, policy, problem, n_samples=n_walks, greedy=False)
+    n_decisions = n_walks * len(problem.graph.units)
     record(
         Figure(
-            "Decoding, 4 devices, one core",
-            f"{decisions(problem):,} decisions, {kind}, encoding included",
-            stopwatch(decoding, rounds=3) * 1e3,
-            "ms",
-            seconds_of(lambda: placer.place(problem, budget, np.random.default_rng(0))) * 1e3,
-            f"annealing with {N_EVALUATIONS:,} evaluations",
+            "Decoding, 4 devices, one core, encoding included",
+            f"{n_walks} walks of {decisions(problem):,} decisions, features {feature_set}",
+            n_decisions / stopwatch(decoding, rounds=3),
+            "decisions/s",
+            n_decisions / seconds_of(lambda: walk(policy), rounds=1),
+            "the same episodes, scored by torch decision by decision",
         )
     )
+
+
+@pytest.mark.parametrize("feature_set", ["rollout", "consumers"])
+def test_decode_of_a_large_graph(stopwatch: Stopwatch, record: Record, feature_set: str) -> None:
+    problem = Problem(layered_graph(10_000), v100s(4, "program"))
+    policy = policy_with(feature_set)
+    record(
+        Figure(
+            "Decoding, 4 devices, one core, encoding included",
+            f"1 walk of 10,000 decisions, features {feature_set}",
+            stopwatch(lambda: decode(policy, problem), rounds=3) * 1e3,
+            "ms",
+            seconds_of(lambda: walk_by_torch(policy, problem, 1), rounds=1) * 1e3,
+            "the same episode, scored by torch decision by decision",
+        )
+    )
+
+
+def policy_with(feature_set: str) -> Policy:
+    shape = current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds, feature_set)
+    return Policy(PlacementNetwork(shape))
+
+
+@torch.inference_mode()
+def walk_by_torch(policy: Policy, problem: Problem, n_walks: int) -> None:
+    """Walks with one forward pass of the network for each decision."""
+    policy.set_problems([problem])
+    batch = EpisodeBatch([problem], n_walks)
+    for episode in range(n_walks):
+        batch.begin(episode, 0, 0, np.random.default_rng(0))
+    while not batch.done.all():
+        obs = {name: torch.from_numpy(rows) for name, rows in batch.observation._asdict().items()}
+        batch.step(policy.scores(obs)[0].argmax(1).numpy())

@@ -168,8 +168,8 @@ class Plan:
         """
         from envs.runtime.backends.processes import DeviceProcesses
         from envs.runtime.backends.torchrun import TorchrunDevices
+        from envs.runtime.device_program import ExecutionError
         from envs.runtime.machine import torch_devices
-        from envs.runtime.program import ExecutionError
         from envs.runtime.runner import Devices, StepRunner
 
         if self.captured is None:

@@ -14,8 +14,8 @@ from envs.cluster.cluster import Device
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import uniform
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.measure import MeasuredStep, StepMeter
-from envs.runtime.program import DeviceLostError
+from envs.runtime.device_program import DeviceLostError
+from envs.runtime.step_meter import MeasuredStep, StepMeter
 
 MODEL = """
 import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -32,3 +33,62 @@ def test_words_of_the_past_are_gone(word: str) -> None:
     texts = [*MODULES, *(path for top in ("graphs", "envs", "agent") for path in (ROOT / top).rglob("*.md"))]
     found = [path for path in texts if word in path.read_text(encoding="utf-8").lower()]
     assert not found, f"say {REPLACED[word]}"
+
+
+def names_of(path: Path) -> set[str]:
+    """Names that a module defines or reads, and its words in docstrings and comments, in lower case."""
+    return set(re.findall(r"[a-z]+", path.read_text(encoding="utf-8").lower().replace("_", " ")))
+
+
+OWNERS = {
+    "attempt": ("agent/studies/", "agent/experiments/"),
+    "attempts": ("agent/studies/", "agent/experiments/"),
+    "fidelity": ("agent/evaluation/measured/", "agent/commands/", "agent/experiments/"),
+}
+"""Words of one meaning, and the rooms that may use them: all others mean something else by them."""
+
+
+@pytest.mark.parametrize("word", OWNERS)
+def test_a_word_stays_in_its_rooms(word: str) -> None:
+    users = [str(path.relative_to(ROOT)) for path in MODULES if word in names_of(path)]
+    assert users, f"nothing is called {word}"
+    assert not [where for where in users if not where.startswith(OWNERS[word])]
+
+
+def classes(path: Path) -> list[str]:
+    """Names of the classes of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def test_a_plan_is_what_place_returns() -> None:
+    plans = [(path.name, name) for path in MODULES for name in classes(path) if re.search(r"Plans?\b", name)]
+    assert plans == [("plan.py", "Plan")]
+
+
+@pytest.mark.parametrize("top", ["agent/bounds", "agent/placers"])
+def test_a_linear_program_is_an_lp(top: str) -> None:
+    for path in sorted((ROOT / top).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"linear program(?! \(LP\))|constraint program\b", text), f"{path}: say LP"
+        assert not [name for name in classes(path) if name.endswith("Program")], path
+
+
+def test_a_device_runs_a_device_program() -> None:
+    programs = [name for path in (ROOT / "envs").rglob("*.py") for name in classes(path) if "Program" in name]
+    assert programs == ["DeviceProgram"]
+
+
+def test_a_module_name_says_more_than_study_or_measure() -> None:
+    rooms = [path for path in MODULES if "experiments" not in path.parts]
+    vague = re.compile(r"study|studies|plans|measur\w*")
+    assert not [path for path in rooms if vague.fullmatch(path.stem)]
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    text = (ROOT / "agent" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \|", text.partition("## Words")[2], flags=re.M)
+    words = [word for row in rows for word in row.split(", ")]
+    assert len(words) == len(set(words)) > 30
+    for word in ("trial", "plan", "program", "placement unit", "attempt", "fidelity", "measurement", "row"):
+        assert word in words

@@ -16,7 +16,7 @@ from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 
 MAX_KINDS = 4
-"""Kinds of devices for which the linear program is solved."""
+"""Kinds of devices for which the LP is solved."""
 MAX_ROUNDS = 6
 """Times that rows are added."""
 MAX_COLUMNS = 20
@@ -39,13 +39,13 @@ def assignment_bound_s(problem: Problem, head: FloatArray, tail: FloatArray) -> 
     - the time that links from kind to kind are busy.
     Transfers count along a forest of units.
 
-    The least step over mixtures of assignments that hold no more than fits is a linear program. It is solved
-    by column generation (Dantzig and Wolfe 1960): the best assignment at given multipliers is found along the
-    forest by dynamic programming. Rows that a mixture breaks are added. The bound does not rely on the
-    solver: it is the Lagrangian of the program at the solver's multipliers, a lower bound for any that are
-    not negative (weak duality; Fisher 1981).
+    The least step over all mixtures of assignments that fit in memory is a linear program (LP). It is solved
+    by column generation (Dantzig and Wolfe 1960): dynamic programming along the forest finds the best
+    assignment at given multipliers. Rows that a mixture breaks are added. The bound does not rely on the
+    solver: it is the Lagrangian of the LP at the solver's multipliers, which is a lower bound for all
+    multipliers that are not negative (weak duality; Fisher 1981).
 
-    With one kind of device nothing is gained: a mixture that is equal on all devices meets every limit.
+    With one kind of device the bound gains nothing: a mixture that is equal on all devices meets every limit.
 
     Args:
         head, tail: least seconds before the start and after the end of each op, (n_ops,).
@@ -59,20 +59,20 @@ def assignment_bound_s(problem: Problem, head: FloatArray, tail: FloatArray) -> 
         return 0.0
     kept = kept_reads(costs)
     forest = make_forest(costs, kept)
-    program = _Program(costs, forest, fits, memory_rows(costs, forest, kept), link_rows(costs, forest))
+    lp = _MixtureLP(costs, forest, fits, memory_rows(costs, forest, kept), link_rows(costs, forest))
     for _ in range(MAX_ROUNDS):
-        found = tightest_rows(costs, forest, program.share)
-        broken = [rows for least_s, rows in found if least_s > program.step_s * (1 + MIN_GAIN)]
+        found = tightest_rows(costs, forest, lp.share)
+        broken = [rows for least_s, rows in found if least_s > lp.step_s * (1 + MIN_GAIN)]
         if not broken:
             break
-        program.rows += [row for rows in broken for row in rows]
-        program.solve()
-    return program.best_s if program.excess <= NO_EXCESS else 0.0
+        lp.rows += [row for rows in broken for row in rows]
+        lp.solve()
+    return lp.best_s if lp.excess <= NO_EXCESS else 0.0
 
 
 @dataclass(eq=False)
-class _Program:
-    """The linear program: assignments of all units to kinds are its columns.
+class _MixtureLP:
+    """The LP: assignments of all units to kinds are its columns.
 
     Attributes:
         fits: whether each unit may be on each kind, bool (n_units, n_kinds).

@@ -1,4 +1,4 @@
-"""Rows of the linear program behind `assignment_bound`: what a step takes and holds, by kinds of devices."""
+"""Rows of the LP behind `assignment_bound`: the time and memory of a step, by kinds of devices."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from agent.calibration.measure import Effort, measure_machine, measure_processes
+    from agent.calibration.this_machine import Effort, measure_machine, measure_processes
 
     with Progress(console=Console(stderr=True)) as progress:
         bars: dict[str, TaskID] = {}
@@ -114,7 +114,7 @@ def fit_files(files: Sequence[str], out: Path) -> None:
         FileFormatError: a calibration cannot be written.
     """
     from agent.calibration.fit import calibrate
-    from agent.calibration.measured_ops import read_ops, tables
+    from agent.calibration.op_tables import read_ops, tables
     from envs.costs.calibration import write_calibration
 
     calibrations = calibrate(tables(read_ops(files)))

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from agent.calibration.measured_ops import ITEM_BYTES, MeasuredOpsError, OpTable
+from agent.calibration.op_tables import ITEM_BYTES, MeasuredOpsError, OpTable
 from agent.calibration.parameters import (
     BELOW_POWER,
     BURST,
@@ -99,7 +99,7 @@ def calibrate(groups: Sequence[OpTable]) -> list[Calibration]:
     """Fits all device kinds: from their own rows, and the rest from the medians of their generation.
 
     Args:
-        groups: tables of `agent.calibration.measured_ops.tables`.
+        groups: tables of `agent.calibration.op_tables.tables`.
 
     Raises:
         MeasurementError: no op was measured of a class that others stand on.

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.calibration.links_times import LINK_KINDS, LinkTimes, read_link_times
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from envs.cluster.links import Link, write_links
 from graphs.system.array_types import FloatArray
 

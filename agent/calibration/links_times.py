@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.calibration.measured_ops import MeasuredOpsError, unreadable
+from agent.calibration.op_tables import MeasuredOpsError, unreadable
 from graphs.system.array_types import FloatArray
 
 MIB, GIB, GIGA = 2.0**20, 2.0**30, 1e9

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from envs.cluster.cluster import MAX_SLOWDOWN
 from graphs.limits import MAX_SECONDS, MIN_SECONDS
 from graphs.system.json_fields import fields, kind_of, name, text

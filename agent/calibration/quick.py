@@ -32,7 +32,7 @@ def get_or_measure_cluster(spec: str) -> Cluster:
 def _measure(name: str) -> None:
     import torch
 
-    from agent.calibration.measure import Effort, measure_machine, measure_processes
+    from agent.calibration.this_machine import Effort, measure_machine, measure_processes
 
     effort = Effort(1, "quick_times.sqlite", cpu_side=512, most_bytes=1 << 22, run_s=1e-3, keeps_kinds=True)
     n_threads = torch.get_num_threads()

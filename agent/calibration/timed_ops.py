@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agent.calibration.measured_ops import ITEM_BYTES, MeasuredOp
+from agent.calibration.op_tables import ITEM_BYTES, MeasuredOp
 from envs.costs.op_classes import MATMULS, TENSOR
 
 MIN_SECONDS = 0.01

@@ -17,7 +17,7 @@ from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
 
 if TYPE_CHECKING:
-    from agent.evaluation.measured.measuring import Measuring
+    from agent.evaluation.measured.session import MeasuringSession
     from agent.evaluation.processes import TrialMaker
     from agent.evaluation.results import Trial
     from agent.evaluation.run import EvaluationResult
@@ -35,7 +35,7 @@ def _main(words: Sequence[str]) -> int:
     options = vars(make_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
     trace, tensorboard = options.pop("trace"), options.pop("tensorboard")
-    measure = Measure(**{item.name: options.pop(item.name) for item in fields(Measure)})
+    measure = MeasureFlags(**{item.name: options.pop(item.name) for item in fields(MeasureFlags)})
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
     from agent.evaluation.inputs import make_spec
@@ -67,7 +67,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureFlags:
     """The measurements that an evaluation is asked for.
 
     Attributes:
@@ -84,25 +84,27 @@ class Measure:
 
 
 def _measuring(
-    measure: Measure, config: EvaluationConfig, spec: EvaluationSpec, out: Path
-) -> Measuring | None:
+    measure: MeasureFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path
+) -> MeasuringSession | None:
     if not (measure.profile or measure.measured or measure.fidelity):
         return None
-    from agent.evaluation.measured.measuring import Measuring
+    from agent.evaluation.measured.session import MeasuringSession
 
-    return Measuring(config, spec.clusters, out, measure.measure_timeout)
+    return MeasuringSession(config, spec.clusters, out, measure.measure_timeout)
 
 
-def _profiled(measuring: Measuring, spec: EvaluationSpec) -> EvaluationSpec:
+def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSpec:
     from agent.evaluation.terminal_report import measuring_bars
 
     with measuring_bars() as report:
         return measuring.profile(spec, report)
 
 
-def _measure(measuring: Measuring, measure: Measure, spec: EvaluationSpec, trials: Sequence[Trial]) -> None:
+def _measure(
+    measuring: MeasuringSession, measure: MeasureFlags, spec: EvaluationSpec, trials: Sequence[Trial]
+) -> None:
     """Measures what is to be measured, and prints it."""
-    from agent.evaluation.measured.measured_report import fidelity_lines, measured_lines
+    from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
     from agent.evaluation.terminal_report import measuring_bars, print_lines
 
     if measure.measured:

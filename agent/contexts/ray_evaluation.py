@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from agent.contexts.workers.ray_cluster import ray_cluster
 from agent.evaluation.failures import Failure
-from agent.evaluation.processes import ATTEMPTS
+from agent.evaluation.processes import MAX_TRIES
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
 
@@ -27,9 +27,9 @@ class TrialActor:
     def __init__(self, spec: EvaluationSpec) -> None:
         self._worker = Worker(spec)
 
-    def attempt(self, task: Task) -> Outcome:
+    def outcome(self, task: Task) -> Outcome:
         """Makes a trial; an exception makes it a failure."""
-        return self._worker.attempt(task)
+        return self._worker.outcome(task)
 
 
 class _Slot:
@@ -46,7 +46,7 @@ class _Slot:
             self._actor = TrialActor.remote(self._spec)  # type: ignore[attr-defined]
         if self._timeout_s is not None:
             self.deadline_s = time.monotonic() + self._timeout_s
-        return self._actor.attempt.remote(task)
+        return self._actor.outcome.remote(task)
 
     @property
     def lateness(self) -> str:
@@ -93,22 +93,22 @@ def _run(
     free = list(slots)
     while waiting or busy:
         while free and waiting:
-            slot, (task, attempt) = free.pop(), waiting.popleft()
-            busy[slot.give(task)] = slot, task, attempt
+            slot, (task, tries) = free.pop(), waiting.popleft()
+            busy[slot.give(task)] = slot, task, tries
         ended, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S)
         late = [each for each, (slot, *_) in busy.items() if slot.deadline_s < time.monotonic()]
         for reference in {*ended, *late}:
-            slot, task, attempt = busy.pop(reference)
+            slot, task, tries = busy.pop(reference)
             free.append(slot)
             outcome, reason = _outcome(reference)
             if outcome is not None:
                 yield task, outcome
                 continue
             slot.kill()
-            if attempt < ATTEMPTS:
-                waiting.append((task, attempt + 1))
+            if tries < MAX_TRIES:
+                waiting.append((task, tries + 1))
             else:
-                yield task, Failure(spec.key(task), attempt, reason or slot.lateness)
+                yield task, Failure(spec.key(task), tries, reason or slot.lateness)
 
 
 def _outcome(reference: Any) -> tuple[Outcome | None, str]:

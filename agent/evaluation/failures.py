@@ -13,7 +13,7 @@ from graphs.system.errors import InputError, printable, shown
 
 TABLE, LOG = "failures.csv", "failures.log"
 """Names of the files in the folder of an evaluation."""
-COLUMNS = ("graph", "cluster", "placer", "order", "seed", "attempts", "reason")
+COLUMNS = ("graph", "cluster", "placer", "order", "seed", "tries", "reason")
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Failure:
 
     Attributes:
         key: identity of the trial within the evaluation.
-        attempts: how often it was tried.
+        tries: number of times that it was tried.
         reason: one printable line.
         details: traceback of an exception that nobody expected; else empty.
     """
 
     key: Key
-    attempts: int
+    tries: int
     reason: str
     details: str = ""
 
@@ -42,7 +42,7 @@ def failure_of(key: Key, error: Exception) -> Failure:
 
 def write_failures(folder: Path, failures: Iterable[Failure]) -> None:
     """Writes `failures.csv` atomically, or removes it where no trial failed."""
-    rows = [(*failure.key, failure.attempts, failure.reason) for failure in failures]
+    rows = [(*failure.key, failure.tries, failure.reason) for failure in failures]
     if rows:
         write_csv(folder / TABLE, COLUMNS, rows)
     else:

@@ -11,7 +11,7 @@ from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
 from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
-ATTEMPTS = 2
+MAX_TRIES = 2
 """Tries of a trial whose process dies or hangs."""
 TrialProcess = WorkerProcess[Task, Outcome]
 
@@ -45,14 +45,14 @@ def run_trials(
     else:
         worker = Worker(spec)
         for task in tasks:
-            yield task, worker.attempt(task)
+            yield task, worker.outcome(task)
 
 
 def _run_in_processes(
     spec: EvaluationSpec, tasks: Sequence[Task], jobs: int, timeout_s: float | None
 ) -> Generator[tuple[Task, Outcome], None, None]:
     waiting = deque((task, 1) for task in tasks)
-    processes = [TrialProcess(Worker(spec).attempt, timeout_s) for _ in range(min(jobs, len(tasks)))]
+    processes = [TrialProcess(Worker(spec).outcome, timeout_s) for _ in range(min(jobs, len(tasks)))]
     busy: dict[TrialProcess, tuple[Task, int]] = {}
     outcomes: list[tuple[Task, Outcome]] = []
     try:
@@ -65,13 +65,13 @@ def _run_in_processes(
             yield from outcomes
             outcomes = []
             for process, answer in answers_of(busy):
-                task, attempt = busy.pop(process)
+                task, tries = busy.pop(process)
                 if not isinstance(answer, Death):
                     outcomes.append((task, answer))
-                elif attempt < ATTEMPTS:
-                    waiting.append((task, attempt + 1))
+                elif tries < MAX_TRIES:
+                    waiting.append((task, tries + 1))
                 else:
-                    outcomes.append((task, Failure(spec.key(task), attempt, answer.reason)))
+                    outcomes.append((task, Failure(spec.key(task), tries, answer.reason)))
     finally:
         for process in processes:
             process.kill()

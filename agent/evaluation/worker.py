@@ -32,7 +32,7 @@ class Worker:
         self._runner = TrialRunner()
 
     def run(self, task: Task) -> tuple[Trial, IntArray | None]:
-        """Make one trial; returns it and the device of each op, None where it is no placement."""
+        """Makes one trial; returns it and the device of each op, or None for data parallelism."""
         self._load(task)
         if task.placer == DATA_PARALLEL:
             return self._data_parallel(task), None
@@ -47,8 +47,8 @@ class Worker:
         )
         return trial, found.placement.device_of
 
-    def attempt(self, task: Task) -> Outcome:
-        """Make one trial; an exception makes it a failure."""
+    def outcome(self, task: Task) -> Outcome:
+        """Makes one trial; an exception makes it a failure."""
         try:
             return self.run(task)
         except Exception as error:

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from agent.studies.record import StudyTrial
-from agent.studies.studies import run_trials
-from agent.studies.study import trial_folder
+from agent.studies.study_folder import trial_folder
+from agent.studies.study_runner import run_trials
 from agent.training.config import TrainConfig
 from agent.training.run_folder import config_from_file, run_folder
 from graphs.system.command_line import interruptible, run_command

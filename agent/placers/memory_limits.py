@@ -1,7 +1,7 @@
-"""Repeated planning with less memory, where the last plan exceeded that of a device.
+"""Repeats a placer with less memory while its placements overflow a device.
 
-A planner knows the bytes that a unit holds for most of the step, not the peak: tensors that arrive from other
-devices take memory as well, and are not foreseen.
+A placer knows the bytes that a unit holds for most of the step, but not the peak: tensors that arrive from
+other devices take memory too, and the placer does not foresee them.
 """
 
 from __future__ import annotations
@@ -18,65 +18,66 @@ CORRECTIONS = 6
 MARGIN = 0.02
 """Share of a device's memory that a correction takes beyond the overflow."""
 SHARES = tuple(share / 10 for share in range(9, 0, -1))
-"""Shares of the memory that are tried one after another where corrections find nothing feasible."""
-MAX_ATTEMPTS = 1 + CORRECTIONS + len(SHARES)
-"""Plans made at most, the first one included."""
+"""Shares of the memory that are tried one after another if the corrections find no feasible placement."""
+MAX_TRIES = 1 + CORRECTIONS + len(SHARES)
+"""Most placements that are tried, the first one included."""
 
 
 class MemoryLimits:
-    """The memory that a planner may count on, less from attempt to attempt.
+    """The memory that a planner may count on; it shrinks with every try.
 
     Attributes:
-        attempt: number of the present attempt, 1 to `MAX_ATTEMPTS`.
+        n_tries: number of the present try, 1 to `MAX_TRIES`.
         limit_bytes: memory of each device to plan with, (n_devices,); at first all of it.
         problem: the problem with that memory.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.attempt = 1
+        self.n_tries = 1
         self.limit_bytes: FloatArray = problem.cluster.memory_bytes
         self.problem = problem
         self._whole = problem
 
     def tighten(self, peak_bytes: FloatArray) -> bool:
-        """Takes less memory for the next attempt.
+        """Reduces the limits for the next try.
 
-        In the first attempts each device that overflows gets less by as much and a margin, as what is taken
-        from one turns up on another; if that leads nowhere, all get ever smaller shares of what they have.
+        In the first `CORRECTIONS` tries, the limit of each device that overflowed is reduced by its overflow
+        and a margin. Units that leave one device may overflow another, so this can fail. The later tries
+        limit all devices to an ever smaller share of their memory.
 
         Args:
-            peak_bytes: what the last plan came to on each device, (n_devices,).
+            peak_bytes: peak memory of the last placement on each device, (n_devices,).
 
         Returns:
-            Whether there is another attempt.
+            True if there is another try; False after `MAX_TRIES`.
         """
-        if self.attempt == MAX_ATTEMPTS:
+        if self.n_tries == MAX_TRIES:
             return False
         memory_bytes = self._whole.cluster.memory_bytes
-        if self.attempt <= CORRECTIONS:
+        if self.n_tries <= CORRECTIONS:
             less_bytes = peak_bytes - memory_bytes + MARGIN * memory_bytes
             corrected_bytes = np.maximum(self.limit_bytes - less_bytes, 0.0)
             self.limit_bytes = np.where(peak_bytes > memory_bytes, corrected_bytes, self.limit_bytes)
         else:
-            self.limit_bytes = SHARES[self.attempt - CORRECTIONS - 1] * memory_bytes
+            self.limit_bytes = SHARES[self.n_tries - CORRECTIONS - 1] * memory_bytes
         self.problem = self._whole.with_memory(self.limit_bytes)
-        self.attempt += 1
+        self.n_tries += 1
         return True
 
 
-def retry_until_feasible(problem: Problem, attempt: Callable[[MemoryLimits], IntArray | None]) -> bool:
-    """Repeats an attempt at a feasible placement with less and less memory.
+def retry_until_feasible(problem: Problem, place_within: Callable[[MemoryLimits], IntArray | None]) -> bool:
+    """Repeats the search for a feasible placement with less and less memory.
 
     Args:
-        attempt: plans with the limits it gets; returns None to end, or the device of each op of a plan that
-            overflowed, int (n_ops,).
+        place_within: places within the limits that it gets. It returns None to end the search, or the device
+            of each op of a placement that overflowed, int (n_ops,).
 
     Returns:
-        Whether an attempt ended it; else all `MAX_ATTEMPTS` were made.
+        True if `place_within` ended the search; False if `MAX_TRIES` placements overflowed.
     """
     limits = MemoryLimits(problem)
     while True:
-        overflowed = attempt(limits)
+        overflowed = place_within(limits)
         if overflowed is None:
             return True
         if not limits.tighten(simulate_problem(problem, overflowed).peak_bytes):

@@ -13,9 +13,9 @@ import numpy as np
 from agent.evaluation.comparison.intervals import Interval, crossed_interval
 from agent.evaluation.report.dots import draw_dots
 from agent.studies.components import components_of, leave_out
-from agent.studies.plans import ListPlan, on_seeds
 from agent.studies.record import COMPLETE, Record, StudyTrial
 from agent.studies.study_config import StudyConfig
+from agent.studies.trial_lists import TrialList, on_seeds
 from agent.studies.trial_process import read_judgement
 from agent.training.config import ConfigError, TrainConfig
 from graphs.system.csv_files import write_csv
@@ -24,8 +24,8 @@ from graphs.system.json_files import write_bytes_atomic
 INCONCLUSIVE, ROUNDING = "inconclusive", 1e-6
 
 
-def plan_ablation(base: TrainConfig, config: StudyConfig) -> ListPlan:
-    """Plans the trials of an ablation: the base first, then without each component, group and pair.
+def ablation_trials(base: TrainConfig, config: StudyConfig) -> TrialList:
+    """Lists the trials of an ablation: the base first, then without each component, group and pair.
 
     Raises:
         ConfigError: an unknown component, or one that the base does not have.
@@ -40,7 +40,7 @@ def plan_ablation(base: TrainConfig, config: StudyConfig) -> ListPlan:
     for number, name in enumerate(names, start=1):
         mode = "replaced" if "=" in name else "without"
         trials.append(StudyTrial(f"{number:03d}", leave_out(base, name), name, mode))
-    return ListPlan(on_seeds(trials, config))
+    return TrialList(on_seeds(trials, config))
 
 
 def _is_pair(base: TrainConfig, a: str, b: str) -> bool:

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agent.studies.assignments import Choice, check_once, parse_choice
-from agent.studies.plans import ListPlan, in_words, on_seeds
 from agent.studies.record import StudyTrial
 from agent.studies.study_config import StudyConfig
+from agent.studies.trial_lists import TrialList, in_words, on_seeds
 from agent.training.config import TrainConfig
 
 
-def plan_grid(base: TrainConfig, config: StudyConfig) -> ListPlan:
-    """Plans the trials of a grid.
+def grid_trials(base: TrainConfig, config: StudyConfig) -> TrialList:
+    """Lists the trials of a grid.
 
     Raises:
         ConfigError: a setting that cannot be varied, is varied twice, or cannot have a value.
     """
     choices = [parse_choice(text) for text in config.vary]
     check_once([choice.field for choice in choices])
-    return ListPlan(on_seeds(list(_combinations(base, choices)), config))
+    return TrialList(on_seeds(list(_combinations(base, choices)), config))
 
 
 def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[StudyTrial]:

@@ -10,7 +10,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from agent.studies.assignments import Choice, Range
 from agent.studies.record import COMPLETE, FAILED, PRUNED
-from agent.studies.study import Study
+from agent.studies.study_folder import Study
 
 TRIAL = "trial"
 """Key of a trial's name among the values that Tune hands to it."""

@@ -28,12 +28,12 @@ import ray
 from ray import tune
 
 from agent.studies.assignments import Choice, Range, read_space
-from agent.studies.plans import sampled
 from agent.studies.ray_proposals import TRIAL, Proposals, values_of
 from agent.studies.record import COMPLETE, FAILED, PRUNED, RUNNING, STALE, Attempt, StudyTrial
 from agent.studies.scheduler import Report
 from agent.studies.search import drawn_before
-from agent.studies.study import Study, trial_folder
+from agent.studies.study_folder import Study, trial_folder
+from agent.studies.trial_lists import sampled
 from agent.studies.trial_process import TrialContext, TrialOutcome, TrialRequest, TrialTrainer
 from agent.training.config import TrainConfig
 from agent.training.metrics import ITERATION, SCORE

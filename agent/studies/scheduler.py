@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Protocol
 
 from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, StudyTrial
-from agent.studies.study import Study, StudyError
+from agent.studies.study_folder import Study, StudyError
 from agent.studies.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.system.interrupts import SIGNALS
 from graphs.system.worker_process import Death, WorkerProcess
@@ -50,17 +50,17 @@ class _Slot:
 
 
 class Scheduler:
-    """Runs the trials of a plan.
+    """Runs the trials that a source names.
 
-    A trial whose process dies is gone on with from its checkpoint, up to `attempts` times. A trial that is
-    slow holds up no other. Where the disk is full, all trials are stopped, and none has failed.
+    A trial whose process dies is resumed from its checkpoint, up to `attempts` times. A slow trial does not
+    delay the others. If the disk is full, all trials stop and none counts as failed.
 
     Args:
         report: called with each attempt.
     """
 
-    def __init__(self, study: Study, plan: TrialSource, report: Report) -> None:
-        self.study, self._plan, self._report = study, plan, report
+    def __init__(self, study: Study, source: TrialSource, report: Report) -> None:
+        self.study, self._source, self._report = study, source, report
         self._waiting: list[StudyTrial] = []
         self._tried: dict[str, int] = {}
         self._interrupts = 0
@@ -91,15 +91,15 @@ class Scheduler:
         return began
 
     def _next(self) -> StudyTrial | None:
-        """Takes a trial that is still to be done; tells the plan of those that are."""
-        while self._waiting or (found := self._plan.next_trial()) is not None:
+        """Takes a trial that is still to be done; tells the source of those that are done."""
+        while self._waiting or (found := self._source.next_trial()) is not None:
             trial = self._waiting.pop(0) if self._waiting else found
             assert trial is not None
             before = self.study.record.outcome(trial.name)
             self._check_is_same(trial)
             if before is None:
                 return trial
-            self._plan.ended(trial, before)
+            self._source.ended(trial, before)
         return None
 
     def _check_is_same(self, trial: StudyTrial) -> None:
@@ -119,7 +119,7 @@ class Scheduler:
         slot.process.give(TrialRequest(trial.config.to_json(), str(self.study.trial_folder(trial))))
 
     def _look(self, slots: list[_Slot]) -> None:
-        """Waits a moment for an answer, and lets the plan look at the trials that run."""
+        """Waits a moment for an answer, and lets the source look at the trials that run."""
         busy = [slot for slot in slots if slot.trial is not None]
         if not busy:
             time.sleep(POLL_S)
@@ -130,7 +130,7 @@ class Scheduler:
                 self._end(slot, answer)
             elif not slot.pruned:
                 assert slot.trial is not None
-                if self._plan.watch(slot.trial, scores_of(self.study.trial_folder(slot.trial))):
+                if self._source.watch(slot.trial, scores_of(self.study.trial_folder(slot.trial))):
                     slot.pruned = True
                     slot.stop.set()
 
@@ -148,7 +148,7 @@ class Scheduler:
         self.study.record.add(ended)
         self._report(trial, ended)
         if ended.status != STALE:
-            self._plan.ended(trial, ended)
+            self._source.ended(trial, ended)
 
     def _after_death(self, trial: StudyTrial, attempt: Attempt, reason: str) -> Attempt:
         if self._interrupts:

@@ -14,9 +14,9 @@ import optuna
 from optuna.trial import TrialState
 
 from agent.studies.assignments import Choice, Range, read_space
-from agent.studies.plans import sampled
 from agent.studies.record import COMPLETE, PRUNED, Attempt, RecordError, StudyTrial
-from agent.studies.study import Study
+from agent.studies.study_folder import Study
+from agent.studies.trial_lists import sampled
 from agent.studies.trial_process import scores_of
 from agent.training.config import TrainConfig
 
@@ -25,7 +25,7 @@ WARM_UP = 5
 """Trials that end before the median gives any up."""
 
 
-class SearchPlan:
+class TrialProposals:
     """Proposes trials by TPE until there are as many as were asked for; a trial's value is its best score.
 
     Source: TPE, Bergstra et al. 2011; ASHA, Li et al. 2020 (arXiv 1810.05934).

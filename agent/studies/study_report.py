@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from agent.studies.ablation import effects, table, write_effects
 from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt
-from agent.studies.study import Study
+from agent.studies.study_folder import Study
 from agent.training.run_folder import policy_folder
 
 

@@ -16,10 +16,10 @@ from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
 from agent.training.config import MEASURED, ConfigError, TrainConfig
-from agent.training.measured import MeasuredStepTimer
 from agent.training.problems import left_out
 from agent.training.run_folder import policy_folder
 from agent.training.split import Split
+from agent.training.step_timer import MeasuredStepTimer
 from envs.cluster.presets import get_cluster
 from envs.mdp.names import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel

@@ -18,7 +18,7 @@ from envs.mdp.observation import new_observation
 from envs.mdp.packing import pack_problems
 from envs.mdp.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
-from envs.mdp.visits import RANDOM, VisitPlans
+from envs.mdp.visits import RANDOM, VisitOrders
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.orders import ORDERS
@@ -124,7 +124,7 @@ class EpisodeBatch:
         self.max_ops = max(problem.graph.n_ops for problem in problems)
         self.observation = new_observation(n, self.max_devices)
         self._start, self._incremental = start, incremental
-        self._plans = VisitPlans(self.problems, self.orders, improving=self.improving, passes=self.passes)
+        self._plans = VisitOrders(self.problems, self.orders, improving=self.improving, passes=self.passes)
         self._packed = pack_problems(problems)
         self._episodes = new_episodes(problems, n, self.passes)
         self._result = new_step_result(n, self.max_devices)

@@ -14,7 +14,7 @@ RANDOM = "random"
 """The one order that is drawn anew for each episode."""
 
 
-class VisitPlans:
+class VisitOrders:
     """Visits of episodes over given problems; those of an order that is not drawn are found once.
 
     Args:
@@ -42,10 +42,10 @@ class VisitPlans:
         """
         key = (problem, order)
         if self._orders[order] == RANDOM or key not in self._found:
-            self._found[key] = self._plan(self._problems[problem], self._orders[order], rng)
+            self._found[key] = self._visits(self._problems[problem], self._orders[order], rng)
         return self._found[key]
 
-    def _plan(self, problem: Problem, order: str, rng: np.random.Generator) -> tuple[IntArray, bool]:
+    def _visits(self, problem: Problem, order: str, rng: np.random.Generator) -> tuple[IntArray, bool]:
         visits = np.asarray(ORDERS[order](problem.graph, rng), dtype=np.int64)
         if not self._improving:
             return visits, is_incremental(problem, visits)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from envs.runtime.device_program import ExecutionError
 from envs.runtime.interpreter import OPTIMIZERS
-from envs.runtime.program import ExecutionError
 
 
 def check_options(optimizer: str | None, options: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from envs.runtime.program import (
+from envs.runtime.device_program import (
     Call,
     DeviceProgram,
     ExecutionError,
@@ -45,7 +45,7 @@ def cut(captured: CapturedStep, device_of: IntArray, n_devices: int) -> list[Dev
         device_of: device of each op of `captured.graph`, int (n_ops,).
 
     Returns:
-        One program per device.
+        One device program per device.
 
     Raises:
         ExecutionError: an op of the trace cannot be run on its own.
@@ -69,7 +69,7 @@ class _Entry:
 
 @dataclass
 class _Draft:
-    """The program of one device while it grows."""
+    """The device program of one device while it grows."""
 
     entries: list[_Entry] = field(default_factory=list)
     first_sends: list[tuple[int, Storage]] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Cutter:
         returned = self._ends(outputs, {index: self._device(node) for index, node in outputs.items()})
         transfers = self._number_transfers()
         return [
-            self._program(
+            self._device_program(
                 device,
                 transfers,
                 trained=trained[device],
@@ -243,7 +243,7 @@ class _Cutter:
             else next(each for each in found if found[each] is storage)
         )
 
-    def _program(
+    def _device_program(
         self,
         device: int,
         transfers: dict[tuple[Storage, int], Transfer],

@@ -1,4 +1,4 @@
-"""Runs the program of one device, step by step."""
+"""Runs the device program of one device, step by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from envs.runtime.backends.transports import Transport
-from envs.runtime.program import Call, DeviceProgram, Instruction, Send, Slot, find_function, slots_in
+from envs.runtime.device_program import Call, DeviceProgram, Instruction, Send, Slot, find_function, slots_in
 
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
@@ -40,18 +40,18 @@ class OptimizerSettings:
 
 
 class Interpreter:
-    """The process-local half of a runner: the state of one device, and its program.
+    """The process-local half of a runner: the state of one device, and its device program.
 
     Args:
         program: what the device runs.
         state: each parameter and buffer that lives here, by path; they are changed in place.
-        constants: each constant of the model that the program reads, by name.
-        inputs: each input that the program reads, by index; their values may change between steps.
+        constants: each constant of the model that the device program reads, by name.
+        inputs: each input that the device program reads, by index; their values may change between steps.
         transport: brings tensors from and to other devices.
         optimizer: of the parameters; None leaves them as they are.
 
     Attributes:
-        runnables: each instruction of the program as a function that changes the values of a step.
+        runnables: each instruction of the device program as a function that changes the values of a step.
     """
 
     def __init__(

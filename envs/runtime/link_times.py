@@ -10,7 +10,7 @@ from envs.runtime.backends.device_process import DeviceTask, StepRecord
 from envs.runtime.backends.packing import pack
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.backends.transports import offsets_of
-from envs.runtime.program import DeviceProgram, Instruction, Receive, Send, Slot, TensorSpec, Transfer
+from envs.runtime.device_program import DeviceProgram, Instruction, Receive, Send, Slot, TensorSpec, Transfer
 
 
 def time_transfers(n_bytes: int, repeats: int, processes: DeviceProcesses) -> list[float]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from envs.cluster.cluster import Cluster
-from envs.runtime.program import ExecutionError
+from envs.runtime.device_program import ExecutionError
 
 CPU = "cpu"
 CPU_KINDS = ("cpu", "xeon")

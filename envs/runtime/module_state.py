@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from envs.runtime.program import ExecutionError
+from envs.runtime.device_program import ExecutionError
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.values import constant_value
 

@@ -11,10 +11,10 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.cluster.own_machine import own_folder
 from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.device_program import ExecutionError
 from envs.runtime.machine import torch_devices
-from envs.runtime.measure import StepMeter
-from envs.runtime.program import ExecutionError
 from envs.runtime.runnable_model import RunnableModel
+from envs.runtime.step_meter import StepMeter
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields

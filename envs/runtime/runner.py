@@ -17,9 +17,9 @@ from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
 from envs.runtime.backends.transports import SharedMemory, offsets_of
 from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
 from envs.runtime.cut import cut
+from envs.runtime.device_program import ExecutionError, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
 from envs.runtime.module_state import constants_of, state_of
-from envs.runtime.program import ExecutionError, TensorSpec
 from envs.runtime.user_ops import modules_with_ops
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError

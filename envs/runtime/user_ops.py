@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch._library.custom_ops import OPDEFS
 
-from envs.runtime.program import Call, DeviceProgram, ExecutionError, find_function
+from envs.runtime.device_program import Call, DeviceProgram, ExecutionError, find_function
 from graphs.system.user_code import users_code
 
 MAIN = "__main__"
 
 
 def modules_with_ops(programs: Iterable[DeviceProgram], module: nn.Module) -> tuple[str, ...]:
-    """Names the Python modules that may define operators of programs: those of the ops and of the model.
+    """Names the Python modules that may define operators of device programs, from their ops and the model.
 
     The script that runs is left out, as it may start processes where it is imported.
 
@@ -30,7 +30,7 @@ def modules_with_ops(programs: Iterable[DeviceProgram], module: nn.Module) -> tu
 
 
 def import_ops(program: DeviceProgram, modules: Sequence[str]) -> None:
-    """Imports modules until this process knows all operators of a program.
+    """Imports modules until this process knows all operators of a device program.
 
     Args:
         modules: as `modules_with_ops` names them.

@@ -45,8 +45,8 @@ def capture(
     """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
 
     Every tensor is fake, so a module on the meta device takes no memory. A view is the tensor behind it.
-    Parameters, buffers and inputs are source ops: each stands right before its owner op, the first that reads
-    it, and is in the same placement unit, as is the optimizer update of a parameter.
+    Parameters, buffers and inputs are source ops: each stands right before the first op that reads
+    it, in the same placement unit. The optimizer update of a parameter is in that unit too.
 
     Args:
         module: any module that `torch.export` or `make_fx` can trace; it is not changed. In training its own

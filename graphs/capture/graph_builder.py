@@ -114,7 +114,7 @@ class GraphBuilder:
         """Adds the sources that are read here first.
 
         Returns:
-            The colocation group that joins them to their owner op; None if no source is new.
+            The colocation group of the sources and the op that reads them first; None if no source is new.
         """
         self._add_loss_gradient(reads)
         new = [storage for storage in reads if storage not in self.op_of]

@@ -1,4 +1,4 @@
-"""Boundaries between ops at which a program can be cut: layers, time steps of an unrolled layer, modules."""
+"""Boundaries in program order where a graph can be cut: layers, time steps of unrolled layers, modules."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_what_goes_wrong_in_a_trial_fails_that_trial(tmp_path: Path, undisturbed
         code, printed, _ = running.end()
     assert code == 1
     failures = table(out / "failures.csv")
-    reasons = {(row["placer"], row["attempts"], row["reason"]) for row in failures}
+    reasons = {(row["placer"], row["tries"], row["reason"]) for row in failures}
     assert reasons == {
         ("killed", "2", "worker killed by SIGKILL"),
         ("segfault", "2", "worker killed by SIGSEGV"),

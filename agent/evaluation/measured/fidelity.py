@@ -11,8 +11,8 @@ from scipy.stats import kendalltau, spearmanr
 from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
-from envs.runtime.measure import MeasuredStep, pooled
-from envs.runtime.measurements import Measurements
+from envs.runtime.step_meter import MeasuredStep, pooled
+from envs.runtime.step_time_store import StepTimeStore
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
@@ -87,7 +87,7 @@ class Fidelity:
 
 def measure_fidelity(
     problem: Problem,
-    measurements: Measurements,
+    measurements: StepTimeStore,
     count: int,
     granularity: str,
     report: Callable[[int, int], None],

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.calibration.fit import predict, stand_in
-from agent.calibration.measured_ops import OpTable, read_ops, tables
+from agent.calibration.op_tables import OpTable, read_ops, tables
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import ClassFit, calibration_of
 from graphs.system.array_types import FloatArray
@@ -82,7 +82,7 @@ def compare_ops(files: Iterable[str | os.PathLike[str]], out: str | os.PathLike[
     """Predicts measured ops with the calibrations of the package, and writes `ops.csv` into a folder.
 
     Args:
-        files: as `agent.calibration.measured_ops.read_ops` takes them.
+        files: as `agent.calibration.op_tables.read_ops` takes them.
         out: folder for `ops.csv`, made where it does not exist.
 
     Returns:

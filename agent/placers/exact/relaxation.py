@@ -1,4 +1,4 @@
-"""A relaxation of the step as a constraint program: what CP-SAT minimizes for the placer `exact`."""
+"""A relaxation of the step as a model of CP-SAT, which minimizes it for the placer `exact`."""
 
 from __future__ import annotations
 

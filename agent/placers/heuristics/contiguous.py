@@ -1,4 +1,4 @@
-"""Pipeline stages: one segment of the program per device."""
+"""Pipeline stages: one segment of the program order per device."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def first_feasible(search: SearchState, plan: Callable[[FloatArray], IntArray]) 
             (n_units,); it may change the array it gets.
     """
 
-    def attempt(limits: MemoryLimits) -> IntArray | None:
+    def place_within(limits: MemoryLimits) -> IntArray | None:
         unit_device = plan(limits.limit_bytes.copy())
         search.score_units(unit_device[None])
         return None if search.is_feasible or not search.left else unit_device[search.problem.graph.unit_of]
 
-    retry_until_feasible(search.problem, attempt)
+    retry_until_feasible(search.problem, place_within)

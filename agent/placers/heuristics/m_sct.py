@@ -1,4 +1,4 @@
-"""List scheduling with favourite children, which a linear program chooses."""
+"""List scheduling with favourite children, which a linear program (LP) chooses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 
 FAVOURITE_BELOW = 0.1
-"""A child is the favourite where the relaxed program pays less than this share of the transfer to it."""
+"""A child is the favourite where the LP pays less than this share of the transfer to it."""
 MAX_ITERATIONS = 200
-"""Steps of the interior-point method; a program that needs more has no favourites."""
+"""Steps of the interior-point method; an LP that needs more has no favourites."""
 
 
 @placer("m-sct", stands_alone=True)
@@ -30,7 +30,7 @@ def m_sct(search: SearchState, rng: np.random.Generator) -> None:
 
 
 def favourite_children(problem: Problem, limit_s: float | None = None) -> tuple[IntArray, FloatArray]:
-    """Solves the linear program of SCT.
+    """Solves the LP of SCT.
 
     Args:
         limit_s: seconds after which the solver gives up; None = never.

@@ -37,8 +37,8 @@ STARTS: tuple[Strategy, ...] = (single, heft, m_etf)
 def annealing(search: SearchState, rng: np.random.Generator) -> None:
     """Simulated annealing from the best single device, cooled geometrically over the whole budget.
 
-    A move takes one placement unit, a unit and its neighbours, a module, or a segment of the program, of the
-    layers or of the modules to another device, or swaps two units. Memory over the limit costs energy.
+    A move takes one placement unit, a unit and its neighbours, a module, or a segment of the program order,
+    of the layers or of the modules to another device, or swaps two units. Memory over the limit costs energy.
     """
     single(search, rng)
     run_chain(search, rng, FIRST_TEMPERATURE, LAST_TEMPERATURE)

@@ -55,7 +55,7 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     """
     problem = search.problem
 
-    def place(limits: MemoryLimits) -> IntArray | None:
+    def place_within(limits: MemoryLimits) -> IntArray | None:
         limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
         try:
             found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
@@ -64,7 +64,7 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
         over_bytes = search.score(found, overdue=True)[:, 1]
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
 
-    retry_until_feasible(problem, place)
+    retry_until_feasible(problem, place_within)
 
 
 def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray:

@@ -1,4 +1,4 @@
-"""Attention along the program, between rounds of messages along the edges."""
+"""Attention along the program order, between rounds of messages along the edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW = 64
 
 
 class Windows:
-    """Windows along the program of each graph of a batch.
+    """Windows along the program order of each graph of a batch.
 
     Attributes:
         node: node at each position, int64 (n_windows, WINDOW); 0 where there is none.
@@ -89,7 +89,7 @@ class AlongProgram(nn.Module):
 
 @encoder("transformer")
 class Transformer(Encoder):
-    """Rounds of mean messages along the edges, each followed by local attention along the program.
+    """Rounds of mean messages along the edges, each followed by local attention along the program order.
 
     Source: messages, then attention over the ops in order, as GDP (Zhou et al. 2019, arXiv 1910.01578); the
     two alternating as in GraphGPS (Rampasek et al. 2022, arXiv 2205.12454). Attention is within windows, so

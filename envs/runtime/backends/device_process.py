@@ -13,8 +13,8 @@ import torch
 from envs.runtime.backends.packing import Packed, pack_all, unpack, unpack_all
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport, Transport
+from envs.runtime.device_program import DeviceProgram, TensorSpec
 from envs.runtime.interpreter import Interpreter, OptimizerSettings
-from envs.runtime.program import DeviceProgram, TensorSpec
 from envs.runtime.user_ops import import_ops
 from graphs.system.errors import InputError, is_out_of_memory
 
@@ -27,14 +27,14 @@ class DeviceTask:
     """The task that a device runs from now on.
 
     Attributes:
-        program: its part of a step.
+        program: the device program.
         memory_bytes: size of the shared memory.
         transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
         inputs: how and where each input of the model lies in the shared memory, by index.
         state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
         optimizer: of the parameters.
         seed: of the device's random numbers.
-        modules: names of Python modules that may define operators of the program.
+        modules: names of Python modules that may define operators of the device program.
     """
 
     program: DeviceProgram
@@ -110,12 +110,12 @@ class DeviceHost:
 
     @property
     def interpreter(self) -> Interpreter:
-        """The interpreter of the present program."""
-        assert self._interpreter is not None, "no program was loaded"
+        """The interpreter of the present device program."""
+        assert self._interpreter is not None, "no device program was loaded"
         return self._interpreter
 
     def load(self, task: DeviceTask) -> None:
-        """Takes over a program and its state in place of any other."""
+        """Loads a device program and its state in place of any other."""
         self.pin()
         import_ops(task.program, task.modules)
         torch.manual_seed(task.seed)

@@ -12,8 +12,8 @@ from envs.runtime.backends.cuda.streams import Cuda
 from envs.runtime.backends.device_process import Answer, Command, DeviceHost
 from envs.runtime.backends.signals import Barrier, Inbox
 from envs.runtime.backends.transports import SharedMemory
+from envs.runtime.device_program import DeviceLostError, ExecutionError, check_timeout
 from envs.runtime.machine import CPU, check_devices
-from envs.runtime.program import DeviceLostError, ExecutionError, check_timeout
 from graphs.system.worker_process import Death, WorkerProcess, answers_of
 
 

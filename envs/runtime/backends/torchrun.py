@@ -15,7 +15,7 @@ from torch import Tensor
 from envs.runtime.backends.device_process import DeviceHost, DeviceTask
 from envs.runtime.backends.transports import SharedMemory
 from envs.runtime.backends.wire import decode, encode
-from envs.runtime.program import ExecutionError, TensorSpec, Transfer, check_timeout
+from envs.runtime.device_program import ExecutionError, TensorSpec, Transfer, check_timeout
 
 TIMEOUT_S = 600.0
 LOST = ("Connection", "imed out")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from envs.runtime.backends.signals import Inbox
-from envs.runtime.program import TensorSpec, Transfer
+from envs.runtime.device_program import TensorSpec, Transfer
 
 ALIGNMENT = 64
 FULL_S = 1e-4

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from envs.runtime.backends.device_process import StepRecord
 from envs.runtime.backends.packing import Packed, pack, unpack
-from envs.runtime.program import ExecutionError
+from envs.runtime.device_program import ExecutionError
 
 SHAPE = "shape"
 """Key of the metadata under which the shape of an answer stands."""

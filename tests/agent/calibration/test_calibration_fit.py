@@ -11,7 +11,7 @@ import pytest
 
 from agent.calibration.__main__ import main
 from agent.calibration.fit import calibrate, fit_class, power_share, predict, stand_in
-from agent.calibration.measured_ops import MeasuredOpsError, OpTable, read_ops, tables
+from agent.calibration.op_tables import MeasuredOpsError, OpTable, read_ops, tables
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import calibration_of, read_calibration
 from envs.costs.efficiency import MatmulModel

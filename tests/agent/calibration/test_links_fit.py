@@ -11,7 +11,7 @@ import pytest
 from agent.calibration.__main__ import main
 from agent.calibration.links_fit import fit_line, fit_links
 from agent.calibration.links_times import LinkTimes
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from envs.cluster.links import read_links
 
 SIZES = 2.0 ** np.arange(11, 29)

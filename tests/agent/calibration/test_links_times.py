@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.calibration.links_times import GIGA, MIB, read_link_times
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 
 VIDUR = "rank,time_stats.send_recv.median,size,devices_per_node"
 

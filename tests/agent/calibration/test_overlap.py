@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.calibration.__main__ import main
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from agent.calibration.overlap import (
     COPIES,
     OverlapRow,

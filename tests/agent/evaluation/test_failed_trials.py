@@ -24,7 +24,8 @@ def make_fail(monkeypatch, name, error):
     def strategy(search, rng):
         raise error
 
-    monkeypatch.setitem(PLACERS._entries, name, replace(PLACERS[name], strategy=strategy))
+    entry = replace(PLACERS[name], strategy=strategy)  # loads the registry, which makes a new `_entries`
+    monkeypatch.setitem(PLACERS._entries, name, entry)
 
 
 def test_a_trial_that_fails_is_named_and_tried_again(tmp_path, monkeypatch):
@@ -36,7 +37,7 @@ def test_a_trial_that_fails_is_named_and_tried_again(tmp_path, monkeypatch):
         (graph, "two", "random", "", seed) for graph in ("a", "b") for seed in (0, 1)
     ]
     assert (tmp_path / "failures.csv").read_text().splitlines()[:2] == [
-        "graph,cluster,placer,order,seed,attempts,reason",
+        "graph,cluster,placer,order,seed,tries,reason",
         "a,two,random,,0,1,RuntimeError: =1+1 more",
     ]
     assert (tmp_path / "failures.log").read_text().count("Traceback") == 4
@@ -66,7 +67,7 @@ def test_a_problem_that_cannot_be_made_is_not_mixed_up_with_the_one_before(monke
     worker.run(first)
     with monkeypatch.context() as broken:
         broken.setattr("agent.evaluation.worker.lower_bound_s", lambda problem: 1 / 0)
-        assert "ZeroDivisionError" in worker.attempt(second).reason
+        assert "ZeroDivisionError" in worker.outcome(second).reason
     assert worker.run(second)[0].graph == "b"
     assert worker.run(first)[0].step_time_s == Worker(spec).run(first)[0].step_time_s
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from agent.experiments.fidelity import study
 from agent.experiments.fidelity.ops import (
     ALL_DEVICES,

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from agent.commands.train import make_parser, resolve, study_settings
-from agent.studies.ablation import plan_ablation
-from agent.studies.grid import plan_grid
+from agent.studies.ablation import ablation_trials
+from agent.studies.grid import grid_trials
 from agent.studies.study_config import StudyConfig
 from agent.training.config import TrainConfig
 
@@ -26,7 +26,7 @@ def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
 
 def test_the_ablation_trains_each_variant_of_its_table() -> None:
     base, config = settings_of("ablation")
-    trials = plan_ablation(base, config).trials
+    trials = ablation_trials(base, config).trials
     table = [
         line
         for line in (RESULTS / "ablation.md").read_text(encoding="utf-8").splitlines()
@@ -38,7 +38,7 @@ def test_the_ablation_trains_each_variant_of_its_table() -> None:
 
 
 def test_the_graphs_are_trained_on_from_each_start() -> None:
-    trials = plan_grid(*settings_of("finetuning")).trials
+    trials = grid_trials(*settings_of("finetuning")).trials
     starts = [(trial.config.graphs, trial.config.init) for trial in trials]
     graphs = ("nmt-03.json", "inception-03.json", "bert-03.json")
     assert starts == [((graph,), init) for graph in graphs for init in ("pretrained", "")]

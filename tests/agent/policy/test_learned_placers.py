@@ -10,7 +10,7 @@ import torch
 
 from agent.commands import evaluate
 from agent.placers.base import PLACERS, Budget
-from agent.placers.memory_limits import MARGIN, MAX_ATTEMPTS
+from agent.placers.memory_limits import MARGIN, MAX_TRIES
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig
@@ -146,8 +146,8 @@ def test_where_less_memory_does_not_help_placements_are_drawn(monkeypatch):
     monkeypatch.setattr(decoding, "decode", decode)
     found = place("policy", problem=problem, evaluations=100)
     assert found.feasible
-    assert found.evaluations == MAX_ATTEMPTS + 1 + SAMPLES + problem.n_devices
-    enough = MAX_ATTEMPTS + 2 + problem.n_devices
+    assert found.evaluations == MAX_TRIES + 1 + SAMPLES + problem.n_devices
+    enough = MAX_TRIES + 2 + problem.n_devices
     few = place("policy", problem=problem, evaluations=enough)
     assert (few.feasible, few.evaluations) == (True, enough)
     assert not place("policy", problem=problem, evaluations=enough - 2).feasible

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.studies.ablation import INCONCLUSIVE, effects, figure, plan_ablation
+from agent.studies.ablation import INCONCLUSIVE, ablation_trials, effects, figure
 from agent.studies.components import COMPONENTS, components_of, leave_out
 from agent.studies.record import COMPLETE, Attempt, Record
 from agent.studies.study_config import StudyConfig
@@ -52,7 +52,7 @@ def test_what_cannot_be_left_out_is_one_line(name: str, message: str) -> None:
 
 def test_pairs_are_those_that_are_more_than_either() -> None:
     config = StudyConfig(without=("dagger", "imitation", "encoder"), pairs=True, seeds=2)
-    trials = plan_ablation(BASE, config).trials
+    trials = ablation_trials(BASE, config).trials
     names = [trial.component for trial in trials[: len(trials) // 2]]
     assert names == ["", "dagger", "imitation", "encoder", "dagger+encoder", "imitation+encoder"]
     assert [trial.config.seed for trial in trials] == [0] * 6 + [1] * 6

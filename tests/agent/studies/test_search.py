@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.studies.record import COMPLETE, FAILED, PRUNED, Attempt, Record, RecordError, StudyTrial
-from agent.studies.search import SearchPlan
-from agent.studies.study import Study
+from agent.studies.search import TrialProposals
 from agent.studies.study_config import StudyConfig
+from agent.studies.study_folder import Study
 from agent.training.config import TrainConfig
 from agent.training.metrics import ITERATION, SCORE
 
@@ -20,9 +20,9 @@ BASE = TrainConfig(name="s", families=("ptb",), context="search")
 VARY = ("learning_rate=1e-4:1e-1:log", "hidden=4:32", "order=topo,topo+bfs")
 
 
-def search(folder: Path, **settings: object) -> SearchPlan:
+def search(folder: Path, **settings: object) -> TrialProposals:
     config = replace(StudyConfig(vary=VARY, trials=4), **settings)
-    return SearchPlan(Study("s", folder, BASE, config, Record(folder), ""))
+    return TrialProposals(Study("s", folder, BASE, config, Record(folder), ""))
 
 
 def ended(trial: StudyTrial, status: str, score: float | None) -> Attempt:
@@ -30,7 +30,7 @@ def ended(trial: StudyTrial, status: str, score: float | None) -> Attempt:
     return replace(attempt, best_score=score)
 
 
-def begun(plan: SearchPlan) -> StudyTrial:
+def begun(plan: TrialProposals) -> StudyTrial:
     """The next trial, which the study's record knows."""
     trial = plan.next_trial()
     assert trial is not None

@@ -22,10 +22,10 @@ from torch import nn
 from agent import place
 from envs.cluster.presets import get_cluster
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.measure import StepMeter
-from envs.runtime.measurements import Measurements
-from envs.runtime.program import DeviceLostError, ExecutionError
+from envs.runtime.device_program import DeviceLostError, ExecutionError
 from envs.runtime.runner import StepRunner
+from envs.runtime.step_meter import StepMeter
+from envs.runtime.step_time_store import StepTimeStore
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from tests.envs.runtime.small_models import random_devices
@@ -143,14 +143,14 @@ def test_a_placement_that_cannot_run_is_infeasible_until_it_is_measured_again(
 ) -> None:
     device_of = random_devices(meter.captured.graph, 2, 0)
     meter.processes.deaths = 2  # type: ignore[attr-defined]
-    measurements = Measurements(tmp_path / "measurements.jsonl", meter, ["cpu", "cpu"])
+    measurements = StepTimeStore(tmp_path / "measurements.jsonl", meter, ["cpu", "cpu"])
     broken = measurements.measure(device_of)
     assert not broken.feasible
     assert np.isnan(broken.median_s)
     assert broken.failure == "device 1: worker killed by SIGKILL"
     assert measurements.measure(device_of) is broken
     for _ in range(2):  # a later start measures it anew, and keeps that
-        found = Measurements(tmp_path / "measurements.jsonl", meter, ["cpu", "cpu"]).measure(device_of)
+        found = StepTimeStore(tmp_path / "measurements.jsonl", meter, ["cpu", "cpu"]).measure(device_of)
         assert 0 < found.low_s <= found.median_s <= found.high_s
         assert found.n_steps == 20
     assert len((tmp_path / "measurements.jsonl").read_text().splitlines()) == 2

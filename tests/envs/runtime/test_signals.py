@@ -9,7 +9,7 @@ import torch
 
 from envs.runtime.backends.signals import Barrier, Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
-from envs.runtime.program import TensorSpec, Transfer
+from envs.runtime.device_program import TensorSpec, Transfer
 
 
 def together(*works: Callable[[], object]) -> bool:

@@ -20,7 +20,15 @@ from envs.runtime.backends.device_process import DeviceHost
 from envs.runtime.backends.processes import DeviceProcesses, members_of
 from envs.runtime.backends.transports import SharedMemoryTransport
 from envs.runtime.cut import cut
-from envs.runtime.program import Call, DeviceProgram, ExecutionError, Receive, Send, Transfer, find_function
+from envs.runtime.device_program import (
+    Call,
+    DeviceProgram,
+    ExecutionError,
+    Receive,
+    Send,
+    Transfer,
+    find_function,
+)
 from envs.runtime.runner import StepRunner
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep

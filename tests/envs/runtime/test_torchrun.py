@@ -16,7 +16,7 @@ from envs.runtime.backends.device_process import StepRecord
 from envs.runtime.backends.packing import pack, unpack
 from envs.runtime.backends.torchrun import TorchrunDevices
 from envs.runtime.backends.wire import decode, encode
-from envs.runtime.program import ExecutionError
+from envs.runtime.device_program import ExecutionError
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -24,7 +24,7 @@ import sys
 import torch
 from agent import place
 from envs.runtime.cut import cut
-from envs.runtime.program import ExecutionError
+from envs.runtime.device_program import ExecutionError
 from envs.placement.placement import Placement
 from dataclasses import replace
 from tests.envs.runtime.small_models import plain_steps, random_devices

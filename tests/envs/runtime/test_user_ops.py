@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agent import place
-from envs.runtime.program import Call, DeviceProgram, ExecutionError, Slot
+from envs.runtime.device_program import Call, DeviceProgram, ExecutionError, Slot
 from envs.runtime.user_ops import import_ops, modules_with_ops
 from tests.envs.runtime.custom_ops import scaled
 from tests.envs.runtime.small_models import plain_steps

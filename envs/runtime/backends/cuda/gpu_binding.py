@@ -1,4 +1,4 @@
-"""Makes the program of a step that was captured on the CPU one for a GPU."""
+"""Turns a device program that was captured on the CPU into one for a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from envs.runtime.program import Call, DeviceProgram
+from envs.runtime.device_program import Call, DeviceProgram
 
 FUNCTIONS = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "attention",
@@ -17,7 +17,7 @@ FUNCTIONS = {
 
 
 def bound_to(program: DeviceProgram, device: torch.device) -> DeviceProgram:
-    """Returns the program with its calls on a device.
+    """Returns the device program with its calls on a device.
 
     Calls name the device, where they named the CPU, and functions that only the CPU has are replaced.
     """

@@ -1,22 +1,22 @@
-"""The order in which one host thread issues the programs of several devices."""
+"""The order in which one host thread issues several device programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from envs.runtime.program import Call, DeviceProgram, Receive, Send
+from envs.runtime.device_program import Call, DeviceProgram, Receive, Send
 
 
 def program_order(programs: Sequence[DeviceProgram]) -> list[tuple[int, int]]:
-    """Merges the programs of devices into one list, in program order of their ops.
+    """Merges device programs into one list, in program order of their ops.
 
-    Every program keeps its own order. A value is sent right after it is made, and received right before its
-    first use. So a host thread that waits for a value from another process has sent all that the value can
-    depend on.
+    Every device program keeps its own order. A value is sent right after it is made, and received right
+    before its first use. So a host thread that waits for a value from another process has sent all that the
+    value can depend on.
 
     Args:
-        programs: of one `cut`, all or some.
+        programs: device programs of one `cut`, all or some.
 
     Returns:
         A position in `programs` and that of one of its instructions, for each instruction.

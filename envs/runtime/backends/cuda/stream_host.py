@@ -80,7 +80,7 @@ class StreamHost:
             return Answer(failure=reason(error))
 
     def load(self, tasks: Sequence[DeviceTask]) -> list[None]:
-        """Takes over programs and their state in place of any others."""
+        """Loads device programs and their state in place of any others."""
         self._host(None).pin()
         if not self._lanes:
             self._lanes = {device: Lane.open(self.cuda, name) for device, name in self.names.items()}

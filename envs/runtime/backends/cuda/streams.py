@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from envs.runtime.backends.transports import SharedMemoryTransport
-from envs.runtime.program import TensorSpec, Transfer
+from envs.runtime.device_program import TensorSpec, Transfer
 
 
 class Cuda:

@@ -19,10 +19,10 @@ from envs.placement.files import read_placement
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.machine import torch_devices
-from envs.runtime.measure import StepMeter
-from envs.runtime.measurements import Measurements
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
+from envs.runtime.step_meter import StepMeter
+from envs.runtime.step_time_store import StepTimeStore
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv
@@ -57,7 +57,7 @@ class MeasuredRow:
     failure: str
 
 
-class Measuring:
+class MeasuringSession:
     """Measures the model of an evaluation on the devices that its clusters are.
 
     Args:
@@ -162,8 +162,8 @@ class Measuring:
     def _graph(self, spec: EvaluationSpec) -> OpGraph:
         return next(graph for graph in spec.graphs if graph.name == self.name)
 
-    def _measurements(self, cluster: Cluster, meter: StepMeter) -> Measurements:
-        return Measurements(self._folder / "measurements.jsonl", meter, self._devices[cluster.name])
+    def _measurements(self, cluster: Cluster, meter: StepMeter) -> StepTimeStore:
+        return StepTimeStore(self._folder / "measurements.jsonl", meter, self._devices[cluster.name])
 
     @contextmanager
     def _meter(self, cluster: Cluster) -> Iterator[StepMeter]:
@@ -177,7 +177,7 @@ def _worst_first(trial: Trial) -> tuple[bool, float, int]:
     return (trial.feasible, -trial.step_time_s, -trial.seed)
 
 
-def _measured_row(trial: Trial, measurements: Measurements, device_of: IntArray) -> MeasuredRow:
+def _measured_row(trial: Trial, measurements: StepTimeStore, device_of: IntArray) -> MeasuredRow:
     measured = measurements.measure(device_of)
     return MeasuredRow(
         graph=trial.graph,

@@ -1,4 +1,4 @@
-"""Plans whose trials are known from the start."""
+"""Lists of trials that are known from the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.studies.study_config import StudyConfig
 from agent.training.config import ConfigError, TrainConfig
 
 
-class ListPlan:
+class TrialList:
     """A list of trials, none of which depends on how others end."""
 
     def __init__(self, trials: Sequence[StudyTrial]) -> None:

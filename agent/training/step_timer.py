@@ -10,9 +10,9 @@ from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.machine import torch_devices
-from envs.runtime.measure import StepMeter
-from envs.runtime.measurements import Measurements
 from envs.runtime.runnable_model import RunnableModel
+from envs.runtime.step_meter import StepMeter
+from envs.runtime.step_time_store import StepTimeStore
 from graphs.system.array_types import IntArray
 from graphs.system.errors import printable
 
@@ -39,7 +39,7 @@ class MeasuredStepTimer:
         self._model, self._n_steps, self._timeout_s = model, n_steps, timeout_s
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._processes: dict[str, DeviceProcesses] = {}
-        self._measurements: dict[str, Measurements] = {}
+        self._measurements: dict[str, StepTimeStore] = {}
         self._folder, self._told = Path(), False
 
     def open(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class MeasuredStepTimer:
             model = self._model
             processes = self._processes[name] = DeviceProcesses(self._devices[name], self._timeout_s)
             meter = StepMeter(model.captured, model.module, model.inputs, processes, n_steps=self._n_steps)
-            self._measurements[name] = Measurements(self._folder / FILE, meter, self._devices[name])
+            self._measurements[name] = StepTimeStore(self._folder / FILE, meter, self._devices[name])
         measured = self._measurements[name].measure(device_of)
         if not measured.feasible:
             self._tell(measured.failure)

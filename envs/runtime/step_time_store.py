@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.runtime.measure import MeasuredStep, StepMeter
+from envs.runtime.step_meter import MeasuredStep, StepMeter
 from graphs.identity import content_hash
 from graphs.system import json_fields
 from graphs.system.array_types import IntArray
@@ -17,7 +17,7 @@ from graphs.system.journal import Journal
 KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failure"})
 
 
-class Measurements:
+class StepTimeStore:
     """Measures placements of one captured step, and keeps the times in a file, each on disk at once.
 
     What failed is in the file with its reason, and is measured again where the file is opened again.

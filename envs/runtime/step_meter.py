@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.program import Call, DeviceLostError, ExecutionError
+from envs.runtime.device_program import Call, DeviceLostError, ExecutionError
 from envs.runtime.runner import StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
 from graphs.system.array_types import FloatArray, IntArray

@@ -1,4 +1,4 @@
-"""The program of one device in a step: plain data that can be sent to another process."""
+"""The device program of one device in a step: plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ Instruction: TypeAlias = Call | Send | Receive
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """The program of one device in a step.
+    """The instructions that one device runs in a step.
 
     Attributes:
         device: its index.
-        n_slots: number of values that the program names.
+        n_slots: number of values that the device program names.
         instructions: in the order in which they run.
         frees: slots whose values no later instruction reads, per instruction; sources are never freed.
         state: path of each parameter and buffer that lives here, and its slot, which may be read by no one.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from agent.evaluation.measured.fidelity import FidelityRow, fidelity_of
-from agent.evaluation.measured.measuring import MeasuredRow
+from agent.evaluation.measured.session import MeasuredRow
 from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from agent.calibration import measure, timed_ops
+from agent.calibration import this_machine, timed_ops
 from agent.calibration.__main__ import main
-from agent.calibration.measure import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
-from agent.calibration.measured_ops import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOpsError
 from agent.calibration.quick import get_or_measure_cluster
+from agent.calibration.this_machine import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
 from agent.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
 from envs.cluster.own_machine import own_cluster_file
@@ -99,9 +99,9 @@ def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folder: Path
 ) -> None:
     cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
-    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
-    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
-    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
+    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(this_machine, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: ideal(op))
     n_threads = torch.get_num_threads()
     cluster = get_or_measure_cluster("this")
     said = capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
     assert said.count("\n") == 1
     assert cluster.devices[0].flops_per_s == pytest.approx(PEAK, rel=0.05)
     assert torch.get_num_threads() == n_threads
-    monkeypatch.setattr(measure, "own_devices", None)
+    monkeypatch.setattr(this_machine, "own_devices", None)
     assert get_or_measure_cluster("this").devices == cluster.devices
     assert not capsys.readouterr().err
     assert not (own_folder / "times.sqlite").exists()
@@ -117,12 +117,12 @@ def test_a_cluster_of_this_machine_is_measured_once_where_it_is_named(
 
 def test_a_quick_measurement_leaves_a_thorough_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = OwnDevice("cpu", "my-cpu", 1e10, 1, 1e6)
-    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu])
-    monkeypatch.setattr(measure, "ops_to_time", lambda side, tensor_cores: OPS)
-    monkeypatch.setattr(measure, "time_op", lambda op, **how: ideal(op))
-    _, thorough = measure.measure_machine(Effort(1), 1)
+    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu])
+    monkeypatch.setattr(this_machine, "ops_to_time", lambda side, tensor_cores: OPS)
+    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: ideal(op))
+    _, thorough = this_machine.measure_machine(Effort(1), 1)
     own_cluster_file().unlink()
-    monkeypatch.setattr(measure, "time_op", lambda op, **how: [9 * ideal(op)[0]])
+    monkeypatch.setattr(this_machine, "time_op", lambda op, **how: [9 * ideal(op)[0]])
     get_or_measure_cluster("this")
     assert calibration_of("my-cpu") == thorough["my-cpu"]
 
@@ -155,9 +155,9 @@ def test_two_devices_are_measured_with_the_link_between_them(
 ) -> None:
     """The whole command for real, but for its sizes and for the second device, which is the processor too."""
     cpu, other = OwnDevice("cpu", "cpu-1-threads", 1e10, 1, 1e6), OwnDevice("cpu:0", "own-gpu", 1e9, 1, 1e6)
-    monkeypatch.setattr(measure, "own_devices", lambda threads: [cpu, other])
-    monkeypatch.setattr(measure, "LARGEST_ON_CPU", 32)
-    monkeypatch.setattr(measure, "COPY_BYTES", (1 << 10, 1 << 12, 1 << 14, 1 << 16))
+    monkeypatch.setattr(this_machine, "own_devices", lambda threads: [cpu, other])
+    monkeypatch.setattr(this_machine, "LARGEST_ON_CPU", 32)
+    monkeypatch.setattr(this_machine, "COPY_BYTES", (1 << 10, 1 << 12, 1 << 14, 1 << 16))
     monkeypatch.setattr(timed_ops, "MIN_SECONDS", 1e-5)
     assert main(["measure", "--repeats", "1"]) == 0
     printed = capsys.readouterr().out

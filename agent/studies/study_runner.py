@@ -10,22 +10,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.contexts.local import load_split
-from agent.studies.ablation import plan_ablation
+from agent.studies.ablation import ablation_trials
 from agent.studies.assignments import Choice, read_space
-from agent.studies.grid import plan_grid
-from agent.studies.plans import ListPlan
+from agent.studies.grid import grid_trials
 from agent.studies.record import FAILED, RUNNING, STALE, Attempt, StudyTrial
 from agent.studies.scheduler import Report, Scheduler
-from agent.studies.study import Study, open_study
 from agent.studies.study_config import StudyConfig
+from agent.studies.study_folder import Study, open_study
 from agent.studies.study_report import closing_lines, duration
+from agent.studies.trial_lists import TrialList
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.split import Split
 
-LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], ListPlan]] = {
-    "grid": plan_grid,
-    "ablation": plan_ablation,
+LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], TrialList]] = {
+    "grid": grid_trials,
+    "ablation": ablation_trials,
 }
 """Contexts whose trials are known from the start."""
 
@@ -71,7 +71,7 @@ def run_trials(base: TrainConfig, trials: Sequence[StudyTrial], jobs: int, conso
     _check_all([trial.config for trial in trials])
 
     def run(study: Study, report: Report) -> bool:
-        return Scheduler(study, ListPlan(trials), report).run()
+        return Scheduler(study, TrialList(trials), report).run()
 
     return _run(base, StudyConfig(jobs=jobs), len(trials), run, console)
 
@@ -132,9 +132,9 @@ def _check_all(configs: list[TrainConfig]) -> None:
 def _in_processes(study: Study, report: Report) -> bool:
     if study.base.context in LISTS:
         return Scheduler(study, LISTS[study.base.context](study.base, study.config), report).run()
-    from agent.studies.search import SearchPlan
+    from agent.studies.search import TrialProposals
 
-    return Scheduler(study, SearchPlan(study), report).run()
+    return Scheduler(study, TrialProposals(study), report).run()
 
 
 class _Screen:

@@ -198,7 +198,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog=NAME, description=__doc__)
-    parser.add_argument("--build", action="store_true", help="capture the graphs anew and write the files")
+    parser.add_argument("--build", action="store_true", help="capture the graphs again and write the files")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME", help="default: all")
     parser.add_argument("--draws", type=int, metavar="N", help="only the first N draws of each family")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="default: %(default)s")

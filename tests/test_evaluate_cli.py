@@ -230,7 +230,7 @@ def test_a_stopped_evaluation_goes_on(here):
     before = journal.read_text().splitlines()
     assert 2 <= len(before) < 9
     assert running.returncode == 1
-    assert "the same command goes on" in error
+    assert "run the same command again to resume" in error
     assert "Traceback" not in error
     done = run(here, *words)
     assert done.returncode == 0, done.stderr

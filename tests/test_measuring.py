@@ -117,7 +117,7 @@ def test_placements_that_cannot_run_are_told_once(
     told = [line for line in capsys.readouterr().err.splitlines() if "no result" in line]
     assert told == [
         "a placement cannot be run, and counts as out of memory: device 1: no result in 5 s; "
-        "others are told in runs/own/measurements.jsonl alone"
+        "see runs/own/measurements.jsonl for the others"
     ]
 
 
@@ -125,7 +125,7 @@ def test_placements_that_cannot_run_are_told_once(
     ("words", "message"),
     [
         (["--families", "ptb"], "give --model, and neither --families nor --graphs"),
-        ([*FLAGS], "goes on from a policy; give --init pretrained"),
+        ([*FLAGS], "starts from a policy; give --init pretrained"),
         ([*FLAGS, "--init", "pretrained", "--mdp", "improve"], "needs --mdp construct"),
         ([*FLAGS, "--init", "pretrained", "--randomizations", "2"], "leave out --randomizations"),
         (
@@ -148,7 +148,7 @@ def test_what_cannot_be_measured_is_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--families", "ptb"], "only a --model can be measured"),
+        (["--families", "ptb"], "measuring needs a model"),
         ([*FLAGS, "--precision", "bf16"], "--precision changes costs, not the model that is measured"),
         ([*FLAGS, "--cluster", "4xv100"], "this machine has only"),
     ],

@@ -170,7 +170,7 @@ def test_a_run_of_another_version_is_refused_in_one_line(
     assert train_agent.main(["--resume", "--name", "old"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "of another version; train anew under another name" in error
+    assert "of another version; start a new training under another name" in error
 
     config = json.loads((run / "config.json").read_text())
     config["sight"] = config.pop("feature_set")

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     links.add_argument(
         "--times", nargs="+", required=True, metavar="FILE", help="CSV files of measured transfers"
     )
-    links.add_argument("--out", required=True, metavar="FILE", help="takes the links")
+    links.add_argument("--out", required=True, metavar="FILE", help="output file of the links")
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
     measure.add_argument(
@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="make the cluster 'Nxcpu' instead: N processes that share the cores",
     )
-    measure.add_argument("--repeats", type=_count, default=5, help="times that each op is timed (default 5)")
+    measure.add_argument(
+        "--repeats", type=_count, default=5, help="number of times that each op is timed (default 5)"
+    )
     overlap = commands.add_parser(
         "overlap", help="fit how much copies slow ops to files of the Mist data set"
     )
@@ -46,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
         with interruptible():
             _work(options)
     except KeyboardInterrupt:
-        print(f"{NAME}: interrupted; the same command goes on", file=sys.stderr)
+        print(f"{NAME}: interrupted; run the same command again to resume", file=sys.stderr)
         return 1
     return 0
 
@@ -100,10 +102,10 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
             cluster, calibrations = measure_processes(n_processes, Effort(repeats), report)
     for device in {device.kind: device for device in reversed(cluster.devices)}.values():
         print(f"{device.name} ({device.kind}): {device.flops_per_s:.3g} flops/s, ", end="")
-        print(f"{device.bytes_per_s:.3g} bytes/s; errors on ops held out, median and 90th percentile:")
+        print(f"{device.bytes_per_s:.3g} bytes/s; errors on held-out ops, median and 90th percentile:")
         for op_class, fit in calibrations[device.kind].classes.items():
             print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
-    print(f"kept; use it by --cluster {cluster.name}")
+    print(f"stored; use it with --cluster {cluster.name}")
 
 
 def fit_files(files: Sequence[str], out: Path) -> None:

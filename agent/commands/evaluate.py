@@ -1,4 +1,4 @@
-"""Compare placements: heuristics, search, trained policies, and files of others."""
+"""Compare placements of heuristics, searches, trained policies and placement files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _main(words: Sequence[str]) -> int:
             if measuring:
                 _measure(measuring, measure, spec, found)
     except KeyboardInterrupt:
-        print(f"{NAME}: interrupted; the same command goes on in {printable(str(out))}", file=sys.stderr)
+        print(
+            f"{NAME}: interrupted; run the same command again to resume in {printable(str(out))}",
+            file=sys.stderr,
+        )
         return 1
     return 1 if n_failed else 0
 
@@ -120,7 +123,7 @@ def _measure(
 def _tell_left_out(left_out: Sequence[str]) -> None:
     if left_out:
         count = "1 graph is" if len(left_out) == 1 else f"{len(left_out)} graphs are"
-        print(f"{count} left out, seen by the policy in training; --include-seen keeps such graphs")
+        print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
 
 
 def _compare(

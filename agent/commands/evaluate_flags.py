@@ -25,9 +25,9 @@ EPILOG = """examples:
   python evaluate.py --families ptb --placements mine.json --out runs/scored
   python evaluate.py --print-cluster 4xv100 > mine.json
 
-DIR gets results.csv, summary.csv, report.html and placements/; beside those of
-a --model, tables, a device map for accelerate, a trace, and what bounds it.
-If interrupted, the same command goes on.
+DIR gets results.csv, summary.csv, report.html and placements/. Placements of
+--model also get tables, a device map for accelerate, a trace, an explanation.
+Run the same command again to resume an interrupted evaluation.
 """
 
 
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=NAME,
         usage="evaluate.py --out DIR --families|--graphs|--model ... [flags]",
-        description="Compare placements: heuristics, search, trained policies, and files of others.",
+        description="Compares placements of heuristics, searches, policies and placement files.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
@@ -86,21 +86,21 @@ def make_parser() -> argparse.ArgumentParser:
         "--print-cluster",
         action=_PrintCluster,
         metavar="NAME",
-        help="print a preset as a cluster file (JSON) to start from, and end",
+        help="print a preset as a cluster file (JSON), then exit",
     )
     measure = parser.add_argument_group("measuring a --model on the devices of this machine")
     measure.add_argument(
         "--profile",
         action="store_true",
         default=False,
-        help="time its ops first, and place it by these times",
+        help="time the ops first, and place the model by these times",
     )
     measure.add_argument(
         "--measured",
         type=_count,
         default=None,
         metavar="K",
-        help="measure the K best placements that are found, and one device",
+        help="measure the K best placements, and one device",
     )
     measure.add_argument(
         "--fidelity",
@@ -109,22 +109,28 @@ def make_parser() -> argparse.ArgumentParser:
         const=50,
         default=None,
         metavar="N",
-        help="simulate and measure N varied placements (50), and compare",
+        help="simulate and measure N varied placements, and compare both times (default N: 50)",
     )
     measure.add_argument(
         "--measure-timeout",
         type=_seconds,
         default=120.0,
         metavar="S",
-        help="give a placement up after S seconds (default: 120)",
+        help="stop measuring a placement after S seconds (default: 120)",
     )
     run = parser.add_argument_group(RUN)
-    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="new, or one to go on in")
+    run.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a new folder, or that of an evaluation to resume",
+    )
     run.add_argument(
         "--trace",
         action="store_true",
         default=False,
-        help="write a trace (Perfetto) of every placement kept, not only of a --model's",
+        help="also write a trace (Perfetto) of placements that are not of a --model",
     )
     run.add_argument(
         "--tensorboard",
@@ -137,7 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--engine",
         choices=(LOCAL, RAY),
         default=LOCAL,
-        help="where the processes run; ray: a Ray cluster, that of RAY_ADDRESS or one of its own "
+        help="where the processes run; ray: the Ray cluster of RAY_ADDRESS, or a new one on this machine "
         "(default: local)",
     )
     run.add_argument(

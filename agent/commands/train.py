@@ -69,8 +69,10 @@ def make_parser() -> argparse.ArgumentParser:
     main_flags = add_flags(parser, TrainConfig)[MAIN]
     add_flags(parser, StudyConfig)
     add_flags(parser, EngineConfig)
-    main_flags.add_argument("--config", metavar="FILE", default=None, help="JSON file of settings; flags win")
-    main_flags.add_argument("--resume", action="store_true", default=False, help="go on with a stopped run")
+    main_flags.add_argument(
+        "--config", metavar="FILE", default=None, help="JSON file of settings; flags override it"
+    )
+    main_flags.add_argument("--resume", action="store_true", default=False, help="resume a stopped run")
     return parser
 
 
@@ -100,7 +102,7 @@ def study_settings(options: dict[str, Any]) -> StudyConfig | None:
     given = {name: options.pop(name) for name in field_types(StudyConfig) if name in options}
     if options.get("context", "local") not in ("local", "distributed"):
         if options["resume"]:
-            raise ConfigError("a study is gone on with by the command that began it; leave out --resume")
+            raise ConfigError("leave out --resume; to resume a study, run the command that started it again")
         return StudyConfig.from_json(given, "command line")
     if given:
         raise ConfigError(
@@ -130,7 +132,7 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
         ["config"] if options["config"] is not None else []
     )
     if fixed:
-        raise ConfigError(f"--resume goes on with the settings of the run; leave out --{fixed[0]}")
+        raise ConfigError(f"--resume uses the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
     folder, config = runs.run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
     return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder
@@ -185,7 +187,7 @@ def _open(config: TrainConfig, folder: Path, *, resume: bool) -> tuple[LocalCont
     context = LocalContext(config, folder, resume=resume, console=Console(stderr=True))
     inputs = read_inputs(config, context.graphs, context.runnable)
     if inputs.left_out:
-        print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+        print(f"left out because no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
     return context, inputs
 
 
@@ -227,8 +229,10 @@ def closing_lines(result: Result, folder: Path) -> str:
 def how_to_resume(config: TrainConfig) -> str:
     """Names the command that goes on with a run."""
     if config.context == "distributed":
-        return f"go on by train_agent.py --resume --name {config.name}, started as before (torchrun or Ray)"
-    return f"go on with: python train_agent.py --resume --name {config.name}"
+        return (
+            f"resume with train_agent.py --resume --name {config.name}, started as before (torchrun or Ray)"
+        )
+    return f"resume with: python train_agent.py --resume --name {config.name}"
 
 
 if __name__ == "__main__":

@@ -112,9 +112,9 @@ class LocalContext:
         if last_iteration > self.config.checkpoint_every or runs.is_finished(self.folder):
             raise CheckpointError(
                 f"{self.checkpoints.folder}: holds no checkpoint, but {last_iteration} updates were made; "
-                "put it back, or train anew under another name"
+                "put it back, or start a new training under another name"
             )
-        self.announce(f"{self.folder} holds no checkpoint yet; it starts anew", 0.0)
+        self.announce(f"{self.folder} holds no checkpoint yet; the training starts from the beginning", 0.0)
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -127,7 +127,7 @@ class LocalContext:
         if self._stop:
             raise KeyboardInterrupt
         self._stop = True
-        self._console.print("stopping after this update; once more to stop at once")
+        self._console.print("stopping after this update; press Ctrl-C again to stop at once")
 
 
 def load_split(config: TrainConfig, runnable: RunnableModel | None = None) -> Split:

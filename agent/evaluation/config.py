@@ -34,13 +34,18 @@ class EvaluationConfig(Settings, error=EvaluationError):
         (), "graph files: .json or .jsonl, or with .gz", group=GRAPHS, metavar="FILE"
     )
     model: str | None = option(
-        None, "a function that returns (module, inputs)", group=GRAPHS, metavar="PKG.MOD:FUNCTION"
+        None,
+        "function that returns (module, inputs); its step is placed",
+        group=GRAPHS,
+        metavar="PKG.MOD:FUNCTION",
     )
-    optimizer: str = option("adam", "of the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES)
-    inference: bool = option(False, "capture the model's forward pass alone", group=GRAPHS)
+    optimizer: str = option(
+        "adam", "optimizer in the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES
+    )
+    inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
     precision: str | None = option(
         None,
-        "cost graphs that are in fp32 in another precision",
+        "precision in which the costs of fp32 graphs are computed",
         group=GRAPHS,
         choices=PRECISIONS,
         default_text="as captured",
@@ -48,13 +53,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
     granularity: str = option(
         "op", "what one decision places, by module path", group=GRAPHS, choices=GRANULARITIES
     )
-    include_seen: bool = option(False, "keep graphs the policy was trained on", group=GRAPHS)
+    include_seen: bool = option(False, "keep graphs that the policy was trained on", group=GRAPHS)
     max_decompressed_bytes: int = option(
-        MAX_DECOMPRESSED_BYTES, "greatest size of a .gz graph file when decompressed", group=GRAPHS, least=1
+        MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
     )
     coarsen: int | None = option(
         None,
-        "place larger graphs as N groups of ops",
+        "place larger graphs as N groups of ops each",
         group=GRAPHS,
         least=1,
         default_text="op by op",
@@ -78,18 +83,18 @@ class EvaluationConfig(Settings, error=EvaluationError):
     seconds: float | None = option(
         None, "wall time per trial", group=PLACERS, above=0, metavar="S", default_text="no limit"
     )
-    seeds: int = option(3, "trials of each placer that draws at random", group=PLACERS, least=1)
+    seeds: int = option(3, "trials of each placer that uses randomness", group=PLACERS, least=1)
 
     plugin: tuple[str, ...] = option(
         (),
-        "files or modules of yours that register placers, orders, ...",
+        "your own files or modules that register placers, orders, ...",
         group=PLACERS,
         metavar="FILE|MODULE",
     )
 
     policy: str = option(
         "pretrained",
-        "a run's folder, or pretrained: the shipped one for the granularity",
+        "a run's folder, or pretrained: the shipped policy for the granularity",
         group=POLICY,
         metavar="DIR",
     )

@@ -43,5 +43,5 @@ def _check_names(graphs: Iterable[OpGraph]) -> None:
     seen: set[str] = set()
     for graph in graphs:
         if graph.name in seen:
-            raise SourceError(f"two graphs are named '{graph.name}'; results go by name, rename one")
+            raise SourceError(f"two graphs are named '{graph.name}'; results are stored by name; rename one")
         seen.add(graph.name)

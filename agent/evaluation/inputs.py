@@ -108,7 +108,9 @@ def read_given(
     for path in paths:
         named = read_named_placement(path)
         if named.graph not in graph_of:
-            raise EvaluationError(f"{path}: is for graph '{named.graph}', which is not among those given")
+            raise EvaluationError(
+                f"{path}: is for graph '{named.graph}', which is not one of the given graphs"
+            )
         if named.cluster not in cluster_of:
             raise EvaluationError(
                 f"{path}: is for cluster '{named.cluster}'; name that cluster with --cluster"

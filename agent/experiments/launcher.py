@@ -99,7 +99,7 @@ def exit_code(command: str, work: Callable[[], None]) -> int:
             print(f"{command}: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("stopped; the same command goes on", file=sys.stderr)
+            print("stopped; run the same command again to resume", file=sys.stderr)
             return 1
         return 0
 

@@ -33,17 +33,17 @@ class MdpConfig(Settings):
     passes: int = option(2, "times that `improve` visits every op", group=GROUP, least=1, most=100)
     start: str = option(
         SINGLE,
-        "placer without randomness whose placement `improve` starts from; `best` = the best of them",
+        "placer of the first placement of `improve`, without randomness; `best` = the best of them",
         group=GROUP,
     )
     mask: str = option(
         FREE_MEMORY,
-        "offer the devices with free memory for an op, or with `none` every device",
+        "allow only devices with enough free memory for an op; `none` allows every device",
         group=GROUP,
         choices=MASKS,
     )
     memory_penalty: float = option(
-        1.0, "factor of what a placement that is out of memory takes off the reward", group=GROUP, least=0.0
+        1.0, "weight of the penalty for a placement that is out of memory", group=GROUP, least=0.0
     )
 
     @classmethod

@@ -219,7 +219,7 @@ def _check_version(record: object, file: Path) -> None:
     if version != FORMAT and version.startswith(f"{FAMILY}/"):
         raise PolicyFileError(
             f"{file}: format is {json_fields.quoted(version)}, this version reads '{FORMAT}'; "
-            "train the policy anew"
+            "train the policy again"
         )
 
 
@@ -246,7 +246,7 @@ def _feature_names(feature_set: str) -> dict[str, list[str]]:
 
 def _check_features(found: list[Any], expected: list[str], where: str) -> None:
     if found != expected:
-        raise PolicyFileError(f"{where}: is for other features than this version's; train the policy anew")
+        raise PolicyFileError(f"{where}: is for other features than this version's; train the policy again")
 
 
 def _parse_shape(value: object, where: str) -> NetworkShape:
@@ -299,4 +299,4 @@ def _check_weights(
                 f"{file}: tensor '{name}' is {array.dtype} {array.shape}, expected float32 {expected[name]}"
             )
         if not np.isfinite(array).all():
-            raise PolicyFileError(f"{file}: tensor '{name}' holds NaN or infinity; train the policy anew")
+            raise PolicyFileError(f"{file}: tensor '{name}' holds NaN or infinity; train the policy again")

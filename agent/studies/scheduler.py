@@ -106,7 +106,7 @@ class Scheduler:
         hashes = {attempt.config_hash for attempt in self.study.record.of_trial(trial.name)}
         if hashes - {trial.config_hash}:
             raise StudyError(
-                f"{self.study.trial_folder(trial)}: was begun with other settings; remove "
+                f"{self.study.trial_folder(trial)}: was started with other settings; remove "
                 f"{self.study.folder}, or choose another name"
             )
 

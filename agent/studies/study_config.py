@@ -21,26 +21,39 @@ class StudyConfig(Settings, error=ConfigError):
 
     vary: tuple[str, ...] = option(
         (),
-        "of a grid, every combination of FIELD=VALUE,VALUE; of a search, FIELD=VALUE,VALUE or "
+        "settings to vary; grid: every combination of FIELD=VALUE,VALUE; search: FIELD=VALUE,VALUE or "
         "FIELD=LEAST:MOST or FIELD=LEAST:MOST:log",
         group=STUDIES,
         metavar="FIELD=...",
     )
     without: tuple[str, ...] = option(
         (),
-        "components that an ablation leaves out, each by itself (default: all that the base has); A+B leaves "
+        "components that an ablation leaves out, one at a time (default: all of the base); A+B leaves "
         "out both; FIELD=VALUE replaces a setting; `list` lists them",
         group=STUDIES,
         metavar="COMPONENT",
     )
-    pairs: bool = option(False, "leave out every pair of the components too", group=STUDIES)
-    seeds: int = option(1, "seeds of every trial, counted from --seed", group=STUDIES, least=1, most=1000)
-    trials: int = option(20, "trials of a search", group=STUDIES, least=1, most=100_000)
-    prune: str = option(
-        "median", "when a search gives a trial up", group=STUDIES, choices=("median", "asha", "never")
+    pairs: bool = option(False, "also leave out every pair of the components", group=STUDIES)
+    seeds: int = option(
+        1, "seeds for every study trial, starting at --seed", group=STUDIES, least=1, most=1000
     )
-    jobs: int = option(1, "trials at a time, each in a process", group=STUDIES, least=1, most=1024)
-    attempts: int = option(3, "how often a trial is begun whose process dies", group=STUDIES, least=1)
+    trials: int = option(20, "study trials of a search", group=STUDIES, least=1, most=100_000)
+    prune: str = option(
+        "median",
+        "rule by which a search stops bad study trials",
+        group=STUDIES,
+        choices=("median", "asha", "never"),
+    )
+    jobs: int = option(
+        1,
+        "study trials that run at the same time, each in its own process",
+        group=STUDIES,
+        least=1,
+        most=1024,
+    )
+    attempts: int = option(
+        3, "number of times that a study trial is started if its process dies", group=STUDIES, least=1
+    )
     cold_control: bool = option(
-        False, "train every trial without --init too, on the same seed", group=STUDIES
+        False, "also train every study trial without --init, on the same seed", group=STUDIES
     )

@@ -129,6 +129,6 @@ def _check_is_same(folder: Path, identity: Mapping[str, Any]) -> None:
             if not isinstance(theirs, dict) or theirs.get(key) != value:
                 was = theirs.get(key) if isinstance(theirs, dict) else None
                 raise StudyError(
-                    f"study '{folder.name}' was begun with another --{key.replace('_', '-')} ({was!r}, "
-                    f"not {value!r}); give the same, or choose another --name"
+                    f"study '{folder.name}' was started with another --{key.replace('_', '-')} ({was!r}, "
+                    f"not {value!r}); give the same value, or choose another --name"
                 )

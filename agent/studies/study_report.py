@@ -37,7 +37,7 @@ def closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
     lines.append(f"trials: {study.folder / 'trials.csv'}")
     lines.append(f"curves: tensorboard --logdir {study.folder}")
     if not all_ended:
-        lines.append("stopped; the same command goes on")
+        lines.append("stopped; run the same command again to resume")
     return lines
 
 

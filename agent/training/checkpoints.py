@@ -94,11 +94,11 @@ class CheckpointFolder:
                 errors.append(error)
                 continue
             if errors:
-                announce(f"{errors[0]}; goes on from {path.name}, the newest that can be read")
+                announce(f"{errors[0]}; resumes from {path.name}, the newest checkpoint that can be read")
             return Checkpoint({name: torch.from_numpy(t) for name, t in tensors.items()}, state, path)
         if errors:
             others = ", nor can the one before be read" if len(errors) > 1 else ""
-            raise CheckpointError(f"{errors[0]}{others}; train anew under another name")
+            raise CheckpointError(f"{errors[0]}{others}; start a new training under another name")
         return None
 
 
@@ -113,7 +113,7 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{checkpoint.path}: does not fit this run ({type(error).__name__}: {reason}); "
-            "put the run's own checkpoint back, or train anew under another name"
+            "put the run's own checkpoint back, or start a new training under another name"
         ) from error
 
 

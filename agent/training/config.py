@@ -54,7 +54,7 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     )
     model: str | None = option(
         None,
-        "a function that returns (module, inputs), whose step to train on",
+        "function that returns (module, inputs); the policy is trained on its step",
         group=MAIN,
         metavar="PKG.MOD:FUNCTION",
     )
@@ -64,12 +64,12 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     order: tuple[str, ...] = option(("topo",), "traversal orders of the decisions", group=MAIN, some=True)
     minutes: float = option(
         0.0,
-        "time for the training, shared out over its phases; with --resume, from now on; 0 = no limit",
+        "time limit of the training, shared by its phases; with --resume, counted from now; 0 = no limit",
         group=MAIN,
         least=0,
     )
-    timesteps: int = option(1_000_000, "decisions to train for by reinforcement", group=MAIN, least=0)
-    seed: int = option(0, "seed of everything random", group=MAIN, least=0, most=2**31 - 1)
+    timesteps: int = option(1_000_000, "decisions of the reinforcement phase", group=MAIN, least=0)
+    seed: int = option(0, "seed of all random draws", group=MAIN, least=0, most=2**31 - 1)
     init: str = option(
         "",
         "policy to start from: a run's folder, `trial:STUDY/TRIAL`, or `pretrained`",
@@ -84,89 +84,110 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     memory_penalty: float = option_of(MdpConfig, "memory_penalty", 1.0)
     feature_set: str = option(
         "rollout",
-        "features of a device; each set holds those after it",
+        "features of a device; each set includes the sets after it",
         group=PROBLEMS,
         choices=tuple(FEATURE_SETS),
     )
     randomizations: int = option(
         0,
-        "randomized clusters to train each graph on; 0 = each of the named clusters as it is",
+        "randomized clusters for each graph; 0 = only the named clusters",
         group=PROBLEMS,
         least=0,
     )
     granularity: tuple[str, ...] = option(
         ("op",),
-        "what one decision places; with several, every graph is trained on at each",
+        "what one decision places; with several values, every graph is used at each granularity",
         group=PROBLEMS,
         choices=GRANULARITIES,
         some=True,
     )
-    optimizer: str = option("adam", "of the step of --model", group=PROBLEMS, choices=OPTIMIZER_NAMES)
-    inference: bool = option(False, "place the forward pass of --model alone", group=PROBLEMS)
+    optimizer: str = option(
+        "adam", "optimizer in the step of --model", group=PROBLEMS, choices=OPTIMIZER_NAMES
+    )
+    inference: bool = option(False, "place only the forward pass of --model", group=PROBLEMS)
     reward: str = option(
         SIMULATED,
-        "what times a placement; measured: --model on the devices of this machine, in reinforcement alone",
+        "source of step times; measured: runs --model on the devices of this machine, only in reinforcement",
         group=PROBLEMS,
         choices=REWARDS,
     )
     measured_steps: int = option(
-        20, "steps that are timed to measure a placement, after a warm-up", group=PROBLEMS, least=20
+        20, "timed steps per measured placement, after a warm-up", group=PROBLEMS, least=20
     )
     measure_timeout: float = option(
-        120.0, "seconds after which a placement that is measured is given up", group=PROBLEMS, above=0
+        120.0, "seconds after which the measurement of a placement fails", group=PROBLEMS, above=0
     )
 
     demonstrations: int = option(
-        4, "searched placements of each graph to imitate first", group=IMITATION, least=0
+        4, "searched placements of each graph that imitation learns from", group=IMITATION, least=0
     )
-    search: int = option(50_000, "evaluations of the annealing that finds one", group=IMITATION, least=1)
+    search: int = option(
+        50_000, "evaluations of the annealing that searches one demonstration", group=IMITATION, least=1
+    )
     imitation_epochs: int = option(25, "passes over the demonstrations", group=IMITATION, least=0)
     imitation_rate: float = option(
         2e-3,
-        "learning rate of imitation; falls to `final_learning_rate`",
+        "learning rate of imitation; decreases to --final-learning-rate",
         group=IMITATION,
         above=0,
         most=LARGEST,
     )
     dagger_rounds: int = option(
         20,
-        "rounds of on-policy imitation after that: the policy's own placements, corrected",
+        "rounds of on-policy imitation, which corrects the policy's own placements",
         group=IMITATION,
         least=0,
     )
     dagger_rate: float = option(
-        1e-3, "learning rate of on-policy imitation; falls likewise", group=IMITATION, above=0, most=LARGEST
+        1e-3,
+        "learning rate of on-policy imitation; decreases to --final-learning-rate",
+        group=IMITATION,
+        above=0,
+        most=LARGEST,
     )
 
     expert_search: int = option(
         0,
         "evaluations of a local search from each of the policy's own placements, whose result is imitated; "
-        "0 = the own placement is corrected",
+        "0 imitates corrections of the own placement",
         group=IMITATION,
         least=0,
     )
 
-    learning_rate: float = option(3e-4, "of Adam; falls linearly", group=REINFORCEMENT, above=0, most=LARGEST)
-    final_learning_rate: float = option(5e-5, "where it falls to", group=REINFORCEMENT, least=0, most=LARGEST)
-    entropy: float = option(
-        0.002, "weight of the entropy bonus; falls linearly", group=REINFORCEMENT, least=0, most=LARGEST
+    learning_rate: float = option(
+        3e-4, "learning rate of Adam; decreases linearly", group=REINFORCEMENT, above=0, most=LARGEST
     )
-    final_entropy: float = option(0.0002, "where it falls to", group=REINFORCEMENT, least=0, most=LARGEST)
-    n_envs: int = option(128, "episodes side by side", group=REINFORCEMENT, least=1, most=65_536)
+    final_learning_rate: float = option(
+        5e-5, "learning rate at the end of training", group=REINFORCEMENT, least=0, most=LARGEST
+    )
+    entropy: float = option(
+        0.002, "weight of the entropy bonus; decreases linearly", group=REINFORCEMENT, least=0, most=LARGEST
+    )
+    final_entropy: float = option(
+        0.0002,
+        "weight of the entropy bonus at the end of training",
+        group=REINFORCEMENT,
+        least=0,
+        most=LARGEST,
+    )
+    n_envs: int = option(128, "episodes that run at the same time", group=REINFORCEMENT, least=1, most=65_536)
     repeats: int = option(
-        16, "of them, episodes of one graph; more means fewer graphs to encode", group=REINFORCEMENT, least=1
+        16,
+        "of these episodes, those of one graph; more repeats mean fewer graphs to encode",
+        group=REINFORCEMENT,
+        least=1,
     )
     n_steps: int = option(768, "decisions of each episode between two updates", group=REINFORCEMENT, least=2)
-    batch_size: int = option(8192, "decisions of a minibatch", group=REINFORCEMENT, least=2)
+    batch_size: int = option(8192, "decisions in a minibatch", group=REINFORCEMENT, least=2)
     epochs: int = option(3, "passes over the decisions of an update", group=REINFORCEMENT, least=1)
     advantage: str = option(
         "op",
-        "what a decision is compared with: others on the same op, on the same graph, or in the same batch",
+        "decisions that a decision is compared with: those on the same op, the same graph, or the same batch",
         group=REINFORCEMENT,
         choices=ADVANTAGES,
     )
     gae_lambda: float = option(
-        1.0, "of generalised advantage estimation", group=REINFORCEMENT, least=0, most=1
+        1.0, "lambda of generalised advantage estimation", group=REINFORCEMENT, least=0, most=1
     )
     clip: float = option(0.2, "clip range of PPO", group=REINFORCEMENT, above=0, most=LARGEST)
     value_weight: float = option(0.5, "weight of the value loss", group=REINFORCEMENT, least=0, most=LARGEST)
@@ -179,25 +200,25 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
     left_out: tuple[str, ...] = option(
         (),
-        "parts of the network that are left out, as in an ablation: device/GROUP, node/FEATURE, head/graph, "
+        "parts of the network to leave out, for an ablation: device/GROUP, node/FEATURE, head/graph, "
         "encoder/round-K, ...",
         group=NETWORK,
         metavar="PART",
     )
     ema_decay: float = option(
         0.95,
-        "share of the averaged weights that an update keeps; the averaged policy is evaluated and saved",
+        "decay of the EMA of the weights at each update; the averaged policy is evaluated and saved",
         group=NETWORK,
         least=0,
         most=0.9999,
     )
 
     holdout: float = option(
-        0.25, "share of each family's graphs never trained on", group=EVALUATION, least=0, most=0.5
+        0.25, "share of each family's graphs that is held out", group=EVALUATION, least=0, most=0.5
     )
     validation: float = option(
         0.125,
-        "share never trained on that helps to choose the best policy",
+        "share of the graphs that is used only to choose the best policy",
         group=EVALUATION,
         least=0,
         most=0.5,
@@ -205,24 +226,24 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     eval_every: int = option(15, "updates between two evaluations", group=EVALUATION, least=1)
 
     plugin: tuple[str, ...] = option(
-        (), "files or modules of yours with more orders, placers, ...", group=RUN, metavar="FILE|MODULE"
+        (), "your own files or modules that register orders, placers, ...", group=RUN, metavar="FILE|MODULE"
     )
     checkpoint_every: int = option(10, "updates between two checkpoints", group=RUN, least=1)
     threads: int = option(
         2,
-        "threads that share the work of a rollout and of an update; with another number gradients are summed "
-        "in another order, so the policy differs slightly",
+        "threads for rollouts and updates; the policy depends slightly on their number, which changes the "
+        "order in which gradients are summed",
         group=RUN,
         least=1,
         most=1024,
     )
     device: str = option("cpu", "torch device of the network", group=RUN)
     max_decompressed_bytes: int = option(
-        MAX_DECOMPRESSED_BYTES, "greatest size of a .gz graph file when decompressed", group=RUN, least=1
+        MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=RUN, least=1
     )
     context: str = option(
         "local",
-        "where it runs",
+        "how the training runs",
         group=RUN,
         choices=CONTEXTS,
     )

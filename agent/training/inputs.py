@@ -97,7 +97,7 @@ def _check_measured(config: TrainConfig) -> None:
     if config.model is None or config.families or config.graphs:
         raise ConfigError("--reward measured runs a model; give --model, and neither --families nor --graphs")
     if not config.init:
-        raise ConfigError("--reward measured goes on from a policy; give --init pretrained, or a run")
+        raise ConfigError("--reward measured starts from a policy; give --init pretrained, or a run")
     if config.mdp != CONSTRUCT:
         raise ConfigError(f"--reward measured needs --mdp {CONSTRUCT}")
     if config.randomizations:

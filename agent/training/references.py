@@ -42,7 +42,7 @@ def annealing_s(
         if (kept := _read(path, keys)) is not None:
             return kept
     except FileFormatError as error:
-        announce(f"{error}; what it held is found again", 0.0)
+        announce(f"{error}; its content will be computed again", 0.0)
     activity = f"annealing {len(problems)} graphs to compare with"
 
     def search(problem: Problem) -> float:

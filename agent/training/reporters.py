@@ -34,7 +34,7 @@ CURVES, SEARCH = "curves", "search"
 """Folder of the first chart's parts, and the part that is the search's level, beside those named by phase."""
 FINAL_RATIO = "best_score"
 """The closing number that hyperparameters are compared by: the step-time ratio of the policy kept."""
-MEND = "mend it, or train anew under another name"
+MEND = "mend it, or start a new training under another name"
 
 
 class MetricsError(InputError):

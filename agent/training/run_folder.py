@@ -101,11 +101,11 @@ def read_config(name: str) -> TrainConfig:
     """
     folder = run_folder(name)
     if not folder.exists():
-        raise RunError(f"there is no run '{name}' to go on with; start it without --resume")
+        raise RunError(f"there is no run '{name}' to resume; start it without --resume")
     if (folder / STUDY).is_file():
-        raise RunError(f"{folder} is a study; it goes on by the command that began it")
+        raise RunError(f"{folder} is a study; run the command that started it again to resume it")
     if not (folder / CONFIG).is_file():
-        raise RunError(f"{folder}: holds no {CONFIG}, so it is no run to go on with; choose another --name")
+        raise RunError(f"{folder}: holds no {CONFIG}, so it cannot be resumed; choose another --name")
     return config_from_file(folder / CONFIG)
 
 
@@ -134,7 +134,7 @@ def is_finished(folder: Path) -> bool:
         return False
     result = read_json(path)
     if not isinstance(result, dict) or not isinstance(result.get("finished"), bool):
-        raise RunError(f"{path}: does not say whether the run has finished; remove it and go on by --resume")
+        raise RunError(f"{path}: does not say whether the run has finished; remove it, then use --resume")
     return bool(result["finished"])
 
 
@@ -153,7 +153,7 @@ def _refusal(name: str, *, resume: bool) -> str:
     """Why a run cannot be opened, and what to do."""
     if resume:
         return f"run '{name}' is being trained by another process; wait for it or stop it"
-    return f"run '{name}' exists; go on with it by --resume, or choose another --name"
+    return f"run '{name}' exists; resume it with --resume, or choose another --name"
 
 
 def _git_commit() -> str | None:

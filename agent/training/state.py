@@ -150,7 +150,7 @@ class TrainingState:
             if theirs.get(key, value) != value:
                 raise CheckpointError(
                     f"{saved.path}: is of a run with another setting of {key}; put the run's own checkpoint "
-                    "back, or train anew under another name"
+                    "back, or start a new training under another name"
                 )
 
     def _first_policy(self) -> Policy:

@@ -69,7 +69,7 @@ class MeasuredStepTimer:
             path = printable(str(self._folder / FILE))
             print(
                 f"a placement cannot be run, and counts as out of memory: {failure}; "
-                f"others are told in {path} alone",
+                f"see {path} for the others",
                 file=sys.stderr,
             )
         self._told = True

@@ -79,7 +79,7 @@ class EpisodeBatch:
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.
         mask: which devices are offered: those with free memory, or with `none` every one.
-        memory_penalty: factor of what a placement that is out of memory takes off the reward, at least 0.
+        memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
         rolls_out: fill the features of truncated rollouts in; without, they are 0. `improve` has none.
         threads: number of threads that share the episodes of a step; results do not depend on it.

@@ -23,8 +23,8 @@ def state_of(captured: CapturedStep, module: nn.Module) -> dict[str, Tensor]:
         tensor = found[path] = _attribute(module, path).detach()
         if tensor.shape != captured_as.shape or tensor.dtype != captured_as.dtype:
             raise ExecutionError(
-                f"'{path}' is {tensor.dtype} {list(tensor.shape)}; the captured one is "
-                f"{captured_as.dtype} {list(captured_as.shape)}; capture the module anew"
+                f"'{path}' is {tensor.dtype} {list(tensor.shape)}; the captured tensor is "
+                f"{captured_as.dtype} {list(captured_as.shape)}; capture the module again"
             )
         if tensor.is_meta:
             raise ExecutionError(
@@ -39,7 +39,7 @@ def _attribute(module: nn.Module, path: str) -> Tensor:
         return getattr(module.get_submodule(owner), name)  # type: ignore[no-any-return]
     except AttributeError:
         raise ExecutionError(
-            f"the module has no '{path}', which the captured one has; capture it anew"
+            f"the module has no '{path}', which the captured module has; capture it again"
         ) from None
 
 

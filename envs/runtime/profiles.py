@@ -72,5 +72,5 @@ def _read(path: Path, n_ops: int) -> FloatArray:
     record = json_fields.fields(read_json(path), str(path), KEYS, format=FORMAT)
     kept = json_fields.array(record["seconds"], f"{path}: seconds")
     if len(kept) != n_ops:
-        raise ExecutionError(f"{path}: has {len(kept)} ops; delete it, and they are timed again")
+        raise ExecutionError(f"{path}: has {len(kept)} ops; delete it to time them again")
     return np.array([json_fields.number(each, f"{path}: seconds") for each in kept])

@@ -38,7 +38,7 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_policy(
     resume("damaged", updates=6)
     line = capsys.readouterr().err.splitlines()[0]
     assert f"{newest}: " in line
-    assert f"goes on from {before.name}" in line
+    assert f"resumes from {before.name}" in line
     assert outcome(run) == expected
     again = load_file(newest)
     assert all(np.array_equal(again[name], tensor) for name, tensor in weights.items())
@@ -132,7 +132,7 @@ def test_damaged_demonstrations_are_searched_again_and_the_same_is_learned(
     capsys.readouterr()
     resume("run", updates=0)
     error = capsys.readouterr().err
-    assert ("its placements are searched again" in error) == (damage is not Path.unlink)
+    assert ("its placements will be searched again" in error) == (damage is not Path.unlink)
     assert outcome(run) == expected
 
 

@@ -74,7 +74,7 @@ def assert_no_space(folder: Path, name: str, file_bytes: int | None = None) -> N
     assert len(said) == 1, command.output
     assert any(reason in said[0] for reason in NO_SPACE), command.output
     begun = name == "train_agent.py" and (folder / "runs" / "run").exists()
-    then = "go on with: python train_agent.py --resume --name run" if begun else "run the same command again"
+    then = "resume with: python train_agent.py --resume --name run" if begun else "run the same command again"
     assert said[0].endswith(f"; free some space, then {then}")
     assert "Traceback" not in command.output
 

@@ -77,7 +77,7 @@ def test_a_study_survives_any_signal_at_any_moment(here: Path) -> None:
         assert code in ((0, -KILL) if number == KILL else (0, 1)), command.output
         assert "Traceback" not in command.output
         if code == 1:
-            assert "stopped; the same command goes on" in command.output
+            assert "stopped; run the same command again to resume" in command.output
         for trial in (here / "runs" / name / "trials").iterdir():
             CheckpointFolder(trial / "checkpoints").latest()  # can be read
     last = study(here, name)
@@ -125,7 +125,7 @@ def test_a_study_has_one_process_and_one_meaning(here: Path) -> None:
     assert "it was finished before, so nothing was run" in done.output
     other = study(here, "whole", GRID.replace("4,8", "4,6"))
     assert other.wait() == 2
-    assert "study 'whole' was begun with another --vary" in other.output
+    assert "study 'whole' was started with another --vary" in other.output
     running = study(here, "held")
     running.wait_until(lambda: is_training(here, "held"))
     second = study(here, "held")

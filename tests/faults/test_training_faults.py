@@ -53,9 +53,12 @@ def test_a_kill_before_or_after_the_configuration_is_written_wedges_no_name(
         run = begin("one", updates=1)
     else:
         begin("one", code=2)
-        assert "go on with it by --resume" in capsys.readouterr().err
+        assert "resume it with --resume" in capsys.readouterr().err
         run = resume("one", updates=1)
-        assert "runs/one holds no checkpoint yet; it starts anew" in capsys.readouterr().err
+        assert (
+            "runs/one holds no checkpoint yet; the training starts from the beginning"
+            in capsys.readouterr().err
+        )
     assert json.loads((run / "result.json").read_text())["finished"]
 
 
@@ -72,7 +75,7 @@ def test_a_run_is_where_it_was_put(place: Path, put: Callable[[Path, Path], obje
     assert [row["training/iteration"] for row in outcome(other)[0]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = begin("whole", updates=7)
@@ -81,7 +84,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(
     (killed / "result.json").unlink()
     capsys.readouterr()
     resume("killed")
-    assert "it starts anew" in capsys.readouterr().err
+    assert "the training starts from the beginning" in capsys.readouterr().err
     assert outcome(killed) == outcome(whole)
 
 

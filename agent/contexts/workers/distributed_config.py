@@ -27,8 +27,8 @@ class EngineConfig(Settings, error=ConfigError):
 
     engine: str = option(
         LOCAL,
-        "what runs trials or workers; local: this machine, where torchrun starts the workers; ray: a Ray "
-        "cluster, that of RAY_ADDRESS or one that is started here",
+        "system that runs trials or workers; local: this machine, where torchrun starts the workers; ray: "
+        "the Ray cluster of RAY_ADDRESS, or a new one on this machine",
         group=GROUP,
         choices=ENGINES,
     )

@@ -43,7 +43,7 @@ def run_worker(joined: Joined, resolve: Resolve, train: Train) -> int:
         return 2
     except WorkerLostError as error:
         if is_first:
-            print(f"{error}; --resume goes on from the last checkpoint", file=sys.stderr)
+            print(f"{error}; use --resume to continue from the last checkpoint", file=sys.stderr)
         return 1
 
 
@@ -71,5 +71,5 @@ def train_with_others(joined: Joined, resolve: Resolve, train: Train, told: Told
         context = worker_context(group, resolve, Console(stderr=True), told)
         inputs = read_inputs(context.config, context.graphs, context.runnable)
         if inputs.left_out:
-            print(f"left out, as no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
+            print(f"left out because no placement is feasible: {', '.join(inputs.left_out)}", file=sys.stderr)
         return train(context.config, context, inputs)

@@ -107,7 +107,7 @@ class ProcessGroup:
             failure = None
         if failure is None:
             detail = str(error).splitlines()[0]
-            return WorkerGoneError(f"another worker is gone, see its own message ({detail})")
+            return WorkerGoneError(f"another worker has ended; see its message ({detail})")
         if failure["kind"] == DIVERGED:
             return FloatingPointError(f"{failure['text']} (worker {failure['rank']})")
         if failure["kind"] == INPUT:

@@ -188,7 +188,7 @@ def _stopping(mailbox: Any) -> Iterator[None]:
         if asked and time.monotonic() - asked[0] > ONE_SIGNAL_S:
             raise KeyboardInterrupt
         asked.append(time.monotonic())
-        print("stopping after this update; once more to stop at once", file=sys.stderr)
+        print("stopping after this update; press Ctrl-C again to stop at once", file=sys.stderr)
         mailbox.stop.remote()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -236,5 +236,5 @@ def _resolved(job: _Job) -> tuple[TrainConfig, Path, bool]:
     folder = Path(job.folder)
     again = ray.get(job.mailbox.begin.remote()) > 0 and folder.exists()
     if again:
-        print("a worker was lost; all go on from the last checkpoint", file=sys.stderr)
+        print("a worker was lost; all workers restart from the last checkpoint", file=sys.stderr)
     return TrainConfig.from_json(job.config, "command line"), folder, job.resume or again

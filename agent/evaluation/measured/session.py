@@ -76,7 +76,7 @@ class MeasuringSession:
         self, config: EvaluationConfig, clusters: Sequence[Cluster], folder: Path, timeout_s: float
     ) -> None:
         if config.model is None:
-            raise EvaluationError("only a --model can be measured; give --model PKG.MOD:FUNCTION")
+            raise EvaluationError("measuring needs a model; give --model PKG.MOD:FUNCTION")
         if config.precision is not None:
             raise EvaluationError(
                 "--precision changes costs, not the model that is measured; capture it under autocast instead"

@@ -69,7 +69,7 @@ class SearchForDemonstrations(Phase):
         The first worker searches, on all its cores, and the others wait for what it finds.
         """
         if self._damage:
-            self.state.context.announce(f"{self._damage}; its placements are searched again", 0.0)
+            self.state.context.announce(f"{self._damage}; its placements will be searched again", 0.0)
         if self.state.group.rank == FIRST:
             self._search()
         if self.state.group.size > 1 and (kept := self._read()) is not None:

@@ -76,7 +76,7 @@ class TorchrunDevices:
     def _failed(self, reason: str) -> ExecutionError:
         self._left = True
         if any(words in reason for words in LOST):
-            reason = f"another device is gone, see its own message ({reason.partition('. ')[0]})"
+            reason = f"another device has ended; see its message ({reason.partition('. ')[0]})"
         return ExecutionError(f"device {self.rank}: {reason}")
 
     def _exchange(self, value: Any) -> list[Any]:

@@ -162,7 +162,7 @@ def test_two_devices_are_measured_with_the_link_between_them(
     assert main(["measure", "--repeats", "1"]) == 0
     printed = capsys.readouterr().out
     assert "cpu (cpu-1-threads): " in printed
-    assert printed.endswith("kept; use it by --cluster this\n")
+    assert printed.endswith("stored; use it with --cluster this\n")
     cluster = get_cluster("this")
     assert [device.kind for device in cluster.devices] == ["cpu-1-threads", "own-gpu"]
     assert 1e6 < cluster.bytes_per_s[0, 1] < 1e13

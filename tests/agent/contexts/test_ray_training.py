@@ -75,12 +75,14 @@ def test_a_killed_worker_restarts_all_and_a_stopped_run_goes_on(place: Path) -> 
     workers = training.workers()
     assert len(workers) == 2
     workers[1].kill()
-    training.wait_until(lambda: "a worker was lost; all go on from the last checkpoint" in training.output)
+    training.wait_until(
+        lambda: "a worker was lost; all workers restart from the last checkpoint" in training.output
+    )
     before = n_rows(run)
     training.wait_until(lambda: n_rows(run) >= before + 3)
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(PATIENCE_S) == 1, training.output
-    assert "go on by train_agent.py --resume --name first, started as before" in training.output
+    assert "resume with train_agent.py --resume --name first, started as before" in training.output
     iterations = [row["training/iteration"] for row in rows_of(run)]
     assert iterations == list(range(1, len(iterations) + 1)), "no row is lost or doubled"
     saved = CheckpointFolder(run / "checkpoints").latest()

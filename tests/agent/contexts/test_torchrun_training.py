@@ -81,7 +81,7 @@ def test_one_worker_that_is_told_to_stop_stops_all_and_the_run_goes_on(place: Pa
     assert workers.wait() == [1, 1], workers.outputs
     n_rows = len(rows_of(run))
     first, second = workers.outputs
-    assert "go on by train_agent.py --resume --name first, started as before" in first
+    assert "resume with train_agent.py --resume --name first, started as before" in first
     assert second == ""
 
     more = str(read_json(run / "config.json")["n_envs"] * 16 * (n_rows - 2))
@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_ends_the_others(place: Path) -> None:
     workers.wait_until_trained(run, 3)
     workers.processes[1].kill()
     assert workers.wait() == [1, -9]
-    assert "another worker is gone" in workers.outputs[0]
+    assert "another worker has ended" in workers.outputs[0]
     assert list((run / "checkpoints").iterdir())
 
 

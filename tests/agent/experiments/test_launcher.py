@@ -45,7 +45,7 @@ def test_what_is_trained_is_not_trained_again_and_seeds_can_be_added(config, cap
     capsys.readouterr()
     assert train(config, {"wide": {"hidden": 16}}, [0]) == 2
     error = capsys.readouterr().err
-    assert "runs/study/trials/wide-seed-0: was begun with other settings; remove" in error
+    assert "runs/study/trials/wide-seed-0: was started with other settings; remove" in error
     assert len(rows()) == 3
 
 

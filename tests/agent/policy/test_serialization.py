@@ -69,14 +69,14 @@ def test_a_policy_for_other_features_is_refused(
     file = saved / "policy.json"
     card = json.loads(file.read_text())
     file.write_text(json.dumps(card | {key: spoil(card[key])}))
-    with pytest.raises(PolicyFileError, match=f"^{file}: {key}: is for other features .*train .* anew$"):
+    with pytest.raises(PolicyFileError, match=f"^{file}: {key}: is for other features .*train .* again$"):
         read_card(saved)
 
 
 def test_a_policy_of_another_version_is_refused_as_such(saved: Path) -> None:
     file = saved / "policy.json"
     file.write_text(json.dumps({"format": "placewalk.policy/1", "feature_version": 1}))
-    message = "'placewalk.policy/1', this version reads 'placewalk.policy/3'; train the policy anew"
+    message = "'placewalk.policy/1', this version reads 'placewalk.policy/3'; train the policy again"
     with pytest.raises(PolicyFileError, match=f"^{file}: format is {message}$"):
         load_policy(saved)
 
@@ -127,7 +127,7 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], object]:
     [
         (change("format", "placewalk.opgraph/1"), "format"),
         (change("extra", 1), "unknown key"),
-        (change("format", "placewalk.policy/99"), "train the policy anew"),
+        (change("format", "placewalk.policy/99"), "train the policy again"),
         (change("format", 2), "format"),
         (change("device_features", {}), "array"),
         (change("config", []), "config"),

@@ -131,7 +131,7 @@ def test_the_one_before_is_used_where_the_newest_is_damaged_and_that_is_said(tmp
     assert latest.state == {"at": 9}
     (line,) = said
     assert "00000010.safetensors: cannot be read" in line
-    assert "goes on from 00000009.safetensors" in line
+    assert "resumes from 00000009.safetensors" in line
 
 
 def test_damaged_ones_never_push_out_good_ones(tmp_path: Path) -> None:
@@ -150,7 +150,9 @@ def test_where_none_can_be_read_the_newest_is_named(tmp_path: Path) -> None:
     save_numbers(folder, 9, 10)
     for path in folder.files:
         path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"00000010.*nor can the one before be read; train anew under"):
+    with pytest.raises(
+        CheckpointError, match=r"00000010.*nor can the one before be read; start a new training under"
+    ):
         folder.latest()
     assert len(folder.files) == 2
 

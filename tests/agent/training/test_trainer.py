@@ -291,7 +291,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(checkpoints, "FORMAT", "placewalk.checkpoint/1")
     context.checkpoints.save(3, Checkpoint({"policy/x": torch.zeros(1)}, {"ppo": {}}))
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="of another version; train anew under another name"):
+    with pytest.raises(CheckpointError, match="of another version; start a new training under another name"):
         train(SMALL, context)
 
 

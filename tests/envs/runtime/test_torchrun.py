@@ -90,7 +90,7 @@ def test_two_processes_of_torchrun_equal_the_plain_step(tmp_path: Path) -> None:
 def test_a_rank_that_is_gone_is_noticed(tmp_path: Path) -> None:
     ended = torchrun(tmp_path, "fail")
     assert ended.returncode != 0
-    assert "told: device 0: another device is gone" in ended.stdout
+    assert "told: device 0: another device has ended" in ended.stdout
 
 
 def test_without_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

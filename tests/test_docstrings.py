@@ -68,10 +68,33 @@ def test_kernels_say_what_they_take(path: Path, kernel: ast.FunctionDef) -> None
     assert not missing, f"{path}: {kernel.name} says nothing of {', '.join(missing)}"
 
 
+def assert_columns_have_names(path: Path, tree: ast.AST, packed: tuple[str, ...]) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            name = ast.unparse(node.value).rpartition(".")[2]
+            assert name not in packed, f"{path}:{node.lineno}: name the column in {ast.unparse(node)}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_packed_columns_have_names(path: Path) -> None:
     for kernel in kernels(path):
-        for node in ast.walk(kernel):
-            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                name = ast.unparse(node.value).rpartition(".")[2]
-                assert name not in PACKED, f"{path}:{node.lineno}: name the column in {ast.unparse(node)}"
+        assert_columns_have_names(path, kernel, PACKED)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert_columns_have_names(path, tree, ("rules", "gaps", "scales", "best_score"))
+
+
+@pytest.mark.parametrize(
+    ("path", "kernel"), KERNELS, ids=[f"{path.stem}.{kernel.name}" for path, kernel in KERNELS]
+)
+def test_kernels_have_one_dialect(path: Path, kernel: ast.FunctionDef) -> None:
+    """An entry is `name: meaning, unit, dtype (shape); written.`, or the type of a tuple of arrays."""
+    section = (ast.get_docstring(kernel) or "").partition("Args:")[2]
+    for wrong, right in {
+        r"\w+ \(\w+\):": "name: `Type`",
+        r": written[:,]": "name: meaning; written",
+        r", written\.": "name: meaning; written",
+        r"only read|overwritten|updated": "written, or nothing for what is read",
+        r"absent": "unplaced",
+        r"seconds \(": "seconds, (shape)",
+    }.items():
+        assert not re.search(wrong, section), f"{path}: {kernel.name}: write {right}"

@@ -70,11 +70,11 @@ def collect(op, base, ptr, producer, apart_s, unit_of, start, fastest, slot, fou
         op: index of the op, int.
         base: start of the op where transfers are free, seconds.
         ptr, producer, apart_s, unit_of: as of `earliest_starts`.
-        start, fastest: of the ops before, seconds (n_ops,).
+        start, fastest: of the ops before, seconds, (n_ops,).
         slot: index in `found` of each op, int64 (n_ops,), -1 = none; written.
-        found: written, the ancestors, int64 (MAX_ANCESTORS,).
-        path_s: written, seconds of the ops between an ancestor and the op on one path, (MAX_ANCESTORS,).
-        least_s: written, the least transfer on that path, seconds (MAX_ANCESTORS,).
+        found: the ancestors, int64 (MAX_ANCESTORS,); written.
+        path_s: seconds of the ops between an ancestor and the op on one path, (MAX_ANCESTORS,); written.
+        least_s: the least transfer on that path, seconds, (MAX_ANCESTORS,); written.
 
     Returns:
         Number of ancestors, int.
@@ -113,7 +113,7 @@ def threshold(base, ancestors, delay_s, path_s, start, seconds, gap_s):
     Args:
         base: start of the op where transfers are free, seconds.
         ancestors: those that delay it most first, int64 (n,).
-        delay_s: start of the op if an ancestor is on another device, seconds (n,), descending.
+        delay_s: start of the op if an ancestor is on another device, seconds, (n,), descending.
         path_s: seconds between the end of an ancestor and the op, (n,).
         start, seconds, gap_s: as of `earliest_starts`; starts of the ops before.
 

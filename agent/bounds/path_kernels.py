@@ -67,7 +67,7 @@ def best_assignment(cost, along, parent, kind):
         along: cost between each unit and its parent, by the kind of the parent and by that of the unit,
             (n_units, n_kinds, n_kinds).
         parent: unit above each unit, int64 (n_units,), of a lower index; -1 = none.
-        kind: written: kind of each unit, int64 (n_units,).
+        kind: kind of each unit, int64 (n_units,); written.
 
     Returns:
         The least cost.

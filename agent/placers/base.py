@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from agent.placers.improvements import Improvement, Improvements
+from agent.placers.scores import OVER_BYTES
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
@@ -174,7 +175,7 @@ class SearchState:
     @property
     def is_feasible(self) -> bool:
         """Says whether the best placement so far is feasible."""
-        return self.best_score[0] == 0.0
+        return self.best_score[OVER_BYTES] == 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -198,7 +199,7 @@ class SearchState:
                 than scoring them will.
 
         Returns:
-            Step time in seconds and overflow in bytes, (n scored, 2), with n scored <= n.
+            Scores with the columns `OVER_BYTES` and `TOTAL_S`, (n scored, 2), with n scored <= n.
         """
         scores = [np.zeros((0, 2))]
         done = 0
@@ -210,7 +211,7 @@ class SearchState:
             self.simulation_s = (time.perf_counter() - began) / len(batch)
             for row in np.lexsort((total_s, over_bytes))[:1]:
                 self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
-            scores.append(np.stack([total_s, over_bytes], axis=1))
+            scores.append(np.stack([over_bytes, total_s], axis=1))
             done += len(batch)
         return np.concatenate(scores)
 

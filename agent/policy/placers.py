@@ -15,6 +15,7 @@ from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strateg
 from agent.placers.completion import complete_placement
 from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
+from agent.placers.scores import OVER_BYTES
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from agent.placers.search.walks import WalkTooLongError
@@ -123,7 +124,7 @@ class _Decoder:
             found = self._decode(tight, mdp_config, n_samples, resample, limit_s)
         except WalkTooLongError:
             return None
-        over_bytes = search.score(found, overdue=True)[:, 1]
+        over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
 
     def _affordable(self) -> MdpConfig | None:

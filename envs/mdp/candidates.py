@@ -121,11 +121,11 @@ def evaluate_incrementally(p, episode, op, scratch):
     """Evaluates each candidate from the timeline of what has been visited.
 
     Args:
-        p (ProblemArrays): the problem.
-        episode (Episode): only read.
+        p: `ProblemArrays`.
+        episode: `Episode`.
         op: index of the op at hand, int.
-        scratch (CandidateScratch): `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
-            `free` is overwritten.
+        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written; `free` is
+            scratch.
     """
     timeline = episode.timeline
     for device in range(len(p.memory)):
@@ -144,11 +144,11 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
     """Evaluates each candidate by a simulation of all that is simulated so far with the op there.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `simulated` is written, and restored.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; `simulated` is written, and restored.
         op: index of the op at hand, int.
-        scratch (CandidateScratch): `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
-            `timeline` is overwritten.
+        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
+            `timeline` is scratch.
         improving: whether the op is placed already and moves with its unit, bool.
     """
     timeline = scratch.timeline
@@ -173,10 +173,10 @@ def inputs_there_s(p, episode, op, device, timeline):
     """Returns when the inputs of an op are on a device in a finished simulation, in seconds.
 
     Args:
-        p (ProblemArrays): the problem.
-        episode (Episode): `simulated` is read; inputs that it lacks are not waited for.
+        p: `ProblemArrays`.
+        episode: `Episode`; `simulated` is read; inputs that it lacks are available at time 0.
         op, device: indices, int.
-        timeline (Timeline): the simulation, with the op on the device.
+        timeline: `Timeline`; the simulation, with the op on the device.
     """
     ready = 0.0
     for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
@@ -194,10 +194,10 @@ def fill_neighbours(p, episode, op, scratch):
     """Finds out where the bytes of placed neighbours are, and the transfers that each device would wait for.
 
     Args:
-        p (ProblemArrays): the problem.
-        episode (Episode): only read.
+        p: `ProblemArrays`.
+        episode: `Episode`.
         op: index of the op at hand, int.
-        scratch (CandidateScratch): `inputs_there`, `outputs_there` and `input_transfer_s` are written.
+        scratch: `CandidateScratch`; `inputs_there`, `outputs_there` and `input_transfer_s` are written.
     """
     n_devices = len(p.memory)
     input_bytes = output_bytes = 0.0

@@ -24,10 +24,10 @@ def fill_consumer_features(m, p, episode, op, scratch):
     """Evaluates what the outputs of an op cost its consumers if it runs on each candidate device.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`.
         op: index of the op at hand, int.
-        scratch (CandidateScratch): `finish_s` is read. Written, (n_devices,) each: `output_transfer_s`,
+        scratch: `CandidateScratch`; `finish_s` is read. Written, (n_devices,) each: `output_transfer_s`,
             `consumer_inputs_there`, `consumer_transfer_s` (over the least), `consumer_finish_s`. Overwritten:
             `transfer_to_s`, `others_ready_s`, `is_sent_to`.
     """
@@ -69,12 +69,12 @@ def add_unplaced_consumer(m, p, episode, consumer, tensor, unit, scratch):
     for it.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         consumer: index of the op, int.
         tensor: index of the tensor that it reads from the op at hand, int.
         unit: placement unit of the op at hand, int.
-        scratch (CandidateScratch): `consumer_finish_s`, `consumer_transfer_s` and `consumer_inputs_there` are
-            updated.
+        scratch: `CandidateScratch`; `consumer_finish_s`, `consumer_transfer_s` and `consumer_inputs_there`
+            are written.
 
     Returns:
         Bytes of placed tensors that are read besides.
@@ -107,11 +107,11 @@ def update_consumer_finish(p, episode, consumer, sent_bytes, scratch):
     """Raises `consumer_finish_s` of each candidate to the earliest finish of one consumer on any device.
 
     Args:
-        p (ProblemArrays): the problem.
-        episode (Episode): `timeline.free` is read.
+        p: `ProblemArrays`.
+        episode: `Episode`; `timeline.free` is read.
         consumer: index of the op, int.
         sent_bytes: bytes that it reads from the candidate device, float.
-        scratch (CandidateScratch): `finish_s` and `others_ready_s` are read, `consumer_finish_s` is updated.
+        scratch: `CandidateScratch`; `finish_s` and `others_ready_s` are read, `consumer_finish_s` is written.
     """
     n_devices, timeline = len(p.memory), episode.timeline
     for device in range(n_devices):
@@ -129,11 +129,11 @@ def fill_other_inputs(m, p, episode, consumer, tensor, unit, scratch):
     """Finds out what a consumer reads besides a tensor, and when that can be on each device.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         consumer: index of the op, int.
         tensor: index of the tensor, int.
         unit: placement unit of the op at hand, int; what the unit makes besides goes along with the tensor.
-        scratch (CandidateScratch): written, (n_devices,) each: `transfer_to_s`, seconds of transfers that
+        scratch: `CandidateScratch`; written, (n_devices,) each: `transfer_to_s`, seconds of transfers that
             bring the placed inputs there; `others_ready_s`, when they would be there. Updated:
             `consumer_inputs_there`, bytes where the inputs are.
 

@@ -74,12 +74,12 @@ def observe(m, p, episode, scratch, rules, features, mask):
     """Fills in the observation of the op at hand.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): the state; altered while candidates are evaluated, and restored.
-        scratch (CandidateScratch): overwritten.
-        rules (MdpRules): whether there are rollouts.
-        features: written, float32 (max_devices, N_DEVICE_FEATURES); 0 for devices that the problem lacks.
-        mask: written, int8 (max_devices,); 1 = the device is offered.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; written while candidates are evaluated, then restored.
+        scratch: `CandidateScratch`; written (scratch).
+        rules: `MdpRules`; whether there are rollouts.
+        features: float32 (max_devices, N_DEVICE_FEATURES); written; 0 for devices that the problem lacks.
+        mask: int8 (max_devices,); written; 1 = the device is offered.
 
     Returns:
         Whether any device is offered, bool.
@@ -106,10 +106,10 @@ def fill_times(m, p, episode, op, scratch, features):
     """Fills the columns that compare times of the candidates.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index of the op at hand, int.
-        scratch (CandidateScratch): evaluated candidates, only read.
-        features: float32 (max_devices, N_DEVICE_FEATURES), written.
+        scratch: `CandidateScratch`; evaluated candidates.
+        features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
     timeline, scale = episode.timeline, 1.0 / m.scales[MEAN_OP_S]
     step_time = start = finish = ready = free = consumer_finish = np.inf
@@ -144,9 +144,9 @@ def fill_state(m, p, episode, op, features):
     """Fills the columns that need no evaluated candidate: load, free memory, the unit's time, progress.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index of the op at hand, int.
-        features: float32 (max_devices, N_DEVICE_FEATURES), written.
+        features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
     n_devices, current, scale = len(p.memory), episode.device_of[op], 1.0 / m.scales[MEAN_OP_S]
     footprint = m.footprint_bytes[m.unit_of[op]]
@@ -174,7 +174,7 @@ def unit_seconds(m, p, op, device):
     """Returns the seconds that the compute ops of an op's unit take on a device.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): only read.
+        m: `MdpArrays`. p: `ProblemArrays`.
         op, device: indices, int.
     """
     unit, seconds = m.unit_of[op], 0.0
@@ -189,9 +189,9 @@ def fill_bytes(p, scratch, features):
     """Fills the columns that say which share of the neighbours' bytes is on a device.
 
     Args:
-        p (ProblemArrays): only read.
-        scratch (CandidateScratch): evaluated candidates, only read.
-        features: float32 (max_devices, N_DEVICE_FEATURES), written.
+        p: `ProblemArrays`.
+        scratch: `CandidateScratch`; evaluated candidates.
+        features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
     for device in range(len(p.memory)):
         features[device, INPUT_BYTES_THERE] = scratch.inputs_there[device]
@@ -204,9 +204,9 @@ def fill_rollout(m, p, rollout, features):
     """Fills the columns of the truncated rollouts.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): only read.
-        rollout (RolloutScratch): results of the rollouts, only read.
-        features: float32 (max_devices, N_DEVICE_FEATURES), written.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        rollout: `RolloutScratch`; results of the rollouts.
+        features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
     n_devices, scale = len(p.memory), 1.0 / m.scales[MEAN_OP_S]
     for level in range(len(HORIZONS)):
@@ -225,10 +225,10 @@ def fill_mask(m, p, episode, op, rules, mask):
     """Marks the devices with free memory for the unit of an op, or all; one that is there already may stay.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): only read.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
         op: index of the op, int.
-        rules (MdpRules): whether the memory counts.
-        mask: written, int8 (max_devices,).
+        rules: `MdpRules`; whether the memory counts.
+        mask: int8 (max_devices,); written.
 
     Returns:
         Whether there is such a device, bool.
@@ -250,7 +250,7 @@ def link_busy_until(p, timeline, device):
     """Returns when the last outgoing link of a device is free, in seconds; 0 where it has none.
 
     Args:
-        p (ProblemArrays), timeline (Timeline): only read.
+        p: `ProblemArrays`. timeline: `Timeline`.
         device: index of the device, int.
     """
     until = 0.0

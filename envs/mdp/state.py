@@ -2,9 +2,9 @@
 
 The kernels of this package share three arguments:
 
-    m (MdpArrays): placement units, footprints and scales of the problem.
-    p (ProblemArrays): graph and cluster as the simulator reads them.
-    episode (Episode): state of the episode; its arrays are views into `Episodes`.
+    m: `MdpArrays`; placement units, footprints and scales of the problem.
+    p: `ProblemArrays`; graph and cluster as the simulator reads them.
+    episode: `Episode`; state of the episode; its arrays are views into `Episodes`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from graphs.system.jit import kernel
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),
-whether the timeline grows by one op at a time (1) or is simulated anew (0), while constructing the number of
-ops that are decided and not visited yet, and the number of decisions taken."""
+whether the timeline grows by one op at a time (1) or is simulated again (0), while constructing the number
+of ops that are decided and not visited yet, and the number of decisions taken."""
 
 MEAN_OP_S, REWARD_S = range(2)
 """Columns of `MdpArrays.scales`: mean time of an op on a device, zeros left out, and seconds per unit of
@@ -171,8 +171,8 @@ def episode_at(episodes, p, e):
     """Returns views of one episode, cut to its problem's size.
 
     Args:
-        episodes (Episodes): episodes side by side.
-        p (ProblemArrays): the episode's problem.
+        episodes: `Episodes`; episodes side by side.
+        p: `ProblemArrays`; the episode's problem.
         e: index of the episode, int.
 
     Returns:
@@ -206,8 +206,8 @@ def simulate_op(m, p, episode, op, device):
     """Shows a full simulation an op on a device, and the source ops of its unit with it.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `simulated` is written.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; `simulated` is written.
         op: index of the op, int.
         device: index of the device, int; -1 hides them again.
     """
@@ -223,8 +223,8 @@ def simulate_unit(m, episode, op, device):
     """Shows a full simulation the whole unit of an op on a device.
 
     Args:
-        m (MdpArrays): the problem's placement units.
-        episode (Episode): `simulated` is written.
+        m: `MdpArrays`; the problem's placement units.
+        episode: `Episode`; `simulated` is written.
         op: index of the op, int.
         device: index of the device, int.
     """

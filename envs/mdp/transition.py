@@ -66,14 +66,14 @@ def step_episodes(packed, episodes, scratch, rules, first, actions, observation,
     One entry for a batch's first observation too, as each entry is compiled with all that it calls.
 
     Args:
-        packed (PackedProblems): problems that the episodes are over.
-        episodes (Episodes): states, updated.
-        scratch (CandidateScratch): overwritten; threads that run at a time need one each.
-        rules (MdpRules): what is asked for, and the factor of penalties.
+        packed: `PackedProblems`; problems that the episodes are over.
+        episodes: `Episodes`; written.
+        scratch: `CandidateScratch`; written (scratch); threads that run at a time need one each.
+        rules: `MdpRules`; what is asked for, and the factor of penalties.
         first: index of the first of the episodes, int.
         actions: device for each of the episodes, int64 (n_actions,); -1 decides nothing and only observes.
-        observation (Observation): rows of the episodes are written.
-        result (StepResult): rows of the episodes are written.
+        observation: `Observation`; rows of the episodes are written.
+        result: `StepResult`; rows of the episodes are written.
     """
     for e in range(first, first + len(actions)):
         advance(packed, episodes, scratch, rules, e, actions[e - first], observation, result)
@@ -122,10 +122,10 @@ def observe_episode(m, p, episode, scratch, rules, observation, i, e):
     """Fills in one row of the observation.
 
     Args:
-        m (MdpArrays), p (ProblemArrays), episode (Episode): as of `observe`.
-        scratch (CandidateScratch): overwritten.
-        rules (MdpRules): as of `observe`.
-        observation (Observation): row `e` is written.
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`. As of `observe`.
+        scratch: `CandidateScratch`; written (scratch).
+        rules: `MdpRules`; as of `observe`.
+        observation: `Observation`; row `e` is written.
         i, e: indices of the problem and of the episode, int.
 
     Returns:
@@ -142,8 +142,8 @@ def construct(m, p, episode, device):
     """Decides the unit of the op at hand and visits on to the next op that is not decided.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): updated.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; written.
         device: index of the device, int.
 
     Returns:
@@ -168,8 +168,8 @@ def improve(m, p, episode, device):
     """Moves the unit of the op at hand and goes to the next visit.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): updated; simulated anew where the unit changes its device.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; written; simulated again where the unit changes its device.
         device: index of the device, int.
 
     Returns:
@@ -206,8 +206,8 @@ def assign(m, p, episode, op, device):
     """Puts the unit of an op on a device, taking it from where it was.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `device_of`, `load`, `busy` and `state` are updated.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; `device_of`, `load`, `busy` and `state` are written.
         op: index of the op, int.
         device: index of the device, int.
     """
@@ -233,8 +233,8 @@ def visit(m, p, episode, op):
     """Adds a decided op to what is simulated.
 
     Args:
-        m (MdpArrays), p (ProblemArrays): the problem.
-        episode (Episode): `timeline` and `time_s` are updated if incremental, else `simulated`.
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; `timeline` and `time_s` are written if incremental, else `simulated`.
         op: index of the op, int.
     """
     device = episode.device_of[op]
@@ -251,8 +251,8 @@ def share_of_overflow(p, episode, peak_bytes):
     """Computes the memory that a finished placement needs beyond what its devices have.
 
     Args:
-        p (ProblemArrays), episode (Episode): only read.
-        peak_bytes: written, (n_devices,).
+        p: `ProblemArrays`. episode: `Episode`.
+        peak_bytes: (n_devices,); written.
 
     Returns:
         Share of the cluster's memory, 0 where the placement is within the memory.

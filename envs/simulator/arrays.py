@@ -1,8 +1,8 @@
 """The timeline that a simulation fills in, and the kernels that every schedule shares.
 
-An op whose device is -1 is absent: it does not run, and nothing waits for its outputs. Tensor `t` at device
-`d` has slot `t * n_devices + d`. Where the cluster sends per tensor, the slot of the producer's own device
-holds the end of the one transfer that serves all devices.
+An op whose device is -1 is unplaced: it does not run, and its outputs are available at time 0. Tensor `t` at
+device `d` has slot `t * n_devices + d`. If the cluster sends per tensor, the slot of the producer's own
+device holds the end of the one transfer that serves all devices.
 
 When devices, the host thread and links are free is kept in one array of clocks, so that a trial copies one
 array; `ProblemArrays` says which clock is whose.
@@ -74,7 +74,7 @@ def copy_clocks(p, free, trial):
     Args:
         p: `ProblemArrays`.
         free: seconds, (n_clocks,).
-        trial: written, as `free`.
+        trial: as `free`; written.
     """
     for clock in range(p.rules[N_CLOCKS]):
         trial[clock] = free[clock]

@@ -29,7 +29,7 @@ def run_fifo(p, device_of, timeline):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written. Until an op starts, its `start` is the latest known arrival of
             its inputs.
 
@@ -56,11 +56,11 @@ def run_fifo(p, device_of, timeline):
 
 @kernel
 def initialize(p, device_of, timeline, q):
-    """Lays out the heaps at time 0, cancels the outputs of absent ops, and delivers those of sources.
+    """Lays out the heaps at time 0, and makes the outputs of sources and of unplaced ops available.
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written.
         q: `ReadyQueue`; written.
     """
@@ -89,7 +89,7 @@ def initialize(p, device_of, timeline, q):
 
 @kernel
 def cancel_outputs(p, q, op):
-    """Marks the outputs of an absent op as available at time 0.
+    """Marks the outputs of an unplaced op as available at time 0.
 
     Args:
         p: `ProblemArrays`.
@@ -108,7 +108,7 @@ def deliver(p, device_of, timeline, q, op, cycle):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` in which the op has finished; written.
         q: `ReadyQueue`; written.
         op: index, int.
@@ -144,7 +144,7 @@ def drain(p, device_of, timeline, q):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline`; written.
         q: `ReadyQueue`; written.
 

@@ -16,7 +16,7 @@ def run(p, device_of, timeline):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline`; written.
 
     Returns:
@@ -34,11 +34,11 @@ def run_many(p, devices_of, timeline, track_memory, total_s, peak):
 
     Args:
         p: `ProblemArrays`.
-        devices_of: device of each op, one placement a row, int64 (n, n_ops); -1 = absent.
+        devices_of: device of each op, one placement a row, int64 (n, n_ops); -1 = unplaced.
         timeline: `Timeline`; written: that of the last row.
         track_memory: whether to fill `peak`, bool.
-        total_s: written: step times in seconds, (n,).
-        peak: written: greatest number of bytes held at once, (n, n_devices); not read without `track_memory`.
+        total_s: step times in seconds, (n,); written.
+        peak: greatest number of bytes held at once, (n, n_devices); written; not read without `track_memory`.
     """
     for row in range(len(devices_of)):
         total_s[row] = run(p, devices_of[row], timeline)

@@ -42,10 +42,10 @@ def peak_memory(p, device_of, timeline, total_s, peak):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         total_s: step time, seconds.
-        peak: written: bytes, (n_devices,).
+        peak: bytes, (n_devices,); written.
     """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
     n_buckets = 2 * len(device_of) // n_devices + 2
@@ -75,7 +75,7 @@ def find_holdings(p, device_of, timeline, last_use, h):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the finished simulation.
         last_use: scratch, float64 (n_devices,).
         h: `Holdings`; written.
@@ -138,7 +138,7 @@ def bound(flows, held, in_doubt):
     Args:
         flows: bytes, (n_buckets, 2), columns `BEGINS` and `ENDS`; written: `HELD` replaces `ENDS`.
         held: bytes held before the first bucket.
-        in_doubt: written: 1 where the bound may be exceeded, uint8 (n_buckets,).
+        in_doubt: 1 where the bound may be exceeded, uint8 (n_buckets,); written.
 
     Returns:
         Bytes.
@@ -165,7 +165,7 @@ def find_events(h, n, scale, in_doubt, events):
         n: their number, int.
         scale: buckets per second.
         in_doubt: uint8 (n_devices, n_buckets).
-        events: written: events by holding, int32 (2 * n + 1,).
+        events: events by holding, int32 (2 * n + 1,); written.
 
     Returns:
         Their number.

@@ -13,8 +13,8 @@ def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); an input whose producer is absent (-1) is not waited
-            for.
+        device_of: device of each op, int64 (n_ops,); inputs whose producer is unplaced (-1) are available at
+            time 0.
         timeline: `Timeline` in which all present producers have finished; with `commit`, `sent` and `arrival`
             are written.
         free: when each device, the host thread and each link is free, seconds, (n_clocks,); written: that of
@@ -47,11 +47,11 @@ def inputs_ready(p, device_of, timeline, free, op, device, commit, log=None):
 
 @kernel(inline=True)
 def issue(p, device_of, timeline, op, log):
-    """Runs the next op in program order; a source or an absent op takes no time.
+    """Runs the next op in program order; a source or an unplaced op takes no time.
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: `Timeline` of the ops before; written.
         op: index, int.
         log: `SendLog` that gets the slots which are filled, or None.
@@ -73,7 +73,7 @@ def run_program(p, device_of, timeline):
 
     Args:
         p: `ProblemArrays`.
-        device_of: device of each op, int64 (n_ops,); -1 = absent.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
         timeline: empty `Timeline`; written.
 
     Returns:

@@ -185,7 +185,7 @@ def begin(timeline, work_s, remaining_s):
     Args:
         timeline: `Timeline`; `free` is written.
         work_s: seconds of work of each device, (n_devices,).
-        remaining_s: written: the work that is still to be done, (n_devices,).
+        remaining_s: the work that is still to be done, (n_devices,); written.
 
     Returns:
         The step time so far, 0 s.
@@ -202,7 +202,7 @@ def save(p, saved, timeline, work_s, remaining_s, total_s):
 
     Args:
         p: `ProblemArrays`.
-        saved: written: one row of `SimulationPair.saved`.
+        saved: one row of `SimulationPair.saved`; written.
         timeline: `Timeline` of the ops before.
         work_s, remaining_s: all of the work of each device and what is still to be done, seconds,
             (n_devices,).
@@ -226,7 +226,7 @@ def restore(p, saved, timeline, work_s, remaining_s):
         timeline: `Timeline`; `free` is written.
         work_s: seconds of work of each device, (n_devices,); it may differ from that at the time of saving,
             as long as the ops before the block are where they were.
-        remaining_s: written: the work that is still to be done, (n_devices,).
+        remaining_s: the work that is still to be done, (n_devices,); written.
 
     Returns:
         The step time so far, seconds.

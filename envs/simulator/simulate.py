@@ -63,7 +63,7 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime
 
 
 def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
-    """Simulates one training step without checking the placement; ops at -1 are absent.
+    """Simulates one training step without checking the placement; ops at -1 are unplaced.
 
     Args:
         device_of: device index of each op, int64 (n_ops,).
@@ -92,7 +92,7 @@ def simulate_many(
     """Simulates many placements of one problem, on all cores.
 
     Args:
-        devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are absent.
+        devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are unplaced.
         memory: whether to track memory; if not, the bytes are 0.
 
     Returns:

@@ -49,7 +49,7 @@ def simulate_moves(p, unit_ptr, unit_item, device_of, pair, work_s, limit_s, tot
         pair: new `SimulationPair`; written.
         work_s: seconds of work of each device, (n_devices,); changed and restored up to rounding.
         limit_s: as in `single_move_costs`.
-        total_s: written: step times in seconds, (n_units, n_devices).
+        total_s: step times in seconds, (n_units, n_devices); written.
     """
     stay_s = run_moved(p, device_of, pair, np.int64(0), np.inf, work_s)
     commit(pair)

@@ -20,6 +20,7 @@ import numpy as np
 from agent.placers.base import Budget, PlacerError, SearchState, placer
 from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
+from agent.placers.scores import TOTAL_S
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
 from graphs.system.array_types import IntArray
@@ -73,7 +74,7 @@ def try_all(search: SearchState) -> Proof | None:
     """Simulates all placements; None if the seconds that are left will not last."""
     if not enumerate_placements(search):
         return None
-    return Proof(search.best_score[1] if search.is_feasible else 0.0, is_optimal=search.is_feasible)
+    return Proof(search.best_score[TOTAL_S] if search.is_feasible else 0.0, is_optimal=search.is_feasible)
 
 
 def solve(search: SearchState) -> Proof:
@@ -137,7 +138,7 @@ class _Benders:
 
     @property
     def _best_s(self) -> float:
-        return self.search.best_score[1] if self.search.is_feasible else np.inf
+        return self.search.best_score[TOTAL_S] if self.search.is_feasible else np.inf
 
     @property
     def _ticks_below(self) -> int | None:

@@ -144,7 +144,7 @@ def fill_ready(p, device_of, timeline, trial_free, op, ready_s):
         timeline: `Timeline` of the ops scheduled so far.
         trial_free: scratch, float64 (n_clocks,).
         op: index, int.
-        ready_s: written: seconds, (n_devices,).
+        ready_s: seconds, (n_devices,); written.
     """
     for device in range(len(p.memory)):
         copy_clocks(p, timeline.free, trial_free)

@@ -9,8 +9,9 @@ import numpy as np
 from agent.placers.base import Leader, SearchState, Strategy, placer
 from agent.placers.heuristics.list_scheduling import heft, m_etf
 from agent.placers.heuristics.single import single
+from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
-from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, AnnealingChain
+from agent.placers.search.annealing_moves import AnnealingChain
 from agent.placers.search.segments import Segments, segments_of
 from agent.placers.units import Units, units_of
 from envs.problem import Problem

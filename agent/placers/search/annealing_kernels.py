@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.search.annealing_moves import OVER_BYTES, TOTAL_S, first_moved, propose, put
+from agent.placers.scores import OVER_BYTES, TOTAL_S
+from agent.placers.search.annealing_moves import first_moved, propose, put
 from envs.simulator.arrays import copy
 from envs.simulator.memory import peak_memory
 from envs.simulator.resume import candidate_timeline, commit, run_moved

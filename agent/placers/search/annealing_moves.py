@@ -20,9 +20,6 @@ ONE, WITH_NEIGHBOURS, SEGMENT = 0.1, 0.6, 0.95
 """Cumulative probabilities of the moves that are none of modules; the rest are swaps. Tuned on a sixth of
 the benchmark graphs."""
 
-OVER_BYTES, TOTAL_S = range(2)
-"""Columns of `AnnealingChain.best_score`: bytes over the memory limits, step time."""
-
 
 class AnnealingChain(NamedTuple):
     """The state of one Markov chain of placements; a scalar is an array of one."""
@@ -30,7 +27,7 @@ class AnnealingChain(NamedTuple):
     device_of: IntArray  # (n_ops,) the current placement, or the proposed one during a proposal
     energy: FloatArray  # (1,) of the current placement
     best: IntArray  # (n_ops,) the best placement so far
-    best_score: FloatArray  # (2,) columns `OVER_BYTES`, `TOTAL_S`
+    best_score: FloatArray  # (2,) columns `OVER_BYTES` and `TOTAL_S` of `agent.placers.scores`
     moved: IntArray  # (n_units,) units that the proposal moves
     back: IntArray  # (n_units,) their devices before
     pair: SimulationPair

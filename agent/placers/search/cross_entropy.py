@@ -8,6 +8,7 @@ from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import memory_fill
 from agent.placers.heuristics.single import single
+from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.units import unit_seconds, units_by_layer
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS
@@ -51,7 +52,7 @@ def cross_entropy(search: SearchState, rng: np.random.Generator) -> None:
         if not len(scores):  # The seconds ended while they were drawn.
             return
         n_elite = max(round(ELITE * len(scores)), 1)
-        elite = drawn[np.lexsort((scores[:, 0], scores[:, 1]))[:n_elite]]
+        elite = drawn[np.lexsort((scores[:, TOTAL_S], scores[:, OVER_BYTES]))[:n_elite]]
         frequency = (elite[:, :, None] == np.arange(problem.n_devices)).mean(axis=0)
         probability = SMOOTHING * probability + (1 - SMOOTHING) * frequency
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
+from agent.placers.scores import OVER_BYTES
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
 from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.features import HORIZONS, column
@@ -61,7 +62,7 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
             found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
         except WalkTooLongError:
             return None
-        over_bytes = search.score(found, overdue=True)[:, 1]
+        over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
         return None if (over_bytes == 0.0).any() or not search.left else found[0]
 
     retry_until_feasible(problem, place_within)

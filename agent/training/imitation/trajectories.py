@@ -13,7 +13,8 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.state import mdp_arrays
+from envs.mdp.observation import STEP_TIME_OVER_LEAST
+from envs.mdp.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
 from graphs.system.array_types import FloatArray
 
@@ -92,11 +93,11 @@ def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator
     Unlike a construction, an improvement knows what each device does to the whole step.
     """
     given = batch.problems[problem]
-    op_seconds = mdp_arrays(given).scales[0]
+    op_seconds = mdp_arrays(given).scales[MEAN_OP_S]
     batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
 
     def choose(op: int, features: NDArray[np.float32], usable: NDArray[np.bool_]) -> tuple[int, FloatArray]:
-        regret = np.expm1(features[: given.n_devices, 0]) * op_seconds / given.scale_s
+        regret = np.expm1(features[: given.n_devices, STEP_TIME_OVER_LEAST]) * op_seconds / given.scale_s
         likely = np.exp(-regret / TOLERANCE) * usable[: given.n_devices]
         likely = likely if likely.any() else usable[: given.n_devices].astype(np.float64)
         return int(rng.choice(given.n_devices, p=likely / likely.sum())), regret

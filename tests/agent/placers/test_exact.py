@@ -17,6 +17,7 @@ from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.exact.enumeration import MAX_PLACEMENTS, enumerate_placements, n_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS
 from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
+from agent.placers.scores import TOTAL_S
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family
@@ -40,7 +41,7 @@ def test_the_optimum_of_a_small_graph_is_found_and_proven(seed: int) -> None:
     proof = solve(search)
     assert proof.is_optimal
     assert search.best_score == (0.0, pytest.approx(optimum_s(problem), rel=1e-9))
-    assert proof.bound_s == pytest.approx(search.best_score[1], rel=1e-9)
+    assert proof.bound_s == pytest.approx(search.best_score[TOTAL_S], rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -76,7 +77,9 @@ def test_devices_that_are_alike_are_told_apart_where_sending_goes_by_their_index
         search = SearchState(problem, Budget(None, seconds=20.0))
         proof = solve(search)
         assert proof.bound_s <= optimum_s(problem) * (1 + 1e-9)
-        assert not proof.is_optimal or search.best_score[1] == pytest.approx(optimum_s(problem), rel=1e-9)
+        assert not proof.is_optimal or search.best_score[TOTAL_S] == pytest.approx(
+            optimum_s(problem), rel=1e-9
+        )
 
 
 def test_steps_beyond_the_horizon_are_not_claimed_to_be_ruled_out() -> None:

@@ -11,6 +11,7 @@ from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.heuristics.list_scheduling import upward_rank_order
+from agent.placers.scores import OVER_BYTES
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import check_placement
@@ -131,9 +132,9 @@ def test_best_prefers_feasible_to_fast_and_little_overflow_to_much():
     search = SearchState(problem, Budget(10))
     one = np.zeros((1, problem.graph.n_ops), dtype=np.int64)
     spread = (np.arange(len(problem.graph.units)) % 3)[None]
-    assert search.score(one)[0, 1] > 0
+    assert search.score(one)[0, OVER_BYTES] > 0
     assert not search.is_feasible
-    assert search.score_units(spread)[0, 1] == 0
+    assert search.score_units(spread)[0, OVER_BYTES] == 0
     assert search.is_feasible
     search.score(one)
     assert (search.best == spread[0][problem.graph.unit_of]).all()

@@ -48,10 +48,10 @@ TORCHRUN = "torchrun"
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A placement of a graph on a cluster, and what it is worth.
+    """A placement of a graph on a cluster, with its simulated step and its baselines.
 
     Attributes:
-        placer: name of what found it.
+        placer: name of the placer that found it.
         placement: device index of each op.
         step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
         single: the fastest single device that has the memory; where none has, the fastest.
@@ -111,7 +111,7 @@ class Plan:
         return "\n".join(explanation_lines(self._problem, self.placement.device_of))
 
     def device_map(self) -> DeviceMap:
-        """Makes the nearest device map that accelerate can run, with what it loses.
+        """Makes the nearest device map that accelerate can run, with the loss of step time.
 
         Raises:
             DeviceMapError: the graph has no module paths.

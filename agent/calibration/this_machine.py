@@ -88,7 +88,7 @@ class OwnDevice:
 
 
 def own_devices(threads: int) -> list[OwnDevice]:
-    """Finds the processor, with so many threads, and all CUDA devices."""
+    """Finds the processor, with the given number of threads, and all CUDA devices."""
     import torch
 
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -108,9 +108,9 @@ def measured_seconds(
     timed: Sequence[tuple[str, Callable[[], Sequence[float]]]],
     report: Report = lambda what, done, total: None,
 ) -> list[float]:
-    """Times what a database does not hold yet, and returns the median seconds of all, in their order.
+    """Times the ops that a database lacks, and returns the median seconds of all ops, in their order.
 
-    Each time is kept as soon as it is known, so an interrupted run goes on where it stopped.
+    Each time is kept as soon as it is known, so an interrupted run can be resumed.
 
     Args:
         path: SQLite file, made where it does not exist.

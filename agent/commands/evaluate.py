@@ -106,7 +106,7 @@ def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSp
 def _measure(
     measuring: MeasuringSession, measure: MeasureFlags, spec: EvaluationSpec, trials: Sequence[Trial]
 ) -> None:
-    """Measures what is to be measured, and prints it."""
+    """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
     from agent.evaluation.terminal_report import measuring_bars, print_lines
 
@@ -180,7 +180,7 @@ def _trial_maker(engine: str) -> TrialMaker:
 
 
 def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
-    """Writes what is handed over with placements, and prints what bounds the best one of a model."""
+    """Writes the files for other tools, and prints what limits the best placement of a model."""
     from agent.evaluation.handover.written import write_handovers
     from agent.evaluation.terminal_report import print_lines
 

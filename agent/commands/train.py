@@ -139,7 +139,7 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
 
 
 def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
-    """Returns the limit of a run that goes on: the given minutes from now on, else the limit that it had."""
+    """Returns the time limit of a resumed run: the given minutes from now on, or else its old limit."""
     from agent.training.checkpoints import CheckpointFolder, restoring
 
     saved = CheckpointFolder(folder / "checkpoints").latest()
@@ -227,7 +227,7 @@ def closing_lines(result: Result, folder: Path) -> str:
 
 
 def how_to_resume(config: TrainConfig) -> str:
-    """Names the command that goes on with a run."""
+    """Returns the command that resumes a run."""
     if config.context == "distributed":
         return (
             f"resume with train_agent.py --resume --name {config.name}, started as before (torchrun or Ray)"

@@ -31,7 +31,7 @@ from graphs.system.json_files import write_json_atomic
 
 
 class LocalContext:
-    """Trains in this process until done or asked to stop by SIGINT or SIGTERM; use as a context manager.
+    """Trains in this process until the training ends or SIGINT or SIGTERM stops it; a context manager.
 
     Args:
         folder: of the run; made on entry unless `resume`.
@@ -104,7 +104,7 @@ class LocalContext:
         reporter.close(self._final)
 
     def _start_anew(self, last_iteration: int) -> None:
-        """Says that a run without a checkpoint starts anew, which is right until the first one is due.
+        """Announces that a run without a checkpoint starts from the beginning, if none was due yet.
 
         Raises:
             CheckpointError: there was one, as later updates were made.

@@ -63,7 +63,7 @@ class _Slot:
 def run_trials_on_ray(
     spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
 ) -> Generator[tuple[Task, Outcome], None, None]:
-    """Makes trials in processes of a Ray cluster, in any order; what they find is what one process finds.
+    """Makes trials in processes of a Ray cluster, in any order, with the same results as in one process.
 
     A trial whose process died or took too long is tried once more in another process.
 

@@ -24,7 +24,7 @@ class Failure:
         key: identity of the trial within the evaluation.
         tries: number of times that it was tried.
         reason: one printable line.
-        details: traceback of an exception that nobody expected; else empty.
+        details: traceback of an unexpected exception; else empty.
     """
 
     key: Key

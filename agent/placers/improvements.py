@@ -38,10 +38,10 @@ class Improvements:
         self._kept.append(Improvement(evaluations, seconds, step_time_s))
 
     def add_later(self, others: Iterable[Improvement], evaluations: int, seconds: float) -> None:
-        """Add those of a search that began when this one had spent so many evaluations and seconds."""
+        """Adds those of a search that started after the given evaluations and seconds of this one."""
         for other in others:
             self.add(evaluations + other.evaluations, seconds + other.seconds, other.step_time_s)
 
     def all(self) -> tuple[Improvement, ...]:
-        """Returns what is kept, the first one first."""
+        """Returns the improvements that are kept, in their order."""
         return tuple(self._kept)

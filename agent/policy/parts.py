@@ -57,7 +57,7 @@ def part_names(feature_set: str, rounds: int) -> list[str]:
 
 
 def kept_without(parts: Sequence[str], feature_set: str, rounds: int) -> InputFactors:
-    """Finds what is left of a network's inputs without some parts.
+    """Returns the inputs of a network without some parts.
 
     Raises:
         PartError: an unknown part.

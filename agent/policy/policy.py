@@ -79,7 +79,7 @@ class Policy(nn.Module):
         return self._score(self.embeddings.contexts(problem, op), obs)
 
     def scores_for_update(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """As `scores`, with gradients: the graphs that occur in `obs` are encoded anew, each once."""
+        """Scores as `scores` does, with gradients: it encodes each graph of `obs` once."""
         return self._score(self.embeddings.fresh_contexts(*_decisions(obs)), obs)
 
     def _score(self, context: Tensor, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Policies on disk: weights in `policy.safetensors`, what they are in `policy.json`; nothing is unpickled."""
+"""Policies on disk: weights in `policy.safetensors`, the rest in `policy.json`; nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ PART = "part:"
 
 @dataclass(frozen=True)
 class Component:
-    """A component that a training can do without.
+    """A component that an ablation can leave out.
 
     Attributes:
-        meaning: what is left out, in words.
+        meaning: description of the component.
         changes: settings without it.
     """
 

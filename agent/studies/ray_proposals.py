@@ -1,4 +1,4 @@
-"""Proposals for Ray Tune: trials that a study has begun, then what Optuna proposes."""
+"""Proposals for Ray Tune: the trials that a study has started, then Optuna's proposals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proposals(OptunaSearch):  # type: ignore[misc]
         return {**super().suggest(trial_id), TRIAL: name}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Tells Optuna nothing: Tune gives trials up here, and one that goes on repeats its steps."""
+        """Does nothing: Tune stops trials here, and a resumed trial repeats its steps."""
 
 
 def values_of(space: tuple[Choice | Range, ...], drawn: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A hyperparameter search by Ray Tune, with Optuna's proposals, on a Ray cluster or on this machine.
 
-Tune runs and stops the trials; each keeps its own run's folder and goes on from its own checkpoint. A trial
+Tune runs and stops the trials; each keeps its own run's folder and resumes from its own checkpoint. A trial
 writes what it is at into its folder, and the study's process takes its record from there.
 
 Tune unpickles what it goes on with, so every start is a new one: the study's record says what was drawn and
@@ -47,7 +47,7 @@ ATTEMPT = "attempt-{:03d}.json"
 
 @dataclass(frozen=True)
 class NeverSet:
-    """A flag that tells no trial to stop; Tune ends those that it gives up."""
+    """A flag that is never set; Tune ends the trials that it stops early."""
 
     def is_set(self) -> bool:
         """Says no."""
@@ -58,7 +58,7 @@ class TunedContext(TrialContext):
     """Trains a trial that Tune watches."""
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
-        """Tells Tune the score of each evaluation besides."""
+        """Also reports the score of each evaluation to Tune."""
         super().report(timesteps, metrics)
         if SCORE in metrics:
             tune.report({"score": metrics[SCORE], "update": int(metrics[ITERATION])})
@@ -97,7 +97,7 @@ class Trainable:
 
 
 def run_ray_search(study: Study, report: Report) -> bool:
-    """Runs the trials of a search, or goes on with them; returns whether all ended.
+    """Runs or resumes the trials of a search; returns whether all ended.
 
     Args:
         report: called with each attempt that begins or ends.
@@ -182,13 +182,13 @@ class _Recorder:
         return {each.trial for each in attempts if each.status not in (RUNNING, STALE)}
 
     def watch(self) -> None:
-        """Takes what is new, until the study is over."""
+        """Reads new outcomes until the study is over."""
         while not self.is_over:
             self._look()
             time.sleep(POLL_S)
 
     def finish(self) -> None:
-        """Takes the rest: an attempt that did not end was given up, or stopped with the study."""
+        """Reads the last outcomes: an attempt that did not end was stopped early, or with the study."""
         self._look()
         given_up = _given_up(self._study.folder.absolute() / "ray" / self._study.name)
         for attempt in [each for each in self._study.record.attempts.values() if each.status == RUNNING]:

@@ -31,7 +31,7 @@ class StudyTrial:
     Attributes:
         name: of its folder, unique in the study.
         config: what it is trained with.
-        component: what is changed from the base, in words; "" for the base.
+        component: description of the change from the base; "" for the base.
         mode: how: `base`, `without`, `replaced`, `grid`, `sampled`, or `cold` for a control without `--init`.
     """
 
@@ -42,7 +42,7 @@ class StudyTrial:
 
     @property
     def config_hash(self) -> str:
-        """Identity of its settings, without those that decide nothing of what is learned."""
+        """Hash of the settings that influence the policy."""
         decisive = {key: value for key, value in self.config.to_json().items() if key not in EXTENDABLE}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -53,8 +53,8 @@ class Attempt:
 
     Attributes:
         attempt: number within the study, from 1.
-        retry_of: attempt that this one goes on with or repeats; None for a trial's first.
-        resumed_from_step: update of the checkpoint that it went on from; 0 for none.
+        retry_of: attempt that this one resumes or repeats; None for a trial's first.
+        resumed_from_step: update of the checkpoint that it resumed from; 0 for none.
         config: that differs from the base of the study, as JSON.
         graphs_hash: of all graphs that the trial trains, validates and reports on.
         steps, decisions: updates made and decisions learned from, those before interruptions included.

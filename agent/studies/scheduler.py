@@ -1,4 +1,4 @@
-"""Runs the trials of a study, so many at a time; a process that dies costs an attempt, and nothing else."""
+"""Runs several trials of a study at a time; a process that dies costs only an attempt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TrialProcess = WorkerProcess[TrialRequest, TrialOutcome]
 
 
 class TrialSource(Protocol):
-    """Says which trials a study has; what it says may depend on how others ended."""
+    """Supplies the trials of a study; later trials may depend on how earlier ones ended."""
 
     def next_trial(self) -> StudyTrial | None:
         """Returns another trial to run, or None where there is none, or none as yet."""
@@ -40,7 +40,7 @@ class TrialSource(Protocol):
 
 @dataclass
 class _Slot:
-    """A process, the flag that tells it to stop, and what it is at."""
+    """A process, its flag to stop, and its current trial."""
 
     process: TrialProcess
     stop: PipeFlag
@@ -66,10 +66,10 @@ class Scheduler:
         self._interrupts = 0
 
     def run(self) -> bool:
-        """Runs all trials; returns whether they all ended, rather than being stopped by a signal.
+        """Runs all trials; returns False if a signal stopped some of them.
 
         Raises:
-            OSError: the disk is full; the trials go on when the study is run again.
+            OSError: the disk is full; the trials resume when the study is run again.
         """
         slots = [_make_slot() for _ in range(self.study.config.jobs)]
         try:

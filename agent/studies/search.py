@@ -1,4 +1,4 @@
-"""A hyperparameter search by Optuna, which proposes trials and says which to give up.
+"""A hyperparameter search by Optuna, which proposes trials and stops bad ones early.
 
 What Optuna knows is in memory alone; a study that goes on tells it again what the study's record holds. So a
 trial that was killed goes on from its checkpoint under its own number.

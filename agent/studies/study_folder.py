@@ -1,7 +1,7 @@
 """A study: a training function run as many trials, in one folder with one record.
 
 `runs/NAME/` holds `study.json`, `trials.csv`, the journal that it is made from, and a run's folder for each
-trial in `trials/`. The same command goes on with a study that was stopped or killed.
+trial in `trials/`. The same command resumes a study that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ FORMAT = "placewalk.study/1"
 ITS_OWN = ("name", "context", "seed")
 """Settings of a trial that are no difference from the base."""
 FREE = ("jobs", "attempts", "trials", "seeds")
-"""Settings that a study may be gone on with another value of."""
+"""Settings that may change when a study is resumed."""
 
 
 class StudyError(InputError):
-    """A study that is another one, or in use; the message says what to do."""
+    """A study that differs or is in use; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study whose folder is there and locked.
+    """A study with its locked folder.
 
     Attributes:
-        base: what every trial is trained with but for what it changes.
+        base: settings of every trial, except those that the trial changes.
     """
 
     name: str
@@ -85,7 +85,7 @@ def trial_folder(study: Path, trial: str) -> Path:
 
 @contextmanager
 def open_study(base: TrainConfig, config: StudyConfig) -> Iterator[Study]:
-    """Makes the folder of a study, or goes on with it, and locks it.
+    """Creates or reopens the folder of a study, and locks it.
 
     Raises:
         StudyError: the folder is of another study or run, or in use.

@@ -1,4 +1,4 @@
-"""Runs a study: opens its folder, runs its trials, and says what came of them."""
+"""Runs a study: opens its folder, runs its trials, and reports their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], TrialList]] = {
 
 
 def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
-    """Runs a study, or goes on with it; prints what comes of it.
+    """Runs or resumes a study, and prints its results.
 
     Args:
         on_ray: whether Ray Tune runs the trials of a search.
@@ -54,7 +54,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
 
 
 def run_trials(base: TrainConfig, trials: Sequence[StudyTrial], jobs: int, console: Console) -> bool:
-    """Runs trials of any settings as a study, or goes on with them; more may be added later.
+    """Runs or resumes trials of any settings as a study; more trials may be added later.
 
     Args:
         base: its name and context are those of the study.

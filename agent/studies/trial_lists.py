@@ -58,7 +58,7 @@ def sampled(base: TrainConfig, name: str, values: Mapping[str, Any]) -> StudyTri
 
 
 def in_words(value: object) -> str:
-    """A value of a setting, as it is given; numbers to three digits."""
+    """Formats the value of a setting as on the command line, with three digits for numbers."""
     if isinstance(value, tuple):
         return ELEMENTS.join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)

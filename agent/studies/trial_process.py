@@ -106,7 +106,7 @@ class PipeFlag:
 
 
 class TrialContext(LocalContext):
-    """Trains a trial until it is done or told to stop.
+    """Trains a trial until it ends or the study stops it.
 
     Args:
         stop: set by the study's process.
@@ -118,7 +118,7 @@ class TrialContext(LocalContext):
         self._told = stop
 
     def should_stop(self) -> bool:
-        """Says whether the study told it to stop."""
+        """Says whether the study has stopped it."""
         return self._told.is_set()
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
@@ -136,7 +136,7 @@ class TrialTrainer:
     stop: StopFlag
 
     def __call__(self, request: TrialRequest) -> TrialOutcome:
-        """Trains a trial, or goes on with it; what fails is told, not raised."""
+        """Trains or resumes a trial; returns failures instead of raising them."""
         try:
             return self._train(request)
         except (InputError, OSError) as error:

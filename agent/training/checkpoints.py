@@ -36,7 +36,7 @@ class CheckpointError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All that a training needs to go on: tensors by name, and JSON values.
+    """All that a training needs to resume: tensors by name, and JSON values.
 
     Attributes:
         path: the file that it was read from, if it was.
@@ -78,7 +78,7 @@ class CheckpointFolder:
             stale.unlink()
 
     def latest(self, announce: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-        """Reads the newest checkpoint that can be read, or returns None where there is none at all.
+        """Reads the newest checkpoint that can be read, or returns None if there is no checkpoint.
 
         Args:
             announce: told, if that is not the newest one, what is wrong with that and which is used.

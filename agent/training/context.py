@@ -1,4 +1,4 @@
-"""The place a training runs in: what `agent.training.trainer.train` is given besides its configuration.
+"""The context in which `agent.training.trainer.train` runs a training.
 
 To add one, implement `Context`; `train` knows nothing of processes, searches or clusters.
 """
@@ -23,7 +23,7 @@ class Context(Protocol):
         device: torch device of the network.
         folder: where the policy is written.
         graphs: what to train, validate and report on.
-        checkpoints: where to go on from and to save to.
+        checkpoints: folder to resume from and to save to.
         runnable: the model to run, if measured step times are learned from.
         group: the workers that train together; `SoloGroup()` for one process.
     """
@@ -56,7 +56,7 @@ class Context(Protocol):
         """
 
     def announce(self, activity: str, share: float) -> None:
-        """Shows what goes on before the first update, and which share of it is done."""
+        """Shows the activity before the first update, and the share of it that is done."""
 
     def should_stop(self) -> bool:
         """Says whether to stop after this update, leaving a checkpoint; all workers stop if one does."""

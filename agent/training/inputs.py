@@ -45,7 +45,7 @@ class Inputs:
 
     @contextmanager
     def measuring(self, folder: Path) -> Iterator[None]:
-        """Keeps what is measured in a folder, and ends the processes that measure afterwards."""
+        """Stores the measurements in a folder, and ends the measuring processes at exit."""
         if self.step_timer is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""The numbers that a training reports: their names, and what they mean.
+"""The numbers that a training reports: their names and meanings.
 
 The names are those of `metrics.jsonl`. TensorBoard cuts tags of more than 20 characters, so `tag_of` gives
 shorter ones there; it sorts them, so that held-out graphs come first and what the optimizer does last.

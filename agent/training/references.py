@@ -30,7 +30,7 @@ def list_schedule_s(problem: Problem) -> float:
 def annealing_s(
     problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
 ) -> list[float]:
-    """Step times that annealing from a fixed seed finds; of one device where it finds nothing feasible.
+    """Step times that annealing finds with a fixed seed, or of one device if it finds no feasible placement.
 
     Args:
         path: file that keeps them for the same problems; it is written if they are not there.

@@ -52,7 +52,7 @@ class Reporter(Protocol):
 
 
 class MetricsFile:
-    """One JSON object per update in `metrics.jsonl`; numbers that are not finite become null.
+    """One JSON object per update in `metrics.jsonl`; values that are not finite become null.
 
     Args:
         path: of the file; what it holds is read and checked at once, and changed at the first report.
@@ -194,7 +194,7 @@ class ProgressBar:
             self._progress.start()
 
     def announce(self, activity: str, share: float) -> None:
-        """Shows what goes on before the first update."""
+        """Shows the activity before the first update."""
         if share == 0.0:
             self._console.print(activity, markup=False, highlight=False, soft_wrap=True)
         self._progress.update(self._task, description=activity, completed=share)

@@ -45,7 +45,7 @@ def run_folder(name: str) -> Path:
 
 
 def policy_folder(init: str) -> str:
-    """Finds the policy that a training starts from: `trial:STUDY/TRIAL` is a trial's, all else is as it is.
+    """Finds the policy that a training starts from: `trial:STUDY/TRIAL` names a trial's.
 
     Raises:
         RunError: a name that is no plain file name.

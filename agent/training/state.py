@@ -29,7 +29,7 @@ AVERAGE = "average/"
 
 
 class TrainingState:
-    """The learner and what it learns from; the phases of a training change it.
+    """The learner and its data, which the phases of a training change.
 
     Attributes:
         problems: to train on; observations name them by index.
@@ -116,7 +116,7 @@ class TrainingState:
         check_same(self.group, [*saved.tensors.values(), *self.average.state_dict().values()])
 
     def checkpoint(self) -> Checkpoint:
-        """All of it but the episodes under way, which begin anew."""
+        """Captures all state except unfinished episodes, which restart."""
         saved = ppo.capture(self.ppo, self.env)
         average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
         own = {"iteration": self.iteration, "imitated": self.imitated, **self.clock.elapsed._asdict()}

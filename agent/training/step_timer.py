@@ -21,7 +21,7 @@ FILE = "measurements.jsonl"
 
 
 class MeasuredStepTimer:
-    """Measures the step of a model under placements; call `open` before, and `close` when all is done.
+    """Measures the step of a model under placements; call `open` first and `close` at the end.
 
     Args:
         model: whose step it is.
@@ -43,7 +43,7 @@ class MeasuredStepTimer:
         self._folder, self._told = Path(), False
 
     def open(self, folder: Path) -> None:
-        """Says where measurements are kept, and uses those that are there."""
+        """Announces the folder of the measurements, and reuses those that it holds."""
         self._folder = folder
 
     def __call__(self, problem: Problem, device_of: IntArray) -> float:
@@ -64,7 +64,7 @@ class MeasuredStepTimer:
         return measured.median_s if measured.feasible else float("inf")
 
     def _tell(self, failure: str) -> None:
-        """Says once that placements fail, and where all reasons are."""
+        """Reports the first failure, and the file that holds all reasons."""
         if not self._told:
             path = printable(str(self._folder / FILE))
             print(

@@ -224,7 +224,7 @@ class _Training:
         return Checkpoint(saved.tensors, {**saved.state, **own})
 
     def _restore(self, saved: Checkpoint) -> None:
-        """Goes on where a checkpoint was made; with more minutes than before, the last phase goes on."""
+        """Resumes from a checkpoint; with more minutes than before, the last phase continues."""
         if self._selection is not None:
             self._selection.best_score, self._selection.best_decisions = saved.state["best"]
         same_limit = saved.state["minutes"] == self.config.minutes

@@ -1,4 +1,4 @@
-"""The workers that train one policy together, and what they tell each other; one process is a group of one.
+"""The workers that train one policy together, and their messages; one process is a group of one.
 
 Every method is a collective: all workers call it at the same point of the training, or all wait.
 """

@@ -100,7 +100,7 @@ class BatchedPlacementEnv(VecEnv):
         return self._batch.problems
 
     def reset(self) -> VecEnvObs:
-        """Begins every episode anew."""
+        """Restarts every episode."""
         for number in range(self._share.total):
             self._begin(number)
         return self._observation()

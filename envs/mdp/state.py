@@ -67,7 +67,7 @@ class Episode(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Episodes side by side, each padded to the largest problem; see `Episode` for what is not said here."""
+    """The arrays of all episodes, padded to the largest problem; `Episode` describes the fields."""
 
     problem: IntArray  # (n,) index of the problem
     n_visits: IntArray  # (n,)
@@ -152,7 +152,7 @@ def begin_empty(episodes: Episodes, e: int, problem: int, visits: IntArray, *, i
 
 
 def place_all(episodes: Episodes, e: int, problem: Problem, device_of: IntArray) -> None:
-    """Puts every op of episode `e`, which has begun empty, on a device, int (n_ops,), and simulates that."""
+    """Places every op of the empty episode `e` on a device, int (n_ops,), and simulates the placement."""
     graph, n_ops, n_devices = problem.graph, problem.graph.n_ops, problem.n_devices
     episodes.device_of[e, :n_ops] = episodes.simulated[e, :n_ops] = device_of
     seconds = problem.op_seconds[np.arange(n_ops), device_of]

@@ -54,7 +54,7 @@ class VisitOrders:
 
 
 def is_incremental(problem: Problem, visits: IntArray) -> bool:
-    """Tells whether what has been visited can be simulated by adding one op at a time.
+    """Says whether the visited ops can be simulated by adding one op at a time.
 
     It can in program order under a `program` schedule, when all updates come after the last visited op and
     every parameter and input is decided before it is read.

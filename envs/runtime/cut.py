@@ -166,7 +166,7 @@ class _Cutter:
         return slot
 
     def _require(self, node: fx.Node, device: int) -> Slot:
-        """Makes sure that a device has the value of a node when it goes on; returns where."""
+        """Ensures that a device has the value of a node before its next instruction; returns the slot."""
         if (node, device) in self.slot_of:
             return self.slot_of[node, device]
         if node in self.trace.sources:

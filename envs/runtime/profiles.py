@@ -33,7 +33,7 @@ def with_profile(
     timeout_s: float,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> OpGraph:
-    """Gives a graph the seconds that its ops take on each kind of device, timed now or before.
+    """Adds the seconds of its ops on each kind of device to a graph; times them if no times are stored.
 
     Args:
         graph: that of the model, at any granularity.

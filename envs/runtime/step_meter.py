@@ -61,7 +61,7 @@ def pooled(rounds: Sequence[MeasuredStep]) -> MeasuredStep:
 class StepMeter:
     """Measures placements of one captured step, each on the same processes.
 
-    A step that hangs, dies or runs out of memory ends the processes, which are started anew for the next. One
+    A step that hangs, dies or runs out of memory ends the processes, which restart for the next. One
     that hangs or dies is tried once more.
 
     Args:

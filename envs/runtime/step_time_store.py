@@ -1,4 +1,4 @@
-"""Measured step times of placements, kept so that none is measured twice."""
+"""Stores measured step times of placements, so that none is measured twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = frozenset({"placement", "median_s", "low_s", "high_s", "n_steps", "failur
 
 
 class StepTimeStore:
-    """Measures placements of one captured step, and keeps the times in a file, each on disk at once.
+    """Measures placements of one captured step, and stores each time in a file at once.
 
     What failed is in the file with its reason, and is measured again where the file is opened again.
 

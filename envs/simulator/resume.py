@@ -1,4 +1,4 @@
-"""Simulating a placement that differs from the last one only from some op on.
+"""Simulates a placement that equals the previous one before some op.
 
 Under schedule `program` ops run one by one in program order, so nothing that happens before the first moved
 op changes. Two simulations lie side by side: the *current* one, of the placement that a search is at, and the

@@ -25,7 +25,7 @@ ONE_SIGNAL_S = 2.0
 
 
 class SharedCheckpoints(CheckpointFolder):
-    """The first worker's checkpoints, from which all go on; the folder of another worker is its own."""
+    """The first worker's checkpoints, from which all workers resume."""
 
     def __init__(self, folder: Path, group: WorkerGroup) -> None:
         super().__init__(folder)
@@ -43,7 +43,7 @@ class SharedCheckpoints(CheckpointFolder):
 
 
 class FirstWorker(LocalContext):
-    """Trains as in one process, with others, and writes the run.
+    """Trains with the other workers, and writes the run.
 
     Args:
         group: the workers; where this one fails, all do.
@@ -83,7 +83,7 @@ class FirstWorker(LocalContext):
 
 
 class OtherWorker(FirstWorker):
-    """Learns along, and writes nothing but what it needs itself, in a folder that is gone afterwards."""
+    """Trains with the first worker, and writes only to a temporary folder that is removed at the end."""
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
@@ -107,7 +107,7 @@ def worker_context(
     console: Console,
     told: Callable[[], bool] | None = None,
 ) -> FirstWorker:
-    """Makes the context of this worker; all make theirs together.
+    """Makes the context of this worker; all workers must call it together.
 
     Args:
         resolve: gives the configuration, the folder of the run and whether to go on with it; called by the

@@ -19,7 +19,7 @@ GROUP = "several machines (--context distributed or search)"
 
 @dataclass(frozen=True)
 class EngineConfig(Settings, error=ConfigError):
-    """The engine that runs trials or workers; it decides nothing of what is learned.
+    """The engine that runs trials or workers; it does not influence the policy.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.

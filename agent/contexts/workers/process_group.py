@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class WorkerLostError(RuntimeError):
-    """Another worker failed or is gone, so that the training cannot go on; the message says which and why."""
+    """Another worker failed or ended, so the training cannot continue; the message says which and why."""
 
 
 class WorkerGoneError(WorkerLostError):
-    """Another worker is gone without saying why, as one that is killed."""
+    """Another worker ended without a reason, for example because it was killed."""
 
 
 class WorkerInputError(InputError):

@@ -1,4 +1,4 @@
-"""A training by several workers on a Ray cluster; this process starts them, shows what they say and waits."""
+"""A training by several workers on a Ray cluster; this process starts them, shows their output and waits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Relay(io.TextIOBase):
 
 
 def train_on_ray(config: TrainConfig, folder: Path, *, resume: bool, n_workers: int, train: Train) -> int:
-    """Trains on the cluster; a worker that is killed lets all begin anew from the last checkpoint.
+    """Trains on the cluster; if a worker is killed, all restart from the last checkpoint.
 
     SIGINT and SIGTERM let the workers finish their update, save a checkpoint and end.
 
@@ -200,7 +200,7 @@ def _stopping(mailbox: Any) -> Iterator[None]:
 
 
 def _work(settings: dict[str, _Job]) -> None:
-    """Runs one worker; raises where another one is gone, so that Ray begins anew, and nowhere else."""
+    """Runs one worker; raises only if another worker has ended, so that Ray restarts the training."""
     job = settings["job"]
     os.chdir(job.directory)
     is_first = ray.train.get_context().get_world_rank() == 0
@@ -232,7 +232,7 @@ def _trained(job: _Job, *, is_first: bool) -> int:
 
 
 def _resolved(job: _Job) -> tuple[TrainConfig, Path, bool]:
-    """The settings of the training; goes on with the run if the workers began before."""
+    """Returns the settings of the training, which resumes if the workers have run before."""
     folder = Path(job.folder)
     again = ray.get(job.mailbox.begin.remote()) > 0 and folder.exists()
     if again:

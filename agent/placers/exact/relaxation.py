@@ -87,7 +87,7 @@ class Relaxation:
         self.model.minimize(self.makespan)
 
     def below(self, ticks: int | None) -> None:
-        """Asks for steps that are shorter than so many ticks."""
+        """Requires steps shorter than the given number of ticks."""
         if ticks is not None:
             self.model.add(self.makespan <= max(ticks - 1, 0))
 

@@ -1,4 +1,4 @@
-"""Placement to proven optimality: all placements are tried, or a solver rules out what is not tried.
+"""Proves an optimal placement: it tries all placements, or a solver rules out the others.
 
 Where there are at most `enumeration.MAX_PLACEMENTS`, all are simulated. Elsewhere CP-SAT (OR-Tools) minimizes
 a relaxation of the step: ops wait for their inputs and for their device, in program order where the schedule
@@ -78,7 +78,7 @@ def try_all(search: SearchState) -> Proof | None:
 
 
 def solve(search: SearchState) -> Proof:
-    """Searches for the optimum with the solver; what it simulates is kept in `search`.
+    """Searches for the optimum with the solver; `search` keeps the simulated placements.
 
     Raises:
         PlacerError: the graph is too large.
@@ -142,7 +142,7 @@ class _Benders:
 
     @property
     def _ticks_below(self) -> int | None:
-        """Relaxed steps of at least so many ticks are of no use."""
+        """Number of ticks from which a relaxed step is not useful."""
         best_s = self._best_s
         return None if best_s == np.inf else int(np.ceil(best_s / self.tick_s * (1 - 1e-9)))
 

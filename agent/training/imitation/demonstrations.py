@@ -53,7 +53,7 @@ class Demonstration:
 
 
 def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
-    """Computes what moving each placement unit alone would cost or gain, as `Demonstration.regret` has it.
+    """Computes the regret of moving each placement unit alone, as in `Demonstration.regret`.
 
     Args:
         device_of: device of each op, int64 (n_ops,).

@@ -1,4 +1,4 @@
-"""The phases before reinforcement: search, imitation of what it found, on-policy imitation."""
+"""The phases before reinforcement: search, imitation of its placements, on-policy imitation."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class SearchForDemonstrations(Phase):
         return self._found
 
     def learn(self) -> dict[str, float]:
-        """Searches until all is found, the time is up or the context wants to stop.
+        """Searches until all demonstrations are found, the time is over or the context stops.
 
-        The first worker searches, on all its cores, and the others wait for what it finds.
+        The first worker searches, on all its cores, and the others wait for its results.
         """
         if self._damage:
             self.state.context.announce(f"{self._damage}; its placements will be searched again", 0.0)
@@ -117,7 +117,7 @@ class SearchForDemonstrations(Phase):
 
 
 class _ImitationPhase(Phase):
-    """Updates a planned number of times by imitation, at a learning rate that falls as the phase goes on."""
+    """Updates a planned number of times by imitation, at a learning rate that decreases during the phase."""
 
     unit: str
     planned: int

@@ -56,7 +56,7 @@ def search_placements(
     should_stop: Callable[[], bool],
     seconds: float = math.inf,
 ) -> SearchedPlacements:
-    """Anneals every problem `repeats` times, on all cores; leaves out what is out of memory.
+    """Anneals every problem `repeats` times, on all cores; drops placements that are out of memory.
 
     Args:
         evaluations: of each annealing.

@@ -30,7 +30,7 @@ def tune_malloc() -> None:
 
 
 def release_freed_memory() -> None:
-    """Gives the system back what was freed, for a process that goes on with other work.
+    """Returns freed memory to the system, for a process that continues with other work.
 
     After `tune_malloc` freed blocks are kept otherwise. Does nothing where malloc is not glibc's.
     """

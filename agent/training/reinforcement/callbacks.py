@@ -1,4 +1,4 @@
-"""Callbacks of stable-baselines3: what is recorded during a rollout."""
+"""Callbacks of stable-baselines3, which record numbers during a rollout."""
 
 from __future__ import annotations
 

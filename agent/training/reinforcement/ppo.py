@@ -151,7 +151,7 @@ def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
 
 
 def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
-    """Puts a fresh PPO into the state of another that was captured; it goes on as that one would have.
+    """Restores a captured state in a new PPO, which then continues as the captured one would have.
 
     Raises:
         LookupError, RuntimeError, TypeError, ValueError: the checkpoint is of another network or environment.
@@ -187,7 +187,7 @@ def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Seque
 
 
 def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
-    """Begins every episode anew, after a checkpoint, so that going on and resuming are the same.
+    """Restarts every episode after a checkpoint, so that continuing and resuming give the same result.
 
     A checkpoint holds no unfinished episodes; they would be most of it.
     """

@@ -1,4 +1,4 @@
-"""The process of one device: it holds the device's state, and does what it is told."""
+"""The process of one device: it holds the device's state and executes commands."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DeviceHost:
             return Answer(failure=reason(error))
 
     def do(self, command: Command) -> Any:
-        """Does what a command says; returns what it asks for."""
+        """Executes a command and returns its result."""
         name, *arguments = command
         return getattr(self, name)(*arguments)
 

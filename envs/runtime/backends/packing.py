@@ -36,7 +36,7 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def pack_all(nested: Any) -> Any:
-    """Packs the tensors in a mapping, of any nesting; all else stays as it is."""
+    """Packs the tensors in a mapping, of any nesting; other values are unchanged."""
     if isinstance(nested, Mapping):
         return {key: pack_all(value) for key, value in nested.items()}
     return pack(nested) if isinstance(nested, Tensor) else nested

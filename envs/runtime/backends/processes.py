@@ -1,4 +1,4 @@
-"""The processes of the devices of a machine: started together, told what to do, and ended together."""
+"""The processes of a machine's devices: they start together, receive commands, and end together."""
 
 from __future__ import annotations
 

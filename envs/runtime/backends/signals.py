@@ -35,14 +35,14 @@ class Inbox:
         self._readable.register(ends[0], select.POLLIN)
 
     def tell(self, sender: int) -> bool:
-        """Adds a signal; returns False if so many are unread that there is no room."""
+        """Adds a signal; returns False if unread signals fill the buffer."""
         try:
             return os.write(self._ends[1], sender.to_bytes(SENDER_BYTES, sys.byteorder)) > 0
         except BlockingIOError:
             return False
 
     def collect(self) -> bool:
-        """Reads what is there; returns whether anything was."""
+        """Reads all signals; returns whether there were any."""
         try:
             content = os.read(self._ends[0], CHUNK_BYTES)
         except BlockingIOError:

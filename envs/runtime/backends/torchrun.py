@@ -54,10 +54,10 @@ class TorchrunDevices:
         return not self._left
 
     def ask(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
-        """Does what a command says on the device of this rank, and gathers all answers.
+        """Executes a command on the device of this rank, and gathers the answers of all ranks.
 
         Raises:
-            ExecutionError: this device failed, or another rank is gone or takes too long.
+            ExecutionError: this device failed, or another rank has ended or takes too long.
         """
         answer = self._host([commands[self.rank]])
         if answer.failure:

@@ -1,4 +1,4 @@
-"""The process of all CUDA devices of a machine: one host thread issues what they run, in program order."""
+"""The process of all CUDA devices of a machine: one host thread issues the device programs."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Cuda:
         torch.cuda.set_stream(stream)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keeps the memory of a tensor that is freed until a stream has done what it has to do by then."""
+        """Keeps the memory of a freed tensor until a stream has finished its current work."""
         tensor.record_stream(stream)
 
 
@@ -100,7 +100,7 @@ class StreamTransport:
         self._arriving, self._shared = arriving, shared
 
     def begin_step(self) -> None:
-        """Makes ready for a step; all streams have done what they had to do."""
+        """Prepares a step; all streams have finished their work."""
         self._shared.begin_step()
 
     def send(self, transfer: Transfer, tensor: Tensor) -> None:

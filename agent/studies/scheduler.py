@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from types import FrameType
 from typing import Protocol
 
 from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, StudyTrial
 from agent.studies.study_folder import Study, StudyError
 from agent.studies.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
-from graphs.system.interrupts import SIGNALS
+from graphs.system.interrupts import handled_by
 from graphs.system.worker_process import Death, WorkerProcess
 
 Report = Callable[[StudyTrial, Attempt], None]
@@ -73,7 +70,7 @@ class Scheduler:
         """
         slots = [_make_slot() for _ in range(self.study.config.jobs)]
         try:
-            with self._signals(slots):
+            with handled_by(lambda number, frame: self._stop(slots)):
                 while self._begin(slots) or any(slot.trial for slot in slots):
                     self._look(slots)
         finally:
@@ -158,22 +155,13 @@ class Scheduler:
             return replace(attempt, status=STALE, error=reason)
         return replace(attempt, status=FAILED, error=f"{reason}, {self._tried[trial.name]} times")
 
-    @contextmanager
-    def _signals(self, slots: list[_Slot]) -> Iterator[None]:
-        def stop(number: int, frame: FrameType | None) -> None:
-            """Asks every trial to finish its update and save a checkpoint; a second call ends them."""
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
-            for slot in slots:
-                slot.stop.set()
-
-        before = [signal.signal(number, stop) for number in SIGNALS]
-        try:
-            yield
-        finally:
-            for number, earlier in zip(SIGNALS, before, strict=True):
-                signal.signal(number, earlier)
+    def _stop(self, slots: list[_Slot]) -> None:
+        """Asks every trial to finish its update and save a checkpoint; a second call ends them."""
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        for slot in slots:
+            slot.stop.set()
 
 
 def _make_slot() -> _Slot:

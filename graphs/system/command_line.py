@@ -10,15 +10,14 @@ import errno
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from graphs.system.errors import InputError, is_out_of_memory, shown
-from graphs.system.interrupts import SIGNALS
+from graphs.system.interrupts import SIGNALS, Handler, handled_by
 from graphs.system.user_code import end_at_once
 
 WRONG_PATH = frozenset(
@@ -40,6 +39,8 @@ NO_MEMORY = "out of memory; give it fewer graphs at once, or smaller graphs, mod
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SENT_AGAIN_S = 0.01
 """After how long an interrupt that Python dropped is sent again."""
+N_STREAMS = 3
+"""Descriptors below are those of stdin, stdout and stderr."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -61,7 +62,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
     Returns:
         What the work returned; 2 where the input is wrong, 1 for any other error.
     """
-    with _lasting_streams(), _handlers(_leave(name)):
+    with _lasting_streams(), handled_by(_leave(name)):
         try:
             code = work()
             sys.stdout.flush()
@@ -85,7 +86,10 @@ def interruptible() -> Iterator[None]:
     Python drops what a finalizer or the callback of a weak reference raises; an interrupt that is lost so is
     sent again.
     """
-    with _handlers(signal.default_int_handler), _lost_interrupts_sent_again():
+    with (
+        handled_by(signal.default_int_handler, (*SIGNALS, signal.SIGALRM)),
+        _lost_interrupts_sent_again(),
+    ):
         yield
 
 
@@ -128,9 +132,6 @@ def _report(error: Exception) -> str:
     return f"an error in the program: {kind}; please report it with {file.name}"
 
 
-Handler = Callable[[int, FrameType | None], Any]
-
-
 def _leave(name: str) -> Handler:
     def leave(number: int, frame: FrameType | None) -> None:
         """Ends the process; the code that runs may be anybody's, and catch any exception."""
@@ -142,49 +143,32 @@ def _leave(name: str) -> Handler:
 
 
 @contextmanager
-def _handlers(handler: Handler) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+def _lost_interrupts_sent_again() -> Iterator[None]:
+    if current_thread() is not main_thread():
         yield
         return
-    before = [signal.signal(number, handler) for number in SIGNALS]
-    try:
-        yield
-    finally:
-        for number, earlier in zip(SIGNALS, before, strict=True):
-            signal.signal(number, earlier)
-
-
-@contextmanager
-def _lost_interrupts_sent_again() -> Iterator[None]:
-    report, again, main = sys.unraisablehook, threading.Event(), threading.main_thread().ident
+    report = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        """Raises it from a timer, once the callback that swallowed it is over."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, SENT_AGAIN_S)
+        else:
             report(unraisable)
-        elif not again.is_set():
-            again.set()
-            threading.Thread(target=send, daemon=True).start()
-
-    def send() -> None:
-        """Sends it once the callback that swallowed it is over."""
-        time.sleep(SENT_AGAIN_S)
-        if again.is_set() and main is not None:
-            again.clear()
-            signal.pthread_kill(main, signal.SIGINT)
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
         sys.unraisablehook = report
-        again.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 class _LastingStream:
-    """A text stream whose other end may be closed: what nobody can read is dropped."""
+    """A text stream whose other end may be closed: what nobody can read goes nowhere."""
 
-    def __init__(self, stream: TextIO, dropped: tuple[type[Exception], ...]) -> None:
-        self._stream, self._dropped = stream, dropped
+    def __init__(self, stream: TextIO, nowhere: TextIO, dropped: tuple[type[Exception], ...]) -> None:
+        self._stream, self._nowhere, self._dropped = stream, nowhere, dropped
 
     def write(self, text: str) -> int:
         """Writes a text, if that can be."""
@@ -205,13 +189,9 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def _discard(self) -> None:
-        """Points a descriptor at the null device, so that writing out its buffer cannot fail any more, not
-        even at exit.
-        """
+        """Points the descriptor nowhere: writing out its buffer cannot fail any more, not even at exit."""
         with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            os.dup2(self._nowhere.fileno(), self._stream.fileno())
 
 
 @contextmanager
@@ -219,21 +199,19 @@ def _lasting_streams() -> Iterator[None]:
     """Keeps a command running when nobody reads what it prints; a result that a disk refuses is an error."""
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
-    sys.stdout = cast("TextIO", _LastingStream(sys.stdout, (BrokenPipeError,)))
-    sys.stderr = cast("TextIO", _LastingStream(sys.stderr, (OSError, ValueError)))
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        # Python has no stream, but None, for a descriptor that the shell closed.
+        out, error = sys.stdout or nowhere, sys.stderr or nowhere
+        sys.stdout = cast("TextIO", _LastingStream(out, nowhere, (BrokenPipeError,)))
+        sys.stderr = cast("TextIO", _LastingStream(error, nowhere, (OSError, ValueError)))
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 def _open_closed_descriptors() -> None:
     """Opens what the shell closed (`2>&-`), as the next file that is opened would take its place."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open to the end)
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < N_STREAMS:
+        pass
+    os.close(descriptor)

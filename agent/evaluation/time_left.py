@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import timedelta
 from statistics import fmean
 
 Run = tuple[str, str]
@@ -35,21 +36,16 @@ class TimeLeft:
         A placer's trials take as long as its trials took on average. One without a trial is taken to use up
         the budget of seconds, or, without such a budget, to be as slow as the slowest placer so far.
         """
-        mean_s = {run: fmean(taken) for run, taken in self._taken_s.items()}
-        left = {run: count for run, count in self._left.items() if count > 0}
-        if not left:
+        if not (n_left := self._left.total()):
             return 0.0
-        unknown_s = self._budget_s if self._budget_s is not None else max(mean_s.values(), default=None)
+        mean_s = {run: fmean(taken) for run, taken in self._taken_s.items()}
+        unknown_s = self._budget_s or max(mean_s.values(), default=None)
         if unknown_s is None:
             return None
-        work_s = sum(count * mean_s.get(run, unknown_s) for run, count in left.items())
-        longest_s = max(mean_s.get(run, unknown_s) for run in left)
-        return max(work_s / self._jobs, longest_s)
+        work_s = sum(count * mean_s.get(run, unknown_s) for run, count in self._left.items())
+        return work_s / min(self._jobs, n_left)
 
 
 def clock_text(seconds: float | None) -> str:
     """Writes seconds as h:mm:ss, or dashes where they are not known."""
-    if seconds is None:
-        return "-:--:--"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -7,13 +7,13 @@ reader takes for a result and which the next process removes.
 from __future__ import annotations
 
 import errno
-import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from graphs.system.errors import InputError
 from graphs.system.json_files import DRAFT, draft_of, sync_folder
@@ -73,14 +73,11 @@ def remove_drafts(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[IO[str]]:
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderError(f"{folder}: is in use by another process; wait for it or stop it") from None
-        yield file
+def _lock(folder: Path) -> AbstractContextManager[object]:
+    try:
+        return FileLock(folder / LOCK).acquire(blocking=False)
+    except Timeout:
+        raise FolderError(f"{folder}: is in use by another process; wait for it or stop it") from None
 
 
 def _rename(draft: Path, folder: Path) -> None:

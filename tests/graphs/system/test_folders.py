@@ -124,3 +124,31 @@ def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
         (tmp_path / "runs").mkdir(mode=0o500)
     with pytest.raises(OSError, match="runs"), created(tmp_path / "runs" / "first", write_config):
         pass
+
+
+def test_a_killed_process_frees_its_folder_though_a_child_that_it_forked_lives_on(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"forked\n"
+        with pytest.raises(FolderError), locked(tmp_path):
+            pass
+        killed.kill()
+        killed.wait()
+        with locked(tmp_path):
+            pass  # leaving the block closes the pipe that the child waits for
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from graphs.system.folders import locked
+
+with locked(Path(sys.argv[1])):
+    if os.fork() == 0:
+        print("forked", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    sys.stdin.read()
+"""

@@ -92,8 +92,8 @@ class Trainable:
         request = TrialRequest(trial.config.to_json(), str(trial_folder(self.folder, trial.name)))
         outcome = TunedTrainer(NeverSet())(request)
         write_json_atomic(path, {**about, "outcome": asdict(outcome)})
-        if outcome.failed:
-            raise RuntimeError(outcome.failed)
+        if outcome.error:
+            raise RuntimeError(outcome.error)
 
 
 def run_ray_search(study: Study, report: Report) -> bool:
@@ -219,8 +219,8 @@ class _Recorder:
         self._report(trial, begun)
 
     def _end(self, key: tuple[str, int], outcome: TrialOutcome) -> None:
-        status = FAILED if outcome.failed else COMPLETE if outcome.finished else STALE
-        self._known[key] = self._add(outcome.onto(self._known[key], status))
+        status = FAILED if outcome.error else COMPLETE if outcome.finished else STALE
+        self._known[key] = self._add(self._known[key].ended(outcome, status))
 
     def _add(self, attempt: Attempt) -> Attempt:
         self._study.record.add(attempt)

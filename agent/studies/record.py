@@ -47,15 +47,12 @@ class StudyTrial:
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt at a trial: a row of `trials.csv`.
+@dataclass(frozen=True, kw_only=True)
+class AttemptResult:
+    """The result of an attempt at a trial, which the process that trains it reports.
 
     Attributes:
-        attempt: number within the study, from 1.
-        retry_of: attempt that this one resumes or repeats; None for a trial's first.
         resumed_from_step: update of the checkpoint that it resumed from; 0 for none.
-        config: that differs from the base of the study, as JSON.
         graphs_hash: of all graphs that the trial trains, validates and reports on.
         steps, decisions: updates made and decisions learned from, those before interruptions included.
         wall_s: seconds trained, likewise.
@@ -67,20 +64,7 @@ class Attempt:
         error: why it failed, in one line.
     """
 
-    study: str
-    attempt: int
-    trial: str
-    context: str
-    component: str
-    mode: str
-    seed: int
-    status: str
-    retry_of: int | None = None
     resumed_from_step: int = 0
-    init_from: str = ""
-    config: str = "{}"
-    config_hash: str = ""
-    git_commit: str = ""
     graphs_hash: str = ""
     steps: int = 0
     decisions: int = 0
@@ -91,6 +75,36 @@ class Attempt:
     held_out: float | None = None
     checkpoint: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt(AttemptResult):
+    """One attempt at a trial: a row of `trials.csv`.
+
+    Attributes:
+        attempt: number within the study, from 1.
+        retry_of: attempt that this one goes on with or repeats; None for a trial's first.
+        config: that differs from the base of the study, as JSON.
+    """
+
+    study: str
+    attempt: int
+    trial: str
+    context: str
+    component: str
+    mode: str
+    seed: int
+    status: str
+    retry_of: int | None = None
+    init_from: str = ""
+    config: str = "{}"
+    config_hash: str = ""
+    git_commit: str = ""
+
+    def ended(self, result: AttemptResult, status: str) -> Attempt:
+        """Returns this attempt with its result."""
+        values = {item.name: getattr(result, item.name) for item in fields(AttemptResult)}
+        return replace(self, **values, status=status)
 
 
 @dataclass
@@ -140,7 +154,8 @@ class Record:
 
     def _write_table(self) -> None:
         rows = [asdict(each) for each in self.attempts.values() if each.status != RUNNING]
-        columns = [item.name for item in fields(Attempt)]
+        of_result = {item.name for item in fields(AttemptResult)}
+        columns = sorted((item.name for item in fields(Attempt)), key=of_result.__contains__)
         write_csv(self.folder / "trials.csv", columns, [[row[name] for name in columns] for row in rows])
 
 

@@ -141,7 +141,7 @@ class Scheduler:
         elif answer.no_space:
             raise OSError(answer.no_space, os.strerror(answer.no_space), str(self.study.trial_folder(trial)))
         else:
-            ended = answer.onto(attempt, _status(answer, slot.pruned))
+            ended = attempt.ended(answer, _status(answer, slot.pruned))
         self.study.record.add(ended)
         self._report(trial, ended)
         if ended.status != STALE:
@@ -170,7 +170,7 @@ def _make_slot() -> _Slot:
 
 
 def _status(answer: TrialOutcome, pruned: bool) -> str:
-    if answer.failed:
+    if answer.error:
         return FAILED
     if answer.finished:
         return COMPLETE

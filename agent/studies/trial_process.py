@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from agent.contexts.local import LocalContext
 from agent.policy.serialization import load_policy
-from agent.studies.record import Attempt
+from agent.studies.record import AttemptResult
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.inputs import read_inputs
@@ -44,37 +44,17 @@ class TrialRequest:
     folder: str
 
 
-OF_THE_PROCESS = ("finished", "failed", "no_space")
-"""Fields of an outcome that no attempt has."""
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    """The outcome of an attempt; most fields are those of `record.Attempt`.
+@dataclass(frozen=True, kw_only=True)
+class TrialOutcome(AttemptResult):
+    """The outcome of an attempt in its process.
 
     Attributes:
-        failed: why the trial failed, in one line.
+        finished: whether the training came to its end.
         no_space: number of the error (`errno`) where the disk is full, which is no failure of the trial.
     """
 
-    finished: bool
-    failed: str = ""
+    finished: bool = False
     no_space: int = 0
-    resumed_from_step: int = 0
-    graphs_hash: str = ""
-    steps: int = 0
-    decisions: int = 0
-    wall_s: float = 0.0
-    parameters: int | None = None
-    final_score: float | None = None
-    best_score: float | None = None
-    held_out: float | None = None
-    checkpoint: str = ""
-
-    def onto(self, attempt: Attempt, status: str) -> Attempt:
-        """Returns an attempt as it ended."""
-        values = {key: value for key, value in asdict(self).items() if key not in OF_THE_PROCESS}
-        return replace(attempt, **values, status=status, error=self.failed)
 
 
 class StopFlag(Protocol):
@@ -140,14 +120,11 @@ class TrialTrainer:
         try:
             return self._train(request)
         except (InputError, OSError) as error:
-            full = error.errno if isinstance(error, OSError) and error.errno in FULL else None
-            if full is not None:
-                return TrialOutcome(finished=False, no_space=full)
-            return TrialOutcome(finished=False, failed=" ".join(str(error).split()))
+            if isinstance(error, OSError) and error.errno in FULL:
+                return TrialOutcome(no_space=error.errno)
+            return TrialOutcome(error=" ".join(str(error).split()))
         except Exception as error:
-            return TrialOutcome(
-                finished=False, failed=f"{type(error).__name__}: {' '.join(str(error).split())}"
-            )
+            return TrialOutcome(error=f"{type(error).__name__}: {' '.join(str(error).split())}")
         finally:
             release_freed_memory()
 
@@ -162,17 +139,16 @@ class TrialTrainer:
         resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
         context = self.make_context(config, folder)
         inputs = read_inputs(config, context.graphs, context.runnable)
-        failed = ""
+        error = ""
         try:
             with context:
                 result = train(config, context, inputs)
                 context.finish(result)
-        except DivergedError as error:
-            result, failed = error.result, str(error)
+        except DivergedError as diverged:
+            result, error = diverged.result, str(diverged)
         has_policy, scores = math.isfinite(result.best_score), scores_of(folder)
         return TrialOutcome(
             finished=result.finished,
-            failed=failed,
             resumed_from_step=resumed_from,
             graphs_hash=hash_of(context.graphs),
             steps=result.iterations,
@@ -183,6 +159,7 @@ class TrialTrainer:
             best_score=result.best_score if has_policy else None,
             held_out=judge(config, context.graphs, folder) if result.finished and has_policy else None,
             checkpoint=str(checkpoints.files[-1].name) if checkpoints.files else "",
+            error=error,
         )
 
 

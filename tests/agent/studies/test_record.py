@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.studies.record import COMPLETE, RUNNING, STALE, Attempt, Record, StudyTrial
+from agent.studies.trial_process import TrialOutcome
 from agent.training.config import TrainConfig
 from graphs.system.journal import JournalError
 
@@ -31,6 +32,14 @@ def test_an_attempt_that_did_not_end_is_stale(tmp_path: Path) -> None:
     assert again.outcome("a-seed-0") == replace(FIRST, status=COMPLETE, steps=3, best_score=0.5)
     assert again.outcome("b-seed-0") is None
     assert len(again.of_trial("b-seed-0")) == 1
+
+
+def test_an_attempt_ends_with_the_result_of_its_process(tmp_path: Path) -> None:
+    outcome = TrialOutcome(finished=True, no_space=28, steps=3, best_score=0.5, error="no space")
+    ended = FIRST.ended(outcome, STALE)
+    assert ended == replace(FIRST, status=STALE, steps=3, best_score=0.5, error="no space")
+    Record(tmp_path).add(ended)
+    assert list(rows(tmp_path)[0])[:3] == ["study", "attempt", "trial"]
 
 
 def test_a_line_cut_short_is_dropped_and_any_other_damage_is_refused(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ class Plan:
             f"{shortened(device.name)} {count:,}"
             for device, count in zip(self.cluster.devices, counts, strict=True)
         )
+        tried = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations:,} evaluations"
         ratio = self.ratio_to_single
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
@@ -214,7 +215,7 @@ class Plan:
             f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
-            f"ops: {ops}; {self.evaluations:,} evaluations in {self.wall_s:.2g} s\n"
+            f"ops: {ops}; {tried} in {self.wall_s:.2g} s\n"
             f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
         )
 

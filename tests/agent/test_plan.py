@@ -62,6 +62,8 @@ def test_a_plan_prints_in_five_short_lines(plan):
     assert third.startswith("ops: gpu0 ")
     assert fourth == f"data parallel: {plan.data_parallel}"
     assert fifth.startswith("use ")
+    assert "; 2 evaluations in " in str(replace(plan, evaluations=2))
+    assert "; 1 evaluation in " in str(replace(plan, evaluations=1))
 
 
 def test_a_notebook_shows_plans_graphs_and_clusters_in_short(plan):

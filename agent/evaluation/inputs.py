@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
-from agent.evaluation.graph_sources import gather_graphs
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, row_names
 from agent.placers.base import Budget
@@ -15,11 +14,15 @@ from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.placement.files import read_named_placement
+from graphs.capture.user_model import SourceError, capture_model
+from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
+from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.system.array_types import IntArray
+from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
 
@@ -35,14 +38,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     load_plugins(config.plugin)
     if config.model is None and (config.inference or config.optimizer != "adam"):
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
-    gathered = gather_graphs(
-        config.families,
-        config.graphs,
-        config.model,
-        config.max_decompressed_bytes,
-        optimizer=config.optimizer,
-        training=not config.inference,
-    )
+    gathered = _gather_graphs(config)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
     placers = _placers(config)
@@ -67,6 +63,22 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
+
+
+def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
+    """Loads every graph that the settings name: families first, then files, then the model."""
+    if not config.families and not config.graphs and config.model is None:
+        raise SourceError("no graphs; give --families, --graphs or --model")
+    graphs = load_graphs(dict.fromkeys(config.families))
+    for path in dict.fromkeys(config.graphs):
+        graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
+    if config.model is not None:
+        captured = capture_model(config.model, optimizer=config.optimizer, training=not config.inference)
+        graphs.append(captured.graph)
+    twice = first_repeated(graph.name for graph in graphs)
+    if twice is not None:
+        raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")
+    return graphs
 
 
 def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:

@@ -7,6 +7,7 @@ from agent.evaluation.inputs import make_budget, make_spec
 from agent.evaluation.policies import open_policy
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
+from graphs.capture.user_model import SourceError
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
 from tests.agent.placement_cases import training_graph
@@ -27,6 +28,12 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
     assert (spec.seeds, left_out) == (3, [])
     assert spec.policy is not None
     assert spec.policy.digest == open_policy("pretrained", []).digest
+
+
+def test_two_graphs_of_one_name_are_refused(file, tmp_path):
+    write_graphs(tmp_path / "again.json", [training_graph(2, 2)])
+    with pytest.raises(SourceError, match="two graphs are named 'toy'; results go by name, rename one"):
+        make_spec(EvaluationConfig(graphs=(file, str(tmp_path / "again.json"))))
 
 
 def test_all_names_every_placer_and_every_order(file):

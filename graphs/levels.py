@@ -60,7 +60,7 @@ def fill_b_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer
         transfer: cost of each tensor, (n_tensors,).
         output_ptr, output_item: tensors of each op, int64 (n_ops + 1,) and (n_tensors,).
         consumer_ptr, consumer_item: readers of each tensor, int64 (n_tensors + 1,) and (n_reads,).
-        level: updated from the cost of each op to its b-level, (n_ops,).
+        level: (n_ops,), the cost of each op before, its b-level after; written.
     """
     for op in range(len(cost) - 1, -1, -1):
         for k in range(output_ptr[op], output_ptr[op + 1]):
@@ -76,7 +76,7 @@ def fill_t_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer
 
     Args:
         cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item: as of `fill_b_level`.
-        level: updated from zeros, (n_ops,).
+        level: (n_ops,), zeros before; written.
     """
     for op in range(len(cost)):
         for k in range(output_ptr[op], output_ptr[op + 1]):

@@ -190,8 +190,8 @@ def keep_best(p, episode):
     """Keeps the fastest placement so far whose footprints are within the memory.
 
     Args:
-        p (ProblemArrays): the problem.
-        episode (Episode): `best_s` and `best_device_of` are updated.
+        p: `ProblemArrays`.
+        episode: `Episode`; `best_s` and `best_device_of` are written.
     """
     for device in range(len(p.memory)):
         if episode.load[device] > p.memory[device]:

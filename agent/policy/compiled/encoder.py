@@ -111,11 +111,11 @@ def encode(nodes, graph, neighbours, w, state, message, rows, contexts):
     Args:
         nodes: float32 (n_nodes, n_node_features).
         graph: float32 (n_graph_features,).
-        neighbours (Neighbours): of the nodes.
-        w (EncoderArrays): only read.
-        state, message: overwritten, float32 (n_nodes, hidden).
-        rows: overwritten, float32 (3, at least hidden and hidden + n_graph_features).
-        contexts: written, float32 (n_nodes, hidden).
+        neighbours: `Neighbours`.
+        w: `EncoderArrays`.
+        state, message: float32 (n_nodes, hidden); written (scratch).
+        rows: float32 (3, at least hidden and hidden + n_graph_features); written (scratch).
+        contexts: float32 (n_nodes, hidden); written.
     """
     hidden, n_nodes = len(w.input_bias), len(nodes)
     aggregate, mean, summary = rows[0, :hidden], rows[1, :hidden], rows[2, : len(w.graph_weight)]
@@ -161,7 +161,7 @@ def normalise(values, weight, normalised):
     Args:
         values: float32 (hidden,).
         weight: float32 (2, hidden), factors and summands.
-        normalised: written, float32 (hidden,).
+        normalised: float32 (hidden,); written.
     """
     n, total, square = np.float32(len(values)), np.float32(0.0), np.float32(0.0)
     for k in range(len(values)):
@@ -179,10 +179,10 @@ def average(ptr, item, i, message, mean):
 
     Args:
         ptr: int64 (n_nodes + 1,).
-        item: int64 (n_edges,), neighbours of node i are item[ptr[i] : ptr[i + 1]].
+        item: neighbours of node i from ptr[i] to ptr[i + 1], int64 (n_edges,).
         i: index of the node, int.
         message: float32 (n_nodes, hidden).
-        mean: written, float32 (hidden,); left as it is if there are no neighbours.
+        mean: float32 (hidden,); written if there are neighbours.
 
     Returns:
         Number of neighbours.

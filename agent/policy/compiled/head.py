@@ -85,11 +85,11 @@ def score(head, scratch, e, problem, op, devices, mask):
     """Scores the offered devices of one decision.
 
     Args:
-        head (HeadArrays): only read.
-        scratch (HeadScratch): row `e` is written, `logits` where the mask is 1.
+        head: `HeadArrays`.
+        scratch: `HeadScratch`; row `e` is written, `logits` where the mask is 1.
         e, problem, op: indices of the episode, of its problem and of the op at hand, int.
-        devices: float32 (max_devices, N_DEVICE_FEATURES), the observed features.
-        mask: int8 (max_devices,), 1 = offered; at least one is.
+        devices: observed features, float32 (max_devices, N_DEVICE_FEATURES).
+        mask: 1 = offered, at least one is; int8 (max_devices,).
     """
     shared, first, second = scratch.shared[e], scratch.first[e], scratch.second[e]
     copy(head.contexts[head.row_of[head.first_op[problem] + op]], shared)
@@ -115,10 +115,10 @@ def pool(columns, devices, mask, pooled):
     """Computes mean, least and greatest of each feature over the offered devices.
 
     Args:
-        columns: int64 (n_features,), the features.
+        columns: the features, int64 (n_features,).
         devices: float32 (max_devices, N_DEVICE_FEATURES).
-        mask: int8 (max_devices,), 1 = offered; at least one is.
-        pooled: written, float32 (3 * n_features,): means, then least, then greatest.
+        mask: 1 = offered, at least one is; int8 (max_devices,).
+        pooled: means, then least, then greatest values, float32 (3 * n_features,); written.
     """
     n, n_offered = len(columns), 0
     for device in range(len(mask)):

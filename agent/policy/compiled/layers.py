@@ -58,7 +58,7 @@ def add_product(vector, matrix, total):
     Args:
         vector: float32 (n,).
         matrix: float32 (n, width).
-        total: updated, float32 (width,).
+        total: float32 (width,); written.
     """
     n = len(vector)
     for k in range(0, n - 3, 4):  # four rows at a time: `total` is loaded and stored less often
@@ -78,7 +78,7 @@ def add_scaled(factor, vector, total):
     Args:
         factor: float32.
         vector: float32 (width,).
-        total: updated, float32 (width,).
+        total: float32 (width,); written.
     """
     for k in range(len(total)):
         total[k] += factor * vector[k]
@@ -89,7 +89,7 @@ def silu(values):
     """Replaces each value x by x times the logistic function of x.
 
     Args:
-        values: updated, float32 (width,).
+        values: float32 (width,); written.
     """
     for k in range(len(values)):
         x = min(max(HALF * values[k], -TANH_BOUND), TANH_BOUND)

@@ -61,8 +61,8 @@ def walk_groups(
         packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
         first: index of the first group, int.
         draws: as of `Decider.decide`, of these groups.
-        head (HeadArrays): only read.
-        state (WalkState): rows of the episodes are written.
+        head: `HeadArrays`.
+        state: `WalkState`; rows of the episodes are written.
         n_decisions: number for each group of the batch, int64 (n_groups of all,).
     """
     size = draws.shape[1]
@@ -85,8 +85,8 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
         packed, episodes, scratch, rules, observation, result: as of `step_episodes`.
         e: index of the episode, int.
         draw: as of `choose`, float.
-        head (HeadArrays): only read.
-        state (WalkState): row `e` is written.
+        head: `HeadArrays`.
+        state: `WalkState`; row `e` is written.
     """
     problem, op = observation.problem[e, 0], observation.op[e, 0]
     devices, mask = observation.devices[e], observation.mask[e]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
+from agent.training.imitation.recording import Recording, record
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.observation import STEP_TIME_OVER_LEAST
 from envs.mdp.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
-from graphs.system.array_types import FloatArray
 
 SAME_FEATURES = 1e-6
 """Devices whose features differ by less are the same to the policy, so that either is a good answer."""
@@ -95,54 +95,43 @@ def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator
     given = batch.problems[problem]
     op_seconds = mdp_arrays(given).scales[MEAN_OP_S]
     batch.begin(problem=problem, episode=0, order=int(rng.integers(len(batch.orders))), rng=rng)
-
-    def choose(op: int, features: NDArray[np.float32], usable: NDArray[np.bool_]) -> tuple[int, FloatArray]:
+    seen, rows, done = batch.observation, [], False
+    while not done:
+        op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
+        usable = mask[: given.n_devices] > 0
         regret = np.expm1(features[: given.n_devices, STEP_TIME_OVER_LEAST]) * op_seconds / given.scale_s
-        likely = np.exp(-regret / TOLERANCE) * usable[: given.n_devices]
-        likely = likely if likely.any() else usable[: given.n_devices].astype(np.float64)
-        return int(rng.choice(given.n_devices, p=likely / likely.sum())), regret
-
-    trajectory = _run_episode(batch, problem, choose)
-    assert trajectory is not None, "only usable devices are chosen"
-    return trajectory
+        likely = np.exp(-regret / TOLERANCE) * usable
+        likely = likely if likely.any() else usable.astype(np.float64)
+        rewards, ended = batch.step(np.array([rng.choice(given.n_devices, p=likely / likely.sum())]))
+        rows.append((op, features, mask, rewards[0], regret))
+        done = bool(ended[0])
+    *recorded, regrets = (np.array(column) for column in zip(*rows, strict=True))
+    return _trajectory(problem, Recording(*recorded), regrets)
 
 
 def replay(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Trajectory | None:
     """Replays one demonstration; None where the episode takes one of its devices to be full."""
     batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
+    rows = record(batch, demonstration.device_of)
+    if rows is None:
+        return None
     unit_of = batch.problems[demonstration.problem].graph.unit_of
-    return _run_episode(
-        batch,
-        demonstration.problem,
-        lambda op, *_: (int(demonstration.device_of[op]), demonstration.regret[unit_of[op]]),
-    )
+    return _trajectory(demonstration.problem, rows, demonstration.regret[unit_of[rows.op]])
 
 
-ChooseDevice = Callable[[int, NDArray[np.float32], NDArray[np.bool_]], tuple[int, NDArray[Any]]]
-"""From an op, its device features and which devices are usable: a device, and the regret of each."""
+def _trajectory(problem: int, rows: Recording, regret: NDArray[Any]) -> Trajectory:
+    """Makes the trajectory of an episode.
 
-
-def _run_episode(batch: EpisodeBatch, problem: int, choose: ChooseDevice) -> Trajectory | None:
-    """Runs the first episode, which has begun; None where a device that is chosen lacks the memory."""
-    seen = batch.observation
-    rows: list[tuple[int, NDArray[np.float32], NDArray[np.int8], NDArray[Any], float]] = []
-    done = False
-    while not done:
-        op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
-        device, regret = choose(op, features, mask > 0)
-        if not mask[device]:
-            return None
-        rewards, ended = batch.step(np.array([device]))
-        rows.append((op, features, mask, regret, float(rewards[0])))
-        done = bool(ended[0])
-    ops, all_features, masks, regrets, reward = (np.array(column) for column in zip(*rows, strict=True))
+    Args:
+        regret: of each device at each decision, units of reward, (n, n_devices).
+    """
     return Trajectory(
-        problem=np.full(len(ops), problem),
-        op=ops,
-        devices=all_features.reshape(len(ops), -1),
-        mask=masks,
-        target=_soft_targets(all_features, masks > 0, regrets),
-        value=reward[::-1].cumsum()[::-1].astype(np.float32),
+        problem=np.full(len(rows.op), problem),
+        op=rows.op,
+        devices=rows.devices.reshape(len(rows.op), -1),
+        mask=rows.mask,
+        target=_soft_targets(rows.devices, rows.mask > 0, regret),
+        value=rows.reward[::-1].cumsum()[::-1].astype(np.float32),
     )
 
 

@@ -32,9 +32,7 @@ def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
 
 def test_two_graphs_of_one_name_are_refused(file, tmp_path):
     write_graphs(tmp_path / "again.json", [training_graph(2, 2)])
-    with pytest.raises(
-        SourceError, match="two graphs are named 'toy'; results are stored by name"
-    ):
+    with pytest.raises(SourceError, match="two graphs are named 'toy'; results are stored by name"):
         make_spec(EvaluationConfig(graphs=(file, str(tmp_path / "again.json"))))
 
 

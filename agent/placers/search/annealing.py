@@ -76,7 +76,7 @@ def run_chain(
     layout: Layout | None = None,
     start: Leader | None = None,
     until: float = 1.0,
-) -> None:
+) -> Leader | None:
     """Runs a chain until a share of the budget is spent.
 
     Args:
@@ -85,10 +85,13 @@ def run_chain(
         layout: of the problem, if it was made before.
         start: where it begins; the best placement of the search unless another is given.
         until: share of the whole budget, 0 to 1.
+
+    Returns:
+        The best placement of the chain; None without a start.
     """
     problem, start = search.problem, start or next(iter(search.leaders), None)
     if problem.n_devices == 1 or start is None:
-        return
+        return start
     layout, chain = layout or layout_of(problem), _new_chain(problem, start)
     track_memory = not problem.always_fits
     began, move_s = search.progress, search.simulation_s
@@ -106,6 +109,7 @@ def run_chain(
         search.evaluations += n_moves
         move_s = (search.elapsed_s - before_s) / n_moves
         search.keep(chain.best, float(chain.best_score[TOTAL_S]), float(chain.best_score[OVER_BYTES]))
+    return Leader((float(chain.best_score[OVER_BYTES]), float(chain.best_score[TOTAL_S])), chain.best)
 
 
 def anneal_from_leaders(search: SearchState, rng: np.random.Generator) -> None:

@@ -115,6 +115,7 @@ class SearchState:
         self.must_place = must_place
         self.evaluations = 0
         self.simulation_s = 0.0  # wall seconds of the last simulations that were scored, each; 0 before
+        self.least_simulation_s = np.inf  # of all of them: one may wait for a core, or load compiled code
         self.lower_bound_s = 0.0
         self.leaders: list[Leader] = []
         self._improvements = Improvements()
@@ -188,7 +189,8 @@ class SearchState:
         Args:
             but_s: seconds of the budget that are for something else.
         """
-        return self.left > 0 and simulations * self.simulation_s < self.seconds_left - but_s
+        one_s = self.least_simulation_s if self.simulation_s else 0.0
+        return self.left > 0 and simulations * one_s < self.seconds_left - but_s
 
     def score(self, devices_of: IntArray, *, overdue: bool = False) -> FloatArray:
         """Simulates placements until the budget ends, and keeps the best.
@@ -209,6 +211,7 @@ class SearchState:
             over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
             self.simulation_s = (time.perf_counter() - began) / len(batch)
+            self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
             for row in np.lexsort((total_s, over_bytes))[:1]:
                 self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
             scores.append(np.stack([over_bytes, total_s], axis=1))
@@ -249,9 +252,10 @@ class SearchState:
             None if seconds is None else max(min(self.seconds_left, within_s), LEAST_SECONDS),
         )
         search = SearchState(self.problem, budget, must_place=self.must_place and self.best is None)
-        search.simulation_s, before = self.simulation_s, (self.evaluations, self.elapsed_s)
+        before = self.evaluations, self.elapsed_s
+        search.simulation_s, search.least_simulation_s = self.simulation_s, self.least_simulation_s
         strategy(search, rng)
-        self.simulation_s = search.simulation_s
+        self.simulation_s, self.least_simulation_s = search.simulation_s, search.least_simulation_s
         self._improvements.add_later(search._improvements.all(), *before)
         self.spend(search.evaluations)
         if search.best is not None:

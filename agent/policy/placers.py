@@ -58,7 +58,8 @@ class LearnedPlacer:
     uses_rng: bool
 
 
-LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError)
+MODULES = ("agent.policy.auto",)
+LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError, MODULES)
 """Every placer that needs a policy, by name; torch is not loaded before one of them places."""
 
 
@@ -119,7 +120,8 @@ class _Decoder:
         n_each = 1 + mdp_config.evaluations(search.problem)
         n_samples = max(min(search.left // n_each - 1, n_samples), 0)
         search.spend((1 + n_samples) * (n_each - 1))
-        limit_s = math.inf if search.best is None else search.seconds_left
+        must_place = search.best is None and search.must_place
+        limit_s = math.inf if must_place else search.seconds_left
         try:
             found = self._decode(tight, mdp_config, n_samples, resample, limit_s)
         except WalkTooLongError:

@@ -1,0 +1,70 @@
+"""The placer for every budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.placers.base import PLACERS, Budget, SearchState
+from agent.placers.search.walks import WalkTooLongError
+from agent.policy import auto, decoding
+from agent.policy.placers import learned_placer
+from agent.policy.serialization import read_policy
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from graphs.dataset import load_family
+from graphs.system.array_types import IntArray
+
+POLICY = read_policy("pretrained").compiled()
+PROBLEM = Problem(load_family("cifar10")[0], get_cluster("4xv100"))
+
+
+def step_s(name: str, budget: Budget, problem: Problem = PROBLEM) -> float:
+    chosen = PLACERS[name] if name in PLACERS else learned_placer(name, POLICY, "topo")
+    return chosen.place(problem, budget, np.random.default_rng(0)).step_time.total_s
+
+
+@pytest.mark.parametrize("start", ["single", "heft", "m-etf", "rollout", "contiguous", "policy"])
+def test_it_is_no_worse_than_any_of_its_starts(start: str) -> None:
+    assert step_s("auto", Budget(60)) <= step_s(start, Budget(60))
+
+
+def test_more_evaluations_find_more() -> None:
+    assert step_s("auto", Budget(5_000)) < step_s("auto", Budget(100))
+
+
+def test_one_evaluation_is_a_placement() -> None:
+    assert np.isfinite(step_s("auto", Budget(1)))
+
+
+@pytest.mark.parametrize("name", ["WALK", "ROLLOUT", "HEURISTIC"])
+def test_a_start_that_would_take_too_long_is_not_begun(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    monkeypatch.setattr(auto, name, 1e12)
+    monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: begun.append("WALK"))
+    monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: begun.append("ROLLOUT"))
+    monkeypatch.setitem(
+        PLACERS._entries,
+        "contiguous",
+        PLACERS["contiguous"].__class__("contiguous", lambda *_: begun.append("HEURISTIC"), False),
+    )
+    learned_placer("auto", POLICY, "topo").place(PROBLEM, Budget(None, 5.0), np.random.default_rng(0))
+    assert set(begun) == {"WALK", "ROLLOUT", "HEURISTIC"} - {name}
+
+
+def test_a_race_ends_no_worse_than_any_start_of_it() -> None:
+    search, rng = SearchState(PROBLEM, Budget(3_000)), np.random.default_rng(0)
+    for name in ("single", "heft", "m-etf"):
+        PLACERS[name].strategy(search, rng)
+    best_s = search.best_score[1]
+    auto.anneal_from_best(search, rng, search.leaders)
+    assert search.best_score[1] < best_s
+    assert search.evaluations == 3_000
+
+
+def test_it_does_without_a_walk_where_decoding_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*_: object, **__: object) -> IntArray:
+        raise WalkTooLongError
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    assert np.isfinite(step_s("auto", Budget(None, 0.3)))

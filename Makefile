@@ -34,7 +34,7 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 
 study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/experiments/leave_one_out.py
-	$(BIN)/python -m agent.experiments.leave_one_out --figure tests/benchmarks/results/study.svg
+	$(BIN)/python -m agent.experiments leave_one_out
 
 test: setup ## run the tests, on all cores
 	$(BIN)/python -m tests.compile_kernels

@@ -1,1 +1,1 @@
-"""Experiments of many trainings: their questions, settings and tables."""
+"""Experiments: the questions of the pages of results, how their rows are made, and how they are shown."""

@@ -1,41 +1,30 @@
-"""The tightness of the lower bound, and the worth of its parts, on the benchmark set.
-
-`python -m agent.experiments.bounds` prints the table; `--cluster gpu+cpu --scarce 0.25` makes memory scarce.
-"""
+"""The tightness of the lower bound, and the worth of its parts, on the benchmark set."""
 
 from __future__ import annotations
 
-import sys
 import time
-from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.experiments.launcher import exit_code, markdown_table
+from agent.experiments.experiment import ExperimentError
+from agent.experiments.launcher import followed
+from agent.experiments.rows import axis, markdown_table, mean_cell, read_rows
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.dataset import load_graphs
 from graphs.families import FAMILIES
 from graphs.granularity import with_granularity
-from graphs.step_settings import GRANULARITIES
-from graphs.system.command_line import OneLineParser
-from graphs.system.csv_files import write_csv
 
 ENDLESS_BYTES_PER_S = 1e15
-MEANS = {
-    "gain": "gain",
-    "memory_gain": "gain of memory",
-    "refined_free": "refine over free bound",
-    "refined": "refine over bound",
-}
-"""Columns of the table that are geometric means, and their headings."""
+ALL = "all"
+LEVELS = ("op", "module", "block", "layer")
+SCARCE = ("gpu+cpu", "a100+v100")
+"""Clusters with two kinds of devices, the faster of which gets little memory."""
 
 
 @dataclass(frozen=True)
@@ -103,67 +92,82 @@ def with_scarce_memory(problem: Problem, share: float) -> Problem:
     return problem.with_memory(np.where(fastest, scarce, held_bytes(problem)))
 
 
-def table(rows: Sequence[BoundRow]) -> str:
-    """A row per family: geometric means, the greatest gain, the longest time."""
+def bound_rows(
+    families: Sequence[str], cluster: str, granularity: str, evaluations: int, scarce: float | None = None
+) -> list[BoundRow]:
+    """Compares the bounds of all graphs that fit on a cluster.
 
-    def mean(values: Sequence[float]) -> str:
-        logs = np.log([value for value in values if not np.isnan(value)])
-        return f"{np.exp(logs.mean()):.3f}" if len(logs) else "no placement"
+    Args:
+        families: of graphs; none for all.
+        scarce: memory of the fastest devices, as `with_scarce_memory` takes it; None for that of the cluster.
 
-    def cells(name: str, own: Sequence[BoundRow]) -> list[str]:
-        means = [mean([getattr(row, key) for row in own]) for key in MEANS]
-        greatest = [max(getattr(row, key) for row in own) for key in ("gain", "memory_gain")]
-        slowest = max(row.seconds for row in own)
-        return [name, str(len(own)), *means, *(f"{most:.3f}" for most in greatest), f"{slowest:.2f}"]
-
-    head = ["family", "graphs", *MEANS.values(), "most gain", "most of memory", "most s"]
-    families = dict.fromkeys(row.family for row in rows)
-    body = [cells(family, [row for row in rows if row.family == family]) for family in families]
-    return markdown_table([head, *body, cells("all", rows)])
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 < share < np.inf:
-        raise ArgumentTypeError(f"{text} is no share; give a number above 0")
-    return share
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print the table; returns 0: done, 1: stopped, 2: wrong input."""
-    parser = OneLineParser(prog="agent.experiments.bounds", description=__doc__)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="FAMILY")
-    parser.add_argument("--cluster", default="4xv100")
-    parser.add_argument("--evaluations", type=int, default=10_000, help="of refine")
-    parser.add_argument("--granularity", choices=GRANULARITIES, default="op")
-    parser.add_argument(
-        "--scarce",
-        type=_share,
-        metavar="SHARE",
-        help="memory of the fastest kind of device, as a share of what the graph keeps; others have enough",
-    )
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="write the rows (.csv)")
-    options = parser.parse_args(arguments)
-
-    def rows() -> Iterator[BoundRow]:
-        cluster, console = get_cluster(options.cluster), Console(stderr=True)
-        graphs = load_graphs(options.families)
-        lower_bound_s(Problem(graphs[0], cluster))  # compiles
-        for graph in track(graphs, "bounds", console=console):
-            problem = Problem(with_granularity(graph, options.granularity), cluster)
-            problem = with_scarce_memory(problem, options.scarce) if options.scarce else problem
-            if problem.is_feasible:
-                yield bound_row(problem, options.evaluations)
-
-    def work() -> None:
-        found = list(rows())
-        print(table(found))
-        if options.rows:
-            columns = [item.name for item in fields(BoundRow)]
-            write_csv(options.rows, columns, [astuple(row) for row in found])
-
-    return exit_code("agent.experiments.bounds", work)
+    Raises:
+        InputError: an unknown family or cluster, or a share of 0.
+    """
+    if scarce is not None and not scarce > 0:
+        raise ExperimentError(f"--scarce {scarce:g} leaves no memory; give a share above 0")
+    graphs, devices = load_graphs(list(families or FAMILIES)), get_cluster(cluster)
+    lower_bound_s(Problem(graphs[0], devices))  # compiles
+    found = []
+    for graph in followed(graphs, f"{cluster}, {granularity}"):
+        problem = Problem(with_granularity(graph, granularity), devices)
+        problem = problem if scarce is None else with_scarce_memory(problem, scarce)
+        if problem.is_feasible:
+            found.append(bound_row(problem, evaluations))
+    return found
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def by_level(
+    folder: Path, families: Sequence[str], cluster: str, evaluations: int
+) -> Iterator[list[BoundRow]]:
+    """Makes the rows of each granularity."""
+    for level in LEVELS:
+        yield bound_rows(families, cluster, level, evaluations)
+
+
+def with_little_memory(
+    folder: Path, families: Sequence[str], scarce: float, evaluations: int
+) -> Iterator[list[BoundRow]]:
+    """Makes the rows of each cluster with two kinds of devices, by op and by module."""
+    for cluster in SCARCE:
+        for level in LEVELS[:2]:
+            yield bound_rows(families, cluster, level, evaluations, scarce)
+
+
+def levels_tables(*files: Path) -> Iterator[str]:
+    """Yields how far what `refine` finds is from the bound, and what transfers add to the bound."""
+    rows = {level: read_rows(file, BoundRow) for level, file in zip(LEVELS, files, strict=True)}
+    columns = {"gain of transfers": (rows["op"], "gain")}
+    columns |= {f"refine over bound, {level}": (own, "refined") for level, own in rows.items()}
+    yield families_table(columns)
+    head = ["placed by", "seconds of a bound, mean", "most"]
+    seconds = {level: [row.seconds for row in own] for level, own in rows.items()}
+    body = [[level, f"{sum(own) / len(own):.3f}", f"{max(own):.3f}"] for level, own in seconds.items()]
+    yield markdown_table([head, *body])
+
+
+def memory_tables(*files: Path) -> Iterator[str]:
+    """Yields what memory adds to the bound where the fastest device has little of it."""
+    cases = [f"{cluster}, {level}" for cluster in SCARCE for level in LEVELS[:2]]
+    rows = [read_rows(file, BoundRow) for file in files]
+    most = [f"{max(row.memory_gain for row in own):.3f}" for own in rows]
+    columns = {case: (own, "memory_gain") for case, own in zip(cases, rows, strict=True)}
+    yield f"{families_table(columns)}\n{' | '.join(['| greatest', '', *most])} |"
+
+
+def families_table(columns: Mapping[str, tuple[Sequence[BoundRow], str]]) -> str:
+    """Formats geometric means: a row per family and one of all.
+
+    Args:
+        columns: rows, and the attribute that is averaged, by the head of the column.
+    """
+    first, _ = next(iter(columns.values()))
+    body = []
+    for family in (*axis(row.family for row in first), ALL):
+        own = [[row for row in rows if family in (row.family, ALL)] for rows, _ in columns.values()]
+        means = [
+            mean_cell(getattr(row, attribute) for row in rows)
+            for rows, (_, attribute) in zip(own, columns.values(), strict=True)
+        ]
+        body.append([family, str(len(own[0])), *means])
+    return markdown_table([["family", "graphs", *columns], *body])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from agent.evaluation.report.figures import Palette, as_file
 from agent.experiments.equal_time.paired import Paired
+from agent.experiments.rows import read_rows
 
 LEARNED = "policy"
 """Begins the names of placers that learned."""
@@ -25,6 +27,11 @@ def shown(own: Sequence[Paired]) -> list[Paired]:
     if max(quality) < (1 + SAME) * min(quality):
         return [own[len(own) // 2]]
     return [each for each in own if each.cpu_s <= OVERRUN * each.seconds] or own[-1:]
+
+
+def draw_rows(file: Path) -> bytes:
+    """Draws a file of rows of `Paired`."""
+    return draw_quality_over_time(read_rows(file, Paired))
 
 
 def draw_quality_over_time(found: Sequence[Paired]) -> bytes:

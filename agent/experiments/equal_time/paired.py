@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import by_run, compared, logs_over, ratio_to_single
 from agent.evaluation.results import Trial
 
@@ -38,14 +39,10 @@ class Paired:
     evaluations: float
     cpu_s: float
 
-    def cell(self, value: str) -> str:
-        """A value as the cell of a table: `ratio`, `wins`, `to_single` or `taken`."""
-        return {
-            "ratio": f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})",
-            "wins": f"{self.wins} : {self.losses} of {self.graphs}",
-            "to_single": f"{self.to_single:.3f}",
-            "taken": f"{self.cpu_s:.3g}",
-        }[value]
+    @property
+    def cell(self) -> str:
+        """The ratio with its interval, as the cell of a table."""
+        return str(Interval(self.ratio, self.low, self.high))
 
 
 def pair(trials: Sequence[Trial], baseline: str, seconds: float) -> Iterator[Paired]:

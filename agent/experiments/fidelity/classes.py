@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.experiments.fidelity.models import Workload
@@ -81,10 +81,6 @@ class ClassRow:
     measured_s: float
     roofline_s: float
     step_s: float
-
-
-COLUMNS = tuple(field.name for field in fields(ClassRow))
-"""Columns of `classes.csv`."""
 
 
 def trace_of(step: PublishedStep) -> Path:
@@ -233,8 +229,3 @@ def classes_table(rows: Sequence[ClassRow]) -> list[list[str]]:
 
 def _ratio(value: float, over: float) -> str:
     return f"{value / over:.2f}" if over else "-"
-
-
-def csv_rows(rows: Iterable[ClassRow]) -> list[tuple[object, ...]]:
-    """Rows of `classes.csv`, in the order of `COLUMNS`."""
-    return [astuple(row) for row in rows]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agent.calibration.links_times import LinkTimes, read_link_times
+from agent.experiments.rows import axis, error_cells
 from envs.cluster.links import Link, measured_links
 from envs.cluster.presets import LATENCY_S
 
 
 @dataclass(frozen=True)
 class LinkRow:
-    """A measured transfer beside what was predicted for it; a row of `links.csv`.
+    """A measured transfer beside what was predicted for it.
 
     Attributes:
         link: kind of link.
@@ -31,10 +32,6 @@ class LinkRow:
     predicted_s: float
     datasheet_s: float
     measured_s: float
-
-
-COLUMNS = tuple(field.name for field in fields(LinkRow))
-"""Columns of `links.csv`."""
 
 
 def compare_links(files: Iterable[Path]) -> list[LinkRow]:
@@ -66,17 +63,10 @@ def links_table(rows: Sequence[LinkRow]) -> list[list[str]]:
     """Cells of a table of errors on the sizes held out: a head and a row per link."""
     head = ["link", "sizes held out", "median error", "90th percentile"]
     body = []
-    for link in dict.fromkeys(row.link for row in rows):
+    for link in axis(row.link for row in rows):
         held_out = [row for row in rows if row.link == link and row.held_out]
-        measured = np.array([row.measured_s for row in held_out])
-        cells = [link, str(len(held_out))]
-        for predicted in ([row.predicted_s for row in held_out], [row.datasheet_s for row in held_out]):
-            quantiles = np.quantile(np.abs(np.array(predicted) / measured - 1), [0.5, 0.9])
-            cells += ["-" if np.isnan(error) else f"{error:.1%}" for error in quantiles]
-        body.append(cells)
+        measured = [row.measured_s for row in held_out]
+        fitted = error_cells([row.predicted_s for row in held_out], measured)
+        datasheet = error_cells([row.datasheet_s for row in held_out], measured)
+        body.append([link, str(len(held_out)), *fitted, *datasheet])
     return [[*head, "datasheet and 10 us: median", "90th percentile"], *body]
-
-
-def csv_rows(rows: Iterable[LinkRow]) -> list[tuple[object, ...]]:
-    """Rows of `links.csv`, in the order of `COLUMNS`."""
-    return [astuple(row) for row in rows]

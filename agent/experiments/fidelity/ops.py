@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from agent.calibration.fit import predict, stand_in
 from agent.calibration.op_tables import OpTable, read_ops, tables
+from agent.experiments.rows import error_quantiles
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import ClassFit, calibration_of
 from graphs.system.array_types import FloatArray
@@ -50,9 +49,6 @@ class OpTime:
     measured_s: float
 
 
-COLUMNS = [{"op_class": "class"}.get(field.name, field.name) for field in fields(OpTime)]
-
-
 @dataclass(frozen=True)
 class OpErrors:
     """Quantiles of |predicted / measured - 1| over the held-out ops of one device kind, or all, and class."""
@@ -78,28 +74,17 @@ class DeviceOrder:
     roofline: float
 
 
-def compare_ops(files: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[OpTime]:
-    """Predicts measured ops with the calibrations of the package, and writes `ops.csv` into a folder.
+def compare_ops(files: Iterable[Path]) -> list[OpTime]:
+    """Predicts measured ops with the calibrations of the package.
 
     Args:
         files: as `agent.calibration.op_tables.read_ops` takes them.
-        out: folder for `ops.csv`, made where it does not exist.
-
-    Returns:
-        The rows of `ops.csv`.
 
     Raises:
         MeasurementError: a file cannot be used.
     """
     measured = measured_fits()
-    rows = [row for table in tables(read_ops(files)) for row in _compare(table, measured)]
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "ops.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(asdict(row).values() for row in rows)
-    return rows
+    return [row for table in tables(read_ops(files)) for row in _compare(table, measured)]
 
 
 def measured_fits() -> dict[str, dict[str, ClassFit]]:
@@ -127,9 +112,9 @@ def _op_errors(rows: Sequence[OpTime]) -> list[OpErrors]:
         OpErrors(
             *key,
             len(group),
-            *_quantiles([row.predicted_s / row.measured_s for row in group]),
-            *_quantiles([row.left_out_s / row.measured_s for row in group]),
-            *_quantiles([row.roofline_s / row.measured_s for row in group]),
+            *error_quantiles([row.predicted_s for row in group], [row.measured_s for row in group]),
+            *error_quantiles([row.left_out_s for row in group], [row.measured_s for row in group]),
+            *error_quantiles([row.roofline_s for row in group], [row.measured_s for row in group]),
         )
         for key, group in sorted(groups.items())
     ]
@@ -158,22 +143,20 @@ def device_orders(rows: Sequence[OpTime]) -> list[DeviceOrder]:
     ]
 
 
-def errors_table(errors: Sequence[OpErrors]) -> str:
-    """Formats errors as a Markdown table."""
-    head = "| device | class | n | median | p90 | left out: median | p90 | roofline: median | p90 |"
-    lines = [
-        f"| {e.device} | {e.op_class} | {e.n} | {e.median:.1%} | {e.p90:.1%} | {e.left_out_median:.1%} | "
-        f"{e.left_out_p90:.1%} | {e.roofline_median:.1%} | {e.roofline_p90:.1%} |"
-        for e in errors
-    ]
-    return "\n".join([head, "| --- | --- |" + " ---: |" * 7, *lines])
+def errors_table(errors: Sequence[OpErrors]) -> list[list[str]]:
+    """Cells of a table of errors: a head and a row per device and class."""
+    head = ["device", "class", "n", "median", "p90", "left out: median", "p90", "roofline: median", "p90"]
+    return [head, *([e.device, e.op_class, str(e.n), *_percent(astuple(e)[3:])] for e in errors)]
 
 
-def orders_table(orders: Sequence[DeviceOrder]) -> str:
-    """Formats how often devices are ranked right as a Markdown table."""
-    head = "| class | pairs | ranked right | by the roofline |"
-    lines = [f"| {o.op_class} | {o.pairs} | {o.predicted:.1%} | {o.roofline:.1%} |" for o in orders]
-    return "\n".join([head, "| --- |" + " ---: |" * 3, *lines])
+def orders_table(orders: Sequence[DeviceOrder]) -> list[list[str]]:
+    """Cells of a table of how often devices are ranked right: a head and a row per class."""
+    head = ["class", "pairs", "ranked right", "by the roofline"]
+    return [head, *([o.op_class, str(o.pairs), *_percent((o.predicted, o.roofline))] for o in orders)]
+
+
+def _percent(shares: Iterable[float]) -> list[str]:
+    return [f"{share:.1%}" for share in shares]
 
 
 def roofline(table: OpTable) -> FloatArray:
@@ -200,9 +183,3 @@ def _compare(table: OpTable, measured: Mapping[str, Mapping[str, ClassFit]]) -> 
         strict=True,
     )
     return [OpTime(table.kind, table.op_class, *values) for values in columns]
-
-
-def _quantiles(ratios: Sequence[float]) -> tuple[float, float]:
-    errors = np.abs(np.array(ratios) - 1)
-    median, p90 = np.quantile(errors, [0.5, 0.9]).tolist()
-    return median, p90

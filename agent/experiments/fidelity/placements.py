@@ -6,17 +6,18 @@ and once with the new times of ops and links.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agent.evaluation.comparison.ratios import geometric_mean
-from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import DATA_PARALLEL
-from agent.evaluation.run import evaluate, placement_path
+from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from agent.experiments.fidelity.models import GraphCache
+from agent.experiments.launcher import evaluated
+from agent.experiments.rows import axis, number_cell
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.placement.files import read_placement
 from envs.problem import Problem
@@ -49,19 +50,18 @@ class PlacementRow:
     single_s: float
 
 
-COLUMNS = tuple(field.name for field in fields(PlacementRow))
-"""Columns of `placements.csv`."""
-
-
-def held_out_graphs(seen: Container[str], per_family: int, cache: GraphCache) -> Iterator[OpGraph]:
+def held_out_graphs(
+    seen: Container[str], per_family: int, cache: GraphCache, families: Sequence[str] = ()
+) -> Iterator[OpGraph]:
     """Captures graphs of the benchmark set with the dtypes and products that calibrated costs need.
 
     Args:
         seen: names of graphs that are left out.
         per_family: number of graphs of each family, the first of the others.
+        families: of graphs; none for all.
     """
-    for family, n_draws in FAMILIES.items():
-        names = {f"{family}-{draw:02d}": draw for draw in range(n_draws)}
+    for family in families or FAMILIES:
+        names = {f"{family}-{draw:02d}": draw for draw in range(FAMILIES[family])}
         for name in [name for name in names if name not in seen][:per_family]:
             yield cache.graph(name, partial(capture_draw, family, names[name], detailed=True))
 
@@ -70,9 +70,7 @@ def compare_placements(
     pairs: Sequence[tuple[Cluster, Cluster]],
     spec: EvaluationSpec,
     folder: Path,
-    *,
     jobs: int = 1,
-    report: Callable[[int, int], None],
 ) -> list[PlacementRow]:
     """Places graphs under both costs, and times both placements under the new ones.
 
@@ -81,11 +79,10 @@ def compare_placements(
         spec: the graphs, placers and budget; its clusters are those of the pairs.
         folder: of the evaluation that finds the placements; goes on with one that was stopped.
         jobs: processes.
-        report: called with (placements found, placements in all).
 
     Raises:
         ClusterError: clusters of a pair have different numbers of devices.
-        EvaluationError: the folder holds another evaluation, or a trial failed.
+        EvaluationError, UnfinishedError: as `evaluated`.
     """
     for old, new in pairs:
         if old.n_devices != new.n_devices:
@@ -93,10 +90,8 @@ def compare_placements(
                 f"clusters '{old.name}' and '{new.name}' have {old.n_devices} and {new.n_devices} devices; "
                 "compare clusters of as many"
             )
-    found = evaluate(spec, folder, jobs=jobs, report=report)
-    if found.failures:
-        raise EvaluationError(f"{len(found.failures)} trials failed; see {folder / 'failures.csv'}")
-    trial_of = {(trial.graph, trial.cluster, trial.placer): trial for trial in found.trials}
+    trials = evaluated(spec, folder, jobs)
+    trial_of = {(trial.graph, trial.cluster, trial.placer): trial for trial in trials}
     rows = []
     for old, new in pairs:
         for graph in spec.graphs:
@@ -130,7 +125,7 @@ def placements_table(rows: Sequence[PlacementRow]) -> list[list[str]]:
     """Cells of a table: a head and a row per pair of clusters and placer, of graphs where both fit."""
     head = ["clusters", "placer", "graphs", "old / new", "old / single device", "new / single device"]
     body = []
-    for group in {(row.old_cluster, row.new_cluster, row.placer): None for row in rows}:
+    for group in axis((row.old_cluster, row.new_cluster, row.placer) for row in rows):
         members = [row for row in rows if (row.old_cluster, row.new_cluster, row.placer) == group]
         fitting = [row for row in members if row.old_fits and row.new_fits]
         ratios = (
@@ -138,11 +133,6 @@ def placements_table(rows: Sequence[PlacementRow]) -> list[list[str]]:
             geometric_mean(row.old_s / row.single_s for row in fitting),
             geometric_mean(row.new_s / row.single_s for row in fitting),
         )
-        cells = ["-" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
+        cells = [number_cell(ratio, "-") for ratio in ratios]
         body.append([f"{group[0]} to {group[1]}", group[2], f"{len(fitting)} of {len(members)}", *cells])
     return [head, *body]
-
-
-def csv_rows(rows: Iterable[PlacementRow]) -> list[tuple[object, ...]]:
-    """Rows of `placements.csv`, in the order of `COLUMNS`."""
-    return [astuple(row) for row in rows]

@@ -13,12 +13,13 @@ import csv
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agent.experiments.fidelity.steps import MeasurementError, alone, on_datasheet
+from agent.experiments.rows import error_cells
 from envs.cluster.cluster import Device
 from envs.cluster.kinds import device_of_name
 from envs.costs.op_seconds import op_seconds
@@ -40,7 +41,7 @@ MIB = 2.0**20
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """A measured linear layer beside what was predicted for it; a row of `profiles.csv`.
+    """A measured linear layer beside what was predicted for it.
 
     Attributes:
         device: name of the device in the measurements.
@@ -55,10 +56,6 @@ class ProfileRow:
     predicted_s: float
     roofline_s: float
     measured_s: float
-
-
-COLUMNS = tuple(field.name for field in fields(ProfileRow))
-"""Columns of `profiles.csv`."""
 
 
 def compare_profiles(files: Iterable[Path]) -> tuple[list[ProfileRow], Counter[str]]:
@@ -156,15 +153,9 @@ def profiles_table(rows: Sequence[ProfileRow]) -> list[list[str]]:
     head = ["device", "dtype", "layers", "median predicted / measured", "median error", "90th percentile"]
     body = []
     for (device, dtype), group in groups.items():
-        measured = np.array([row.measured_s for row in group])
-        ratios = np.array([row.predicted_s for row in group]) / measured
-        cells = [device, dtype, str(len(group)), f"{np.median(ratios):.2f}"]
-        for ratio in (ratios, np.array([row.roofline_s for row in group]) / measured):
-            cells += [f"{error:.1%}" for error in np.quantile(np.abs(ratio - 1), [0.5, 0.9])]
-        body.append(cells)
+        measured = [row.measured_s for row in group]
+        ratio = np.median([row.predicted_s / row.measured_s for row in group])
+        predicted = error_cells([row.predicted_s for row in group], measured)
+        roofline = error_cells([row.roofline_s for row in group], measured)
+        body.append([device, dtype, str(len(group)), f"{ratio:.2f}", *predicted, *roofline])
     return [[*head, "roofline: median", "90th percentile"], *body]
-
-
-def csv_rows(rows: Iterable[ProfileRow]) -> list[tuple[object, ...]]:
-    """Rows of `profiles.csv`, in the order of `COLUMNS`."""
-    return [astuple(row) for row in rows]

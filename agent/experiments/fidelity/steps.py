@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from agent.experiments.fidelity.models import LEFT_OUT, MODELS, Workload
+from agent.experiments.rows import axis, error_cells
 from envs.cluster.cluster import Cluster, Device
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.limits import MAX_SECONDS, MIN_SECONDS, is_time
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields
-from graphs.system.array_types import FloatArray
 from graphs.system.errors import InputError
 from graphs.system.json_files import read_json
 
@@ -80,10 +80,6 @@ class StepRow:
     roofline_s: float
     error: float
     n_ops: int
-
-
-COLUMNS = tuple(field.name for field in fields(StepRow))
-"""Columns of `steps.csv`."""
 
 
 def read_steps(folder: Path) -> tuple[list[PublishedStep], Counter[str]]:
@@ -203,7 +199,7 @@ def steps_table(rows: Sequence[StepRow]) -> list[list[str]]:
     """Cells of a table of errors: a head, a row per device, and one of all of them."""
     head = ["device", "steps", "median error", "90th percentile", "Kendall's tau"]
     roofline = ["roofline: median", "90th percentile", "Kendall's tau"]
-    devices = {row.device: None for row in rows}
+    devices = axis(row.device for row in rows)
     body = [[device, *_cells([row for row in rows if row.device == device])] for device in devices]
     return [head + roofline, *body, ["all", *_cells(rows)]]
 
@@ -212,15 +208,5 @@ def _cells(rows: Sequence[StepRow]) -> list[str]:
     measured = [row.measured_s for row in rows]
     cells = [str(len(rows))]
     for predicted in ([row.predicted_s for row in rows], [row.roofline_s for row in rows]):
-        errors = np.abs(np.array(predicted) / np.array(measured) - 1)
-        cells += [*(f"{share:.1%}" for share in _quantiles(errors)), f"{kendall(predicted, measured):.3f}"]
+        cells += [*error_cells(predicted, measured), f"{kendall(predicted, measured):.3f}"]
     return cells
-
-
-def _quantiles(errors: FloatArray) -> list[float]:
-    return [float(value) for value in np.quantile(errors, [0.5, 0.9])]
-
-
-def csv_rows(rows: Iterable[StepRow]) -> list[tuple[object, ...]]:
-    """Rows of `steps.csv`, in the order of `COLUMNS`."""
-    return [astuple(row) for row in rows]

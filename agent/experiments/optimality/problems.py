@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb, factorial
-from pathlib import Path
 
 from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.cluster import Cluster
@@ -15,7 +14,6 @@ from graphs.coarsening.coarsen import coarsen
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 
-FOLDER = Path("runs") / "optimality"
 BY_MODULE = ("module", "block", "layer")
 """Granularities, finest first."""
 LEAST_PLACEMENTS = 3_000
@@ -36,9 +34,9 @@ class Setting:
     granularity: str = "op"
 
     @property
-    def folder(self) -> Path:
-        """Holds the evaluations."""
-        return FOLDER / f"{self.cluster.replace(':', '-')}-{self.n_units or self.granularity}"
+    def folder(self) -> str:
+        """Name of the folder of its evaluations."""
+        return f"{self.cluster.replace(':', '-')}-{self.n_units or self.granularity}"
 
     @property
     def can_be_tried(self) -> bool:

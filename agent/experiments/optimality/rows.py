@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from agent.evaluation.results import Trial
-from agent.experiments.launcher import markdown_table
-from agent.experiments.optimality.problems import Setting, n_different
+from agent.experiments.equal_time.sealed import STANDARD
+from agent.experiments.optimality.problems import SETTINGS, Setting, n_different
+from agent.experiments.rows import axis, markdown_table, read_rows
 from envs.cluster.presets import get_cluster
 from graphs.op_graph import OpGraph
 
@@ -107,6 +109,25 @@ def is_hard(row: OptimalityRow) -> bool:
     return not is_trivial(row) and row.budget <= MOST_TRIED * row.placements
 
 
+def optimality_tables(file: Path) -> Iterator[str]:
+    """Yields how far from optimal placers are, and how tight the bound is, on problems that are closed."""
+    rows = read_rows(file, OptimalityRow)
+    yield table(rows)
+    yield closed_table(rows, {setting: _n_graphs(setting, rows) for setting in SETTINGS})
+
+
+def _n_graphs(setting: Setting, rows: Sequence[OptimalityRow]) -> int:
+    """Counts the graphs to close: one of each family if they are coarsened, else those in the rows."""
+    own = _of(setting, rows)
+    return len(STANDARD) if setting.n_units and own else len({row.graph for row in own})
+
+
+def _of(setting: Setting, rows: Sequence[OptimalityRow]) -> list[OptimalityRow]:
+    end = f"-in-{setting.n_units}" if setting.n_units else ""
+    case = (setting.cluster, setting.granularity)
+    return [row for row in rows if (row.cluster, row.granularity) == case and row.graph.endswith(end)]
+
+
 def table(rows: Sequence[OptimalityRow]) -> str:
     """A row per budget and placer, of the graphs that are hard with that budget.
 
@@ -116,7 +137,7 @@ def table(rows: Sequence[OptimalityRow]) -> str:
     body = []
     hard = [row for row in rows if is_hard(row)]
     least = min((row.budget for row in hard), default=0)
-    for budget, placer in dict.fromkeys((row.budget, row.placer) for row in hard):
+    for budget, placer in axis((row.budget, row.placer) for row in hard):
         own = [row for row in hard if (row.budget, row.placer) == (budget, placer)]
         stops = all(row.evaluations < least for row in own)
         if stops and budget > least:
@@ -139,23 +160,19 @@ def closed_table(rows: Sequence[OptimalityRow], n_graphs: Mapping[Setting, int])
     head += ["bound over optimum, mean", "least"]
     body = []
     for setting, count in n_graphs.items():
-        own = [
-            row for row in rows if (row.cluster, row.granularity) == (setting.cluster, setting.granularity)
-        ]
-        if setting.n_units:
-            own = [row for row in own if row.graph.endswith(f"-in-{setting.n_units}")]
+        own = _of(setting, rows)
+        if not own:
+            continue
         by_graph = {row.graph: row for row in own}.values()
         how = f"group, {setting.n_units}" if setting.n_units else setting.granularity
         cells = [_range([row.ops for row in by_graph]), _range([row.n_units for row in by_graph])]
         cells += [str(count), str(len(by_graph)), str(sum(is_trivial(row) for row in by_graph))]
         bounds = np.array([row.bound for row in by_graph])
-        tight = [f"{np.exp(np.log(bounds).mean()):.3f}", f"{bounds.min():.3f}"] if len(bounds) else ["", ""]
+        tight = [f"{np.exp(np.log(bounds).mean()):.3f}", f"{bounds.min():.3f}"]
         body.append([setting.cluster, how, *cells, *tight])
     return markdown_table([head, *body])
 
 
 def _range(values: Sequence[int]) -> str:
-    if not values:
-        return ""
     least, greatest = min(values), max(values)
     return str(least) if least == greatest else f"{least} to {greatest}"

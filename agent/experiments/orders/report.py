@@ -1,33 +1,27 @@
-"""Prints what a study of orders found: tables by arm and family, and what to use."""
+"""The tables of a study of orders, by family."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from agent.experiments.launcher import markdown_table
 from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
+from agent.experiments.rows import axis, markdown_table, read_rows
 
 BASELINE = "topo"
 
 
-def print_report(rows: Sequence[OrderRow], points: Sequence[Point]) -> None:
-    """Prints the tables of each arm, as Markdown."""
-    for arm in dict.fromkeys(row.arm for row in rows):
-        by_family = families_of(row for row in rows if row.arm == arm)
-        if not by_family:
-            continue
-        print(f"\n### {arm}\n\nStep time over one device, the same decisions for every order:\n")
-        print(quality_table(by_family))
-        print(f"\nOver {BASELINE}, with 95 % intervals over graphs and trainings:\n")
-        print(baseline_table(by_family))
-        print("\nStep time over one device at equal processor time:\n")
-        print(equal_time_table([point for point in points if point.arm == arm]))
-        print("\nWhat is shown:\n")
-        print(verdict_table(by_family))
+def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:
+    """Yields step times of an arm, what is shown, ratios with intervals, and equal processor time."""
+    by_family = families_of(row for row in read_rows(rows_in, OrderRow) if row.arm == arm)
+    yield quality_table(by_family)
+    yield verdict_table(by_family)
+    yield baseline_table(by_family)
+    yield equal_time_table([point for point in read_rows(curves_in, Point) if point.arm == arm])
 
 
 def families_of(rows: Iterable[OrderRow]) -> dict[str, OrderScores]:
@@ -73,9 +67,9 @@ def equal_time_table(points: Sequence[Point]) -> str:
     curves: dict[tuple[str, str, int], list[Point]] = defaultdict(list)
     for point in points:
         curves[point.family, point.order, point.seed].append(point)
-    orders = list(dict.fromkeys(order for _, order, _ in curves))
+    orders = axis(order for _, order, _ in curves)
     lines = [["family", "CPU s", *orders]]
-    for family in dict.fromkeys(family for family, _, _ in curves):
+    for family in axis(family for family, _, _ in curves):
         own = {(order, seed): curve for (of, order, seed), curve in curves.items() if of == family}
         limit_s = min(curve[-1].cpu_s for curve in own.values())
         lines.append([family, f"{limit_s:.0f}", *(_cell(own, order, limit_s) for order in orders)])
@@ -105,4 +99,4 @@ def verdict_table(by_family: Mapping[str, OrderScores]) -> str:
 
 
 def _orders(by_family: Mapping[str, OrderScores]) -> list[str]:
-    return list(dict.fromkeys(order for scores in by_family.values() for order in scores.orders))
+    return axis(order for scores in by_family.values() for order in scores.orders)

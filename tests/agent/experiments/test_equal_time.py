@@ -15,7 +15,8 @@ from agent.experiments.equal_time.paired import Paired, pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
 from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
-from agent.experiments.equal_time.study import PLACERS, table
+from agent.experiments.equal_time.study import budgets_table, stopping_table
+from agent.experiments.experiment import EXPERIMENTS
 from agent.policy.serialization import read_card
 from graphs.capture.capture import capture
 from graphs.families import FAMILIES
@@ -72,7 +73,6 @@ def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
 
 
 def test_placers_are_compared_in_pairs() -> None:
-    assert set(PLACERS) <= set(placer_names())
     trials = [
         make_trial(family=family, graph=f"{family}{graph}", placer=placer, seed=seed, step_time_s=step_s)
         for family, graph, seed in (("f", 0, 0), ("f", 0, 1), ("g", 1, 0))
@@ -86,7 +86,32 @@ def test_placers_are_compared_in_pairs() -> None:
     assert (policy.wins, policy.losses, policy.graphs) == (1, 1, 2)
     assert policy.low <= policy.ratio <= policy.high
     assert (found["level"].wins, found["level"].losses, found["level"].low) == (0, 0, 1.0)
-    assert "| policy | 1 : 1 of 2 |" in table(list(found.values()), "wins")
+    rows = [*found.values(), *pair(trials[:1], "refine", 3.0)]
+    (line,) = budgets_table(rows, ["policy", "none"]).splitlines()[2:]
+    assert line == f"| policy | {policy.cell} |  |  |"
+    assert budgets_table(rows[:3], ["policy"]).endswith("| 1 : 1 |")
+
+
+def test_a_placer_that_stops_is_compared_with_the_next_budget_above_its_time() -> None:
+    rows = [
+        row
+        for seconds in (0.1, 1.0, 10.0)
+        for row in pair(
+            [make_trial(placer=name, cpu_s=0.5) for name in ("refine", "heft")], "refine", seconds
+        )
+    ]
+    (line,) = stopping_table(rows, ["heft", "m-etf"]).splitlines()[2:]
+    assert line.startswith("| heft | 0.500 | ")
+    assert line.endswith(" | 1 s | 1.000 (1.000 to 1.000) |")
+
+
+def test_the_placers_of_all_pages_exist() -> None:
+    named = {
+        placer
+        for experiment in EXPERIMENTS.values()
+        for placer in (*experiment.fixed.get("searches", ()), *experiment.fixed.get("stopping", ()))
+    }
+    assert {"exact", "policy-refine"} < named <= set(placer_names())
 
 
 def test_the_figure_has_every_placer() -> None:

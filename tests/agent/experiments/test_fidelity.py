@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from agent.experiments.fidelity import __main__ as fidelity
 from agent.experiments.fidelity import placements, study
 from agent.experiments.fidelity.models import GraphCache
 from graphs.op_graph import build_graph
@@ -23,7 +24,7 @@ def steps(tmp_path, monkeypatch):
 
 def test_a_row_per_step_is_written(steps, tmp_path, capsys):
     out = tmp_path / "out"
-    assert study.main(["--steps", str(steps), "--out", str(out)]) == 0
+    assert fidelity.main(["--steps", str(steps), "--out", str(out)]) == 0
     assert "| Tesla_T4 | 1 |" in capsys.readouterr().out
     with (out / "steps.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -36,14 +37,14 @@ def test_a_row_per_step_is_written(steps, tmp_path, capsys):
 
 def test_an_unknown_device_is_refused_in_one_line(steps, tmp_path, capsys):
     (steps / "Tesla_T4").rename(steps / "Voodoo2")
-    assert study.main(["--steps", str(steps), "--out", str(tmp_path / "out")]) == 2
+    assert fidelity.main(["--steps", str(steps), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "Voodoo2" in error
     assert error.count("\n") == 1
 
 
 def test_a_folder_without_steps_is_refused_in_one_line(tmp_path, capsys):
-    assert study.main(["--steps", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert fidelity.main(["--steps", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "holds no measured steps" in capsys.readouterr().err
 
 
@@ -58,7 +59,7 @@ def test_placements_are_compared_on_graphs_the_policy_has_not_seen(steps, tmp_pa
     monkeypatch.setattr(placements, "FAMILIES", {"ptb": 9})
     out = tmp_path / "out"
     flags = ["--placements", "2xk80", "placeto-k80:2", "--evaluations", "20", "--per-family", "2"]
-    assert study.main(["--steps", str(steps), "--out", str(out), *flags]) == 0
+    assert fidelity.main(["--steps", str(steps), "--out", str(out), *flags]) == 0
     assert "| 2xk80 to placeto-k80:2 | heft | 2 of 2 |" in capsys.readouterr().out
     with (out / "placements.csv").open() as file:
         rows = list(csv.DictReader(file))

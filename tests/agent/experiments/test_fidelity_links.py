@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments.fidelity import study
+from agent.experiments.fidelity import __main__ as fidelity
 from agent.experiments.fidelity.links import LinkRow, compare_links, links_table
 from envs.cluster.links import measured_links
 
@@ -45,12 +45,12 @@ def test_the_table_has_the_errors_of_held_out_sizes() -> None:
 def test_the_command_writes_a_row_per_transfer(
     times: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(study, "compare_steps", lambda folder, out: None)
+    monkeypatch.setattr(fidelity, "compare_steps", lambda folder, out: None)
     flags = ["--links", str(times), "--out", str(tmp_path / "out")]
-    assert study.main(flags) == 0
+    assert fidelity.main(flags) == 0
     assert "| v100-nvlink | 1 |" in capsys.readouterr().out
     with (tmp_path / "out" / "links.csv").open() as file:
         assert [row["n_bytes"] for row in csv.DictReader(file)] == [str(2**20), str(2**21)]
     times.write_text("1,2\n")
-    assert study.main(flags) == 2
+    assert fidelity.main(flags) == 2
     assert capsys.readouterr().err.count("\n") == 1

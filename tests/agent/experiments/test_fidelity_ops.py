@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.calibration.op_tables import MeasuredOpsError
-from agent.experiments.fidelity import study
+from agent.experiments.fidelity import __main__ as fidelity
 from agent.experiments.fidelity.ops import (
     ALL_DEVICES,
-    COLUMNS,
     OpTime,
     compare_ops,
     device_orders,
@@ -21,6 +20,7 @@ from agent.experiments.fidelity.ops import (
     op_errors,
     orders_table,
 )
+from agent.experiments.rows import markdown_table
 
 ROW = OpTime("t4", "gemm", "1 2 3 4", True, 1.1, 1.5, 0.5, 1.0)
 
@@ -36,11 +36,11 @@ def measured_ops(folder: Path, n: int = 40) -> Path:
 
 
 def test_rows_are_compared_and_written(tmp_path: Path) -> None:
-    rows = compare_ops([measured_ops(tmp_path)], tmp_path / "out")
-    with open(tmp_path / "out" / "ops.csv", newline="") as file:
+    rows = compare_ops([measured_ops(tmp_path)])
+    fidelity.compare_ops([measured_ops(tmp_path)], tmp_path)
+    with open(tmp_path / "ops.csv", newline="") as file:
         written = list(csv.DictReader(file))
-    assert list(written[0]) == COLUMNS
-    assert {"device", "class", "name", "predicted_s", "measured_s", "roofline_s"} <= set(COLUMNS)
+    assert {"device", "class", "name", "predicted_s", "measured_s", "roofline_s"} <= set(written[0])
     assert len(written) == len(rows) == 72
     assert [float(row["predicted_s"]) for row in written] == [row.predicted_s for row in rows]
     for errors in op_errors(rows):
@@ -53,8 +53,8 @@ def test_rows_are_compared_and_written(tmp_path: Path) -> None:
 
 def test_bad_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(MeasuredOpsError, match=r"none\.csv: cannot be read"):
-        compare_ops([tmp_path / "none.csv"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        fidelity.compare_ops([tmp_path / "none.csv"], tmp_path)
+    assert not (tmp_path / "ops.csv").exists()
 
 
 def test_errors_are_those_of_rows_held_out() -> None:
@@ -65,7 +65,7 @@ def test_errors_are_those_of_rows_held_out() -> None:
     assert errors.median == pytest.approx(0.2)
     assert errors.p90 == pytest.approx(0.28)
     assert (errors.left_out_median, errors.roofline_median) == (0.5, 0.5)
-    assert "| t4 | gemm | 2 | 20.0% | 28.0% | 50.0% |" in errors_table([errors])
+    assert "| t4 | gemm | 2 | 20.0% | 28.0% | 50.0% |" in markdown_table(errors_table([errors]))
 
 
 def test_errors_of_all_devices_together_come_first() -> None:
@@ -77,10 +77,10 @@ def test_errors_of_all_devices_together_come_first() -> None:
 
 
 def test_errors_and_ranks_are_written_for_the_page(tmp_path: Path) -> None:
-    study.compare_ops([measured_ops(tmp_path)], tmp_path / "out")
-    with open(tmp_path / "out" / "op_errors.csv", newline="") as file:
+    fidelity.compare_ops([measured_ops(tmp_path)], tmp_path)
+    with open(tmp_path / "op_errors.csv", newline="") as file:
         assert [row["device"] for row in csv.DictReader(file)] == [ALL_DEVICES, "p4", "t4"]
-    with open(tmp_path / "out" / "op_ranks.csv", newline="") as file:
+    with open(tmp_path / "op_ranks.csv", newline="") as file:
         assert [row["pairs"] for row in csv.DictReader(file)] == ["18"]
 
 
@@ -95,5 +95,5 @@ def test_devices_are_ranked_by_shape_and_near_ties_left_out() -> None:
     (order,) = device_orders([ROW, slow, tie])
     assert (order.op_class, order.pairs) == ("gemm", 2)
     assert (order.predicted, order.roofline) == (1.0, 0.0)
-    assert "| gemm | 2 | 100.0% | 0.0% |" in orders_table([order])
+    assert "| gemm | 2 | 100.0% | 0.0% |" in markdown_table(orders_table([order]))
     assert device_orders([ROW, replace(slow, name="other")]) == []

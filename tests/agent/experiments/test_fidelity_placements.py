@@ -43,7 +43,7 @@ def compare(
 ) -> list[PlacementRow]:
     clusters = tuple({each.name: each for each in (old, new)}.values())
     spec = EvaluationSpec((graph or chain(),), clusters, (placer,), budget=Budget(50))
-    return compare_placements([(old, new)], spec, folder, report=lambda done, total: None)
+    return compare_placements([(old, new)], spec, folder)
 
 
 def test_a_placement_for_the_wrong_device_is_timed_where_it_runs(tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments.fidelity import study
+from agent.experiments.fidelity import __main__ as fidelity
 from agent.experiments.fidelity.profiles import ProfileRow, compare_profiles, profiles_table
 from agent.experiments.fidelity.steps import MeasurementError
 from envs.cluster.cluster import ClusterError
@@ -102,9 +102,9 @@ def test_the_table_has_ratios_and_errors() -> None:
 def test_the_command_writes_a_row_per_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(study, "compare_steps", lambda folder, out: None)
+    monkeypatch.setattr(fidelity, "compare_steps", lambda folder, out: None)
     files = [str(profile(tmp_path, *LAYERS, gpu=gpu)) for gpu in ("V100-16", "RTX-2080")]
-    assert study.main(["--profiles", *files, "--out", str(tmp_path / "out")]) == 0
+    assert fidelity.main(["--profiles", *files, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "| V100-16 | fp32 | 4 |" in printed
     assert "1 left out: RTX-2080" in printed

@@ -2,13 +2,15 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from agent.evaluation.failures import Failure
+from agent.evaluation.run import EvaluationResult
 from agent.experiments import launcher
+from agent.experiments.command import exit_code
+from tests.agent.evaluation_cases import make_trial
 from tests.training_cases import SMALL, write_toys
 
 CHANGES = {"narrow": {"hidden": 4}, "wide": {"hidden": 8}}
@@ -25,10 +27,9 @@ def config(tmp_path, monkeypatch):
 
 
 def train(config, changes, seeds, minutes=0):
-    work = lambda: launcher.train_all(  # noqa: E731
-        "study", "grid", launcher.trials_of(config, minutes, changes, seeds), jobs=2
+    return exit_code(
+        "experiment", lambda: launcher.train_all("study", config, minutes, changes, seeds, jobs=2)
     )
-    return launcher.exit_code("experiment", work)
 
 
 def rows():
@@ -37,13 +38,13 @@ def rows():
 
 
 def test_what_is_trained_is_not_trained_again_and_seeds_can_be_added(config, capsys):
-    assert train(config, CHANGES, [0]) == 0
+    assert train(config, CHANGES, 1) == 0
     assert sorted(rows()) == [("narrow-seed-0", "complete"), ("wide-seed-0", "complete")]
     assert (launcher.trained("study", "wide", 0) / "policy.json").exists()
-    assert train(config, {"wide": CHANGES["wide"]}, [0, 1]) == 0
+    assert train(config, {"wide": CHANGES["wide"]}, 2) == 0
     assert [trial for trial, _ in rows()][2:] == ["wide-seed-1"]
     capsys.readouterr()
-    assert train(config, {"wide": {"hidden": 16}}, [0]) == 2
+    assert train(config, {"wide": {"hidden": 16}}, 1) == 2
     error = capsys.readouterr().err
     assert "runs/study/trials/wide-seed-0: was started with other settings; remove" in error
     assert len(rows()) == 3
@@ -51,7 +52,7 @@ def test_what_is_trained_is_not_trained_again_and_seeds_can_be_added(config, cap
 
 def test_a_training_that_fails_is_told_and_the_others_are_trained(config, capsys):
     changes = {"steep": {"learning_rate": 1e29}, **CHANGES}
-    assert train(config, changes, [0]) == 1
+    assert train(config, changes, 1) == 1
     assert sorted(rows()) == [
         ("narrow-seed-0", "complete"),
         ("steep-seed-0", "failed"),
@@ -60,9 +61,8 @@ def test_a_training_that_fails_is_told_and_the_others_are_trained(config, capsys
     assert capsys.readouterr().err.endswith("experiment: runs/study: not all trainings ended well\n")
 
 
-def test_an_evaluation_that_fails_is_one_line(capsys):
-    def work():
-        subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
-
-    assert launcher.exit_code("experiment", work) == 1
-    assert "ended with 3" in capsys.readouterr().err
+def test_an_evaluation_with_a_failed_trial_is_one_line(tmp_path, monkeypatch, capsys):
+    found = EvaluationResult([], [Failure(make_trial().key, 1, "no memory")])
+    monkeypatch.setattr(launcher, "evaluate", lambda *_, **__: found)
+    assert exit_code("experiment", lambda: launcher.evaluated(None, tmp_path)) == 1
+    assert f"1 trials failed; see {tmp_path / 'failures.csv'}" in capsys.readouterr().err

@@ -16,7 +16,8 @@ from agent.experiments.orders.report import (
 )
 from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import holm, scores_of, significance
-from agent.experiments.orders.study import STUDIED, changes_of
+from agent.experiments.orders.study import ARMS, changes_of
+from agent.experiments.questions.policies import ORDERS as STUDIED
 from graphs.orders import ORDERS
 
 
@@ -32,8 +33,9 @@ def rows(ratios: dict[str, float], n_seeds: int = 3, n_graphs: int = 8, noise: f
 
 def test_the_studied_orders_are_orders() -> None:
     assert set(STUDIED) < set(ORDERS)
-    trials = changes_of(["rollout", "improve"], ["cifar10", "gpt"], ["topo", "bfs"])
-    assert sum(name.startswith("improve.") for name in trials) == 2
+    trials = changes_of("improve", ["cifar10"], ["topo", "bfs"])
+    assert list(trials) == ["improve.cifar10.topo", "improve.cifar10.bfs"]
+    assert trials["improve.cifar10.bfs"]["mdp"] == ARMS["improve"]["mdp"]
     assert trials["improve.cifar10.bfs"]["order"] == ("bfs",)
 
 

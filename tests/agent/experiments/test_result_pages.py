@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.experiments.tables.__main__ import main
-from agent.experiments.tables.page import PAGES, RESULTS, PageError, read_rows
-from agent.experiments.tables.policies import FinetuningRow
+from agent.experiments.command import main
+from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
+from agent.experiments.recorded import FinetuningRow
+from agent.experiments.rows import read_rows
 
 ROOT = Path(__file__).parents[3]
 INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"
@@ -21,7 +22,7 @@ MAX_WORDS = 500
 MAX_TABLES = 2
 DECIMAL = re.compile(r"\d+\.\d+%?")
 HEADS = ("**Question.**", "**Set-up.**", "**Result.**", "**Conclusion.**", "**Commands.**")
-COMMAND = "python -m agent.experiments.tables"
+COMMAND, TABLES = "python -m agent.experiments ", " --only tables"
 
 
 def read(path: Path) -> str:
@@ -54,7 +55,7 @@ def code_lines(path: Path) -> list[str]:
 
 def printed_by(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command of a page prints."""
-    (command,) = [line for line in code_lines(path) if line.startswith(COMMAND)]
+    (command,) = [line for line in code_lines(path) if line.startswith(COMMAND) and line.endswith(TABLES)]
     capsys.readouterr()
     assert main(shlex.split(command.removeprefix(COMMAND))) == 0
     return capsys.readouterr().out
@@ -99,8 +100,9 @@ def test_every_number_of_a_page_is_printed_by_its_command(
     assert not set(DECIMAL.findall(row)) - set(DECIMAL.findall(printed))
 
 
-def test_every_page_has_tables_and_a_line_of_the_index() -> None:
-    assert {path.stem for path in WITH_TABLES} == set(PAGES)
+def test_every_page_is_an_experiment_with_rows_and_a_line_of_the_index() -> None:
+    with_page = {name for name, each in EXPERIMENTS.items() if (RESULTS / each.rows[0]).exists()}
+    assert {path.stem for path in WITH_TABLES} == with_page
     assert all(f"results/{path.name}" in links(INDEX) for path in FILES)
 
 
@@ -111,14 +113,18 @@ def test_every_file_of_rows_belongs_to_a_page() -> None:
     assert rows <= named
 
 
-def test_commands_of_pages_name_modules_that_exist() -> None:
+def test_commands_of_pages_name_modules_and_experiments_that_exist() -> None:
     named = {
-        word for path in FILES for line in code_lines(path) for word in re.findall(r"python -m (\S+)", line)
+        words
+        for path in FILES
+        for line in code_lines(path)
+        for words in re.findall(r"python -m (\S+)(?: ([a-z_]+))?", line)
     }
     assert named
-    for name in named:
+    for name, experiment in named:
         path = ROOT / name.replace(".", "/")
         assert (path / "__main__.py").exists() or path.with_suffix(".py").exists(), name
+        assert name != COMMAND.split()[2] or experiment in EXPERIMENTS
 
 
 def test_links_of_other_documents_lead_to_pages() -> None:
@@ -133,16 +139,11 @@ def test_links_of_other_documents_lead_to_pages() -> None:
                 assert not section, f"{path}: {target}"
 
 
-def test_unknown_pages_and_damaged_rows_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["nix"]) == 2
-    assert "unknown page 'nix'; use one of" in capsys.readouterr().err
-    monkeypatch.setattr("agent.experiments.tables.page.RESULTS", tmp_path)
-    with pytest.raises(PageError, match="cannot be read"):
-        read_rows("none.csv", FinetuningRow)
-    (tmp_path / "bad.csv").write_text("graph,placed_by,seconds\na,b,1\n")
-    with pytest.raises(PageError, match=r"holds no rows of FinetuningRow \('ratio_to_single'\)"):
-        read_rows("bad.csv", FinetuningRow)
+def test_damaged_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        read_rows(tmp_path / "none.csv", FinetuningRow)
+    (tmp_path / "finetuning.csv").write_text("graph,placed_by,seconds\na,b,1\n")
+    assert main(["finetuning", "--only", "tables", "--out", str(tmp_path)]) == 2
+    assert "holds no rows of FinetuningRow ('ratio_to_single')" in capsys.readouterr().err
     (tmp_path / "good.csv").write_text("graph,placed_by,seconds,ratio_to_single\na,b,,0.5\n")
-    assert read_rows("good.csv", FinetuningRow) == [FinetuningRow("a", "b", None, 0.5)]
+    assert read_rows(tmp_path / "good.csv", FinetuningRow) == [FinetuningRow("a", "b", None, 0.5)]

@@ -1,4 +1,4 @@
-"""Placing by groups: reported op by op, and compared over the benchmark set."""
+"""Placing by groups: reported op by op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.run import evaluate, placement_path
 from agent.evaluation.spec import EvaluationSpec
-from agent.experiments.coarsening import main
 from agent.placers.base import PLACERS, Budget
 from agent.placers.coarse import place_coarsely
 from envs.coarse_problem import coarse_problem
@@ -43,14 +42,3 @@ def test_an_evaluation_by_groups_reports_the_graph_itself(tmp_path) -> None:
 def test_no_groups_are_refused() -> None:
     with pytest.raises(EvaluationError, match="graphs of 0 groups; give at least 1 to --coarsen"):
         EvaluationSpec((training_graph(),), (make_cluster(),), ("single",), coarsen=0)
-
-
-def test_the_table_has_a_row_per_family_and_number_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--families", "gpt", "--groups", "600", "100000"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpt")]
-    assert [row[0] for row in rows] == ["gpt", "gpt"]
-    assert int(rows[0][1]) > 0
-    assert 0.5 < float(rows[0][2]) < 2.0
-    assert rows[1][1:4] == ["0", "-", "-"]
-    assert main(["--families", "lstm"]) == 2
-    assert capsys.readouterr().err.startswith("agent.experiments.coarsening: unknown family 'lstm'")

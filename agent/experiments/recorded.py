@@ -1,0 +1,178 @@
+"""The tables of experiments whose rows other commands make; their pages say which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from agent.evaluation.comparison.intervals import nested_interval
+from agent.evaluation.measured.fidelity import Fidelity, FidelityRow, fidelity_of
+from agent.experiments.equal_time.paired import LEVEL
+from agent.experiments.rows import axis, markdown_table, read_rows
+
+
+@dataclass(frozen=True)
+class MovesRow:
+    """Step times that `refine` finds without and with moves of whole modules, in equal time."""
+
+    graph: str
+    family: str
+    cluster: str
+    seconds: float
+    before_s: float
+    after_s: float
+
+
+def moves_tables(file: Path) -> Iterator[str]:
+    """Yields what moves of whole modules gain."""
+    groups: dict[tuple[str, float], list[MovesRow]] = defaultdict(list)
+    for row in read_rows(file, MovesRow):
+        kind = "large" if row.family.startswith("large-") else "recurrent"
+        groups[f"{kind}, all", row.seconds].append(row)
+        groups[f"{kind}, {row.family.removeprefix('large-')}", row.seconds].append(row)
+    body = [[name, f"{seconds:g} s", *_moves_cells(own)] for (name, seconds), own in groups.items()]
+    yield markdown_table([["graphs", "budget", "number", "with over without", "won : lost"], *body])
+
+
+def _moves_cells(rows: Sequence[MovesRow]) -> list[str]:
+    families: dict[str, list[list[float]]] = defaultdict(list)
+    for row in rows:
+        families[row.family].append([float(np.log(row.after_s / row.before_s))])
+    logs = np.array([seeds for graphs in families.values() for seeds in graphs])
+    ratio = nested_interval(list(families.values()))
+    cell = str(ratio) if len(families) > 1 else f"{ratio.mean:.3f}"
+    return [str(len(rows)), cell, f"{(logs < -LEVEL).sum()} : {(logs > LEVEL).sum()}"]
+
+
+@dataclass(frozen=True)
+class GranularityRow:
+    """Graphs of a family, placed by one placer at a granularity: means of `summary.csv`."""
+
+    granularity: str
+    family: str
+    placer: str
+    graphs: int
+    ratio_to_single: float
+    wall_s: float
+
+
+def granularity_tables(file: Path) -> Iterator[str]:
+    """Yields what whole modules cost, by family."""
+    rows = read_rows(file, GranularityRow)
+    placers = ("heft", "annealing", "local-search", "policy", "policy-refine")
+    by_case = {(row.family, row.granularity, row.placer): row for row in rows}
+    columns = [(level, placer) for level in ("op", "module") for placer in placers]
+    head = ["family", "graphs", *(f"{placer}, {level}" for level, placer in columns)]
+    body = []
+    for family in axis(row.family for row in rows):
+        own = [by_case[family, *column] for column in columns]
+        body.append([family, str(own[0].graphs), *(f"{row.ratio_to_single:.3f}" for row in own)])
+    yield markdown_table([head, *body])
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """A variant of the training over the full model, with one placer on graphs of some families."""
+
+    variant: str
+    flags: str
+    families: str
+    placer: str
+    ratio: float
+    low: float
+    high: float
+    spread_over_trainings: float | None
+
+
+def ablation_tables(file: Path) -> Iterator[str]:
+    """Yields what each part of the policy and its training is worth."""
+    rows = read_rows(file, AblationRow)
+    by_case = {(row.variant, row.placer, row.families): row for row in rows}
+    columns = axis((row.placer, row.families) for row in rows)
+    names = {"policy": "one decode", "policy-sample": "17 decodes"}
+    head = ["variant", *(f"{families}, {names[placer]}" for placer, families in columns)]
+    variants = axis(row.variant for row in rows)[1:]
+    body = [
+        [variant, *(_ablation_cell(by_case[variant, *column]) for column in columns)] for variant in variants
+    ]
+    yield markdown_table([head, *body])
+
+
+def _ablation_cell(row: AblationRow) -> str:
+    spread = "" if row.spread_over_trainings is None else f"; ± {row.spread_over_trainings:.3f}"
+    return f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f}{spread})"
+
+
+@dataclass(frozen=True)
+class FinetuningRow:
+    """The best step time, over that of one device, of a start or placer after some seconds of training."""
+
+    graph: str
+    placed_by: str
+    seconds: int | None
+    ratio_to_single: float | None
+
+
+def finetuning_tables(file: Path) -> Iterator[str]:
+    """Yields what the shipped policy is worth as a start of a training for one graph."""
+    rows = read_rows(file, FinetuningRow)
+    ratio_of = {(row.graph, row.placed_by, row.seconds): row.ratio_to_single for row in rows}
+    times = sorted({row.seconds for row in rows if row.seconds is not None})
+    starts = axis(row.placed_by for row in rows if row.seconds is not None)
+    others = axis(row.placed_by for row in rows if row.seconds is None)
+    table = [["graph", "from", *(f"{second} s" for second in times), *others]]
+    for graph in axis(row.graph for row in rows):
+        placed = [ratio_of[graph, name, None] for name in others]
+        for start in starts:
+            curve = [ratio_of[graph, start, second] for second in times]
+            table.append(
+                [graph, start, *("" if ratio is None else f"{ratio:.3f}" for ratio in curve + placed)]
+            )
+    yield markdown_table(table)
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """A speed with one thread and with two, as it was printed."""
+
+    figure: str
+    one_thread: str
+    two_threads: str
+
+
+def speed_tables(file: Path) -> Iterator[str]:
+    """Yields how fast training and decoding are."""
+    yield markdown_table([["", "one thread", "two threads"], *map(astuple, read_rows(file, SpeedRow))])
+
+
+MEASURES = {
+    "n_placements": "placements",
+    "median_error": "error, median",
+    "p90_error": "error, 90th percentile",
+    "scaled_error": "error after one factor for all, median",
+    "spearman": "rank correlation, Spearman",
+    "kendall": "rank correlation, Kendall",
+    "retest": "rank correlation of the first and the last round of measurements, Kendall",
+    "regret": "regret of the simulator's best",
+}
+"""Fields of `Fidelity` in the order of the table."""
+
+
+def measured_tables(file: Path) -> Iterator[str]:
+    """Yields simulated against measured steps of placements."""
+    found = fidelity_of(read_rows(file, FidelityRow))
+    assert found is not None
+    shares = ("median_error", "p90_error", "scaled_error", "regret")
+    assert {item.name for item in fields(Fidelity)} == set(MEASURES)
+
+    def cell(name: str) -> str:
+        value = getattr(found, name)
+        return (
+            f"{value:.1%}" if name in shares else f"{value:.3f}" if isinstance(value, float) else str(value)
+        )
+
+    yield markdown_table([["measure", "found"], *([title, cell(name)] for name, title in MEASURES.items())])

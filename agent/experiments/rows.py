@@ -1,0 +1,103 @@
+"""Rows of results: dataclasses that are written to CSV files, read from them, and shown as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from agent.evaluation.comparison.ratios import geometric_mean
+from agent.experiments.experiment import ExperimentError
+from graphs.system.csv_files import write_csv
+
+Row = TypeVar("Row")
+
+
+def write_rows(
+    path: Path, rows: Sequence[Any], renamed: Mapping[str, str] = types.MappingProxyType({})
+) -> None:
+    """Writes dataclasses of one kind as a CSV file, atomically.
+
+    Args:
+        path: a name ending in `.gz` is compressed.
+        renamed: columns that have another name than their field.
+
+    Raises:
+        ExperimentError: there are no rows.
+    """
+    if not rows:
+        raise ExperimentError(f"{path}: there are no rows to write; give the experiment more to compare")
+    write_csv(path, [renamed.get(item.name, item.name) for item in fields(rows[0])], map(astuple, rows))
+
+
+def read_rows(path: Path, row: type[Row]) -> list[Row]:
+    """Reads rows that `write_rows` wrote.
+
+    Args:
+        path: a name ending in `.gz` is decompressed.
+        row: the dataclass. Columns that are no field of it are ignored.
+
+    Raises:
+        ExperimentError: the file cannot be read, or a field has no column.
+    """
+    kinds = get_type_hints(row)
+    try:
+        with (
+            gzip.open(path, "rt")
+            if path.suffix == ".gz"
+            else path.open(newline="", encoding="utf-8") as lines
+        ):
+            return [
+                row(**{name: _value(line[name], kind) for name, kind in kinds.items()})
+                for line in csv.DictReader(lines)
+            ]
+    except (KeyError, ValueError, TypeError) as error:
+        raise ExperimentError(f"{path}: holds no rows of {row.__name__} ({error})") from None
+    except (OSError, EOFError, csv.Error) as error:
+        raise ExperimentError(f"{path}: cannot be read: {error}") from None
+
+
+def _value(text: str, kind: Any) -> Any:
+    """Converts a cell to the type of its field."""
+    if get_origin(kind) is types.UnionType:
+        return _value(text, get_args(kind)[0]) if text else None
+    return text == "True" if kind is bool else kind(text)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Formats a table in Markdown; the first row is its head."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def mean_cell(ratios: Iterable[float]) -> str:
+    """Formats the geometric mean of ratios; a ratio that is NaN is left out, and nothing is an empty cell."""
+    return number_cell(geometric_mean(ratio for ratio in ratios if not np.isnan(ratio)))
+
+
+def number_cell(value: float | None, absent: str = "") -> str:
+    """Formats a number with three decimals."""
+    return absent if value is None else f"{value:.3f}"
+
+
+def error_quantiles(predicted: Iterable[float], measured: Iterable[float]) -> tuple[float, float]:
+    """Returns the median and the 90th percentile of |predicted / measured - 1|."""
+    errors = np.abs(np.array(list(predicted)) / np.array(list(measured)) - 1)
+    median, p90 = np.quantile(errors, [0.5, 0.9]).tolist()
+    return median, p90
+
+
+def error_cells(predicted: Iterable[float], measured: Iterable[float]) -> list[str]:
+    """Formats the median and the 90th percentile of |predicted / measured - 1|; NaN is a dash."""
+    return ["-" if np.isnan(error) else f"{error:.1%}" for error in error_quantiles(predicted, measured)]
+
+
+def axis(values: Iterable[Any]) -> list[Any]:
+    """Lists values once each, in the order of their first appearance."""
+    return list(dict.fromkeys(values))

@@ -1,1 +1,0 @@
-"""Tables of the pages of results, printed from the rows beside the pages."""

@@ -28,8 +28,8 @@ WALK, ROLLOUT, HEURISTIC = 450, 220, 60
 each placement unit of an op, and as one of the other heuristics."""
 WALK_SHARE, ROLLOUT_SHARE, HEURISTICS_SHARE = 0.2, 0.3, 0.35
 """Shares of a budget of seconds by which walks and other heuristics must have ended."""
-RACE_SHARE = 0.3
-"""Share of the budget that is left, for a race of descents."""
+RACE_SHARE, RACE_MOVES = 0.3, 2
+"""Share of the budget that is left, for a race of descents, and moves for each unit that a start needs."""
 
 
 @learned("auto")
@@ -72,6 +72,7 @@ def anneal_from_best(search: SearchState, rng: np.random.Generator, starts: list
     if not search.has_time(PLANNING):
         return
     began, evaluations, layout = search.progress, search.evaluations, layout_of(search.problem)
+    starts = _racing(search, starts)
     n_rounds, temperature = (len(starts) - 1).bit_length(), COOL_TEMPERATURE
     for number in range(n_rounds):
         ended = []
@@ -85,6 +86,13 @@ def anneal_from_best(search: SearchState, rng: np.random.Generator, starts: list
     if n_rounds and search.budget.seconds is not None and is_short:
         temperature = 0.0
     run_chain(search, rng, temperature, LAST_TEMPERATURE, layout=layout)
+
+
+def _racing(search: SearchState, starts: list[Leader]) -> list[Leader]:
+    """Takes as many starts as the budget is long enough for, at least the first and the last one."""
+    left = search.left if search.budget.seconds is None else search.seconds_left / search.least_simulation_s
+    n = int(RACE_SHARE * left / (RACE_MOVES * len(search.problem.graph.units)))
+    return [*starts[: max(n - 1, 1)], *starts[1:][-1:]] if n < len(starts) else starts
 
 
 def _left_s(search: SearchState, share: float) -> float:

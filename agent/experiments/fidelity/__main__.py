@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.experiments.command import exit_code
-from agent.experiments.fidelity import classes, links, ops, placements, profiles, steps, study
+from agent.experiments.fidelity import answer, classes, links, ops, placements, profiles, steps
 from agent.experiments.fidelity.models import GraphCache
 from agent.experiments.rows import markdown_table, write_rows
 from envs.cluster.kinds import device_of_name
@@ -45,7 +45,7 @@ def compare_steps(folder: Path, out: Path) -> None:
     cache = GraphCache(out)
     rows = steps.compare_steps(measured, cache.workload, device_of_name)
     report(out / "steps.csv", "Whole steps: simulated over measured, less 1", rows, steps.steps_table)
-    study.say(left_out)
+    answer.say(left_out)
     if compared := classes.compare_classes(measured, cache.workload, device_of_name):
         heading = "Ops of these steps by class: sums of simulated and of measured seconds"
         report(out / "classes.csv", heading, compared, classes.classes_table)
@@ -64,7 +64,7 @@ def compare_ops(files: Sequence[Path], out: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; returns the exit code: 0 done, 1 stopped, 2 wrong input."""
     parser = OneLineParser(prog="agent.experiments.fidelity", description=__doc__)
-    parser.add_argument("--steps", type=Path, default=study.STEPS, metavar="DIR", help="measured steps")
+    parser.add_argument("--steps", type=Path, default=answer.STEPS, metavar="DIR", help="measured steps")
     for name, text in FILES.items():
         parser.add_argument(f"--{name}", type=Path, nargs="+", default=[], metavar="FILE", help=text)
     text = "takes the tables as CSV, and the captured graphs for the next time (default: %(default)s)"
@@ -95,11 +95,11 @@ def _work(options: Namespace) -> None:
     if options.profiles:
         rows, left_out = profiles.compare_profiles(options.profiles)
         report(out / "profiles.csv", "Linear layers of profiles, forward pass", rows, profiles.profiles_table)
-        study.say(left_out)
+        answer.say(left_out)
     if options.placements:
         old, new = zip(*options.placements, strict=True)
         flags = (options.per_family, options.evaluations, options.jobs)
-        (found,) = study.placement_rows(out, old, new, (), *flags)
+        (found,) = answer.placement_rows(out, old, new, (), *flags)
         heading = "Placements found under old costs, timed under new ones: geometric means"
         report(out / "placements.csv", heading, found, placements.placements_table)
 

@@ -7,7 +7,7 @@ from agent.experiments.experiment import EXPERIMENTS, Experiment
 
 def declare(name: str, question: str, rows: tuple[str, ...], kind: str, **settings: object) -> None:
     """Registers an experiment that compares measurements of one kind."""
-    run, tables = f"fidelity.study:{kind}_rows", f"fidelity.study:{kind}_tables"
+    run, tables = f"fidelity.answer:{kind}_rows", f"fidelity.answer:{kind}_tables"
     EXPERIMENTS.register(name, Experiment(question, rows, tables, run, settings))
 
 
@@ -33,8 +33,8 @@ EXPERIMENTS.register(
     Experiment(
         "What do calibrated costs change?",
         rows=("calibrated_costs.csv",),
-        run="fidelity.study:placement_rows",
-        tables="fidelity.study:placement_tables",
+        run="fidelity.answer:placement_rows",
+        tables="fidelity.answer:placement_tables",
         settings={
             "old": ("4xv100", "8xa100", "4xh100"),
             "to": ("4xv100-sxm2", "8xa100-sxm4", "4xh100-sxm5"),

@@ -37,8 +37,8 @@ def declare(
     experiment = Experiment(
         question,
         rows=(f"{name}.csv",),
-        run="equal_time.study:equal_time_rows",
-        tables="equal_time.study:equal_time_tables",
+        run="equal_time.answer:equal_time_rows",
+        tables="equal_time.answer:equal_time_tables",
         settings={**FIRST, **settings},
         quick={**LITTLE, "families": settings.get("families", ("cifar10", "unet"))[:2]},
         fixed={"searches": searches, "stopping": stopping},

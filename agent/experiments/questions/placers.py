@@ -7,7 +7,7 @@ EXPERIMENTS.register(
     Experiment(
         "How far from optimal are placements?",
         rows=("optimality.csv",),
-        run="optimality.study:optimality_rows",
+        run="optimality.answer:optimality_rows",
         tables="optimality.rows:optimality_tables",
         settings={
             "clusters": (),

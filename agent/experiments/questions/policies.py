@@ -15,7 +15,7 @@ def declare(name: str, question: str, arm: str, families: tuple[str, ...]) -> No
     experiment = Experiment(
         question,
         rows=("orders.csv.gz", "orders_curves.csv.gz"),
-        run="orders.study:order_rows",
+        run="orders.answer:order_rows",
         tables="orders.report:order_tables",
         settings={"families": families, "orders": ORDERS, "seeds": 3, "minutes": 0.0, "jobs": 2},
         quick={"families": ("cifar10",), "orders": ("topo", "bfs"), "seeds": 1, "minutes": 0.1},

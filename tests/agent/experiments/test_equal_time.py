@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from agent.evaluation.spec import placer_names
+from agent.experiments.equal_time.answer import budgets_table, stopping_table
 from agent.experiments.equal_time.figure import draw_quality_over_time, shown
 from agent.experiments.equal_time.paired import Paired, pair
 from agent.experiments.equal_time.sealed import FIRST_SEED, sealed_graphs
 from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
-from agent.experiments.equal_time.study import budgets_table, stopping_table
 from agent.experiments.experiment import EXPERIMENTS
 from agent.policy.serialization import read_card
 from graphs.capture.capture import capture

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agent.experiments.fidelity import __main__ as fidelity
-from agent.experiments.fidelity import placements, study
+from agent.experiments.fidelity import answer, placements
 from agent.experiments.fidelity.models import GraphCache
 from graphs.op_graph import build_graph
 
@@ -63,5 +63,5 @@ def test_placements_are_compared_on_graphs_the_policy_has_not_seen(steps, tmp_pa
     assert "| 2xk80 to placeto-k80:2 | heft | 2 of 2 |" in capsys.readouterr().out
     with (out / "placements.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["placer"] for row in rows] == [*study.PLACED_BY, *study.PLACED_BY]
+    assert [row["placer"] for row in rows] == [*answer.PLACED_BY, *answer.PLACED_BY]
     assert {row["graph"] for row in rows} == {"ptb-03", "ptb-07"}

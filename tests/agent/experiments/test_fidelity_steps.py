@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.experiments.fidelity.answer import STEPS
 from agent.experiments.fidelity.models import MODELS, GraphCache, ModelError, Workload
 from agent.experiments.fidelity.steps import (
     MeasurementError,
@@ -16,7 +17,6 @@ from agent.experiments.fidelity.steps import (
     read_steps,
     steps_table,
 )
-from agent.experiments.fidelity.study import STEPS
 from envs.cluster.cluster import Device
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.errors import InputError

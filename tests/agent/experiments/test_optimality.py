@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.experiments.optimality.answer import PLACERS
 from agent.experiments.optimality.problems import (
     LEAST_PLACEMENTS,
     SETTINGS,
@@ -25,7 +26,6 @@ from agent.experiments.optimality.rows import (
     rows_of,
     table,
 )
-from agent.experiments.optimality.study import PLACERS
 from agent.placers.exact.enumeration import MAX_PLACEMENTS
 from envs.cluster.presets import get_cluster
 from graphs.dataset import load_family

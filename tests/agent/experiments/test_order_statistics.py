@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agent.experiments.orders.answer import ARMS, changes_of
 from agent.experiments.orders.report import (
     baseline_table,
     equal_time_table,
@@ -16,7 +17,6 @@ from agent.experiments.orders.report import (
 )
 from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import holm, scores_of, significance
-from agent.experiments.orders.study import ARMS, changes_of
 from agent.experiments.questions.policies import ORDERS as STUDIED
 from graphs.orders import ORDERS
 

@@ -149,6 +149,34 @@ def speed_tables(file: Path) -> Iterator[str]:
     yield markdown_table([["", "one thread", "two threads"], *map(astuple, read_rows(file, SpeedRow))])
 
 
+@dataclass(frozen=True)
+class DecodingRow:
+    """The speed of decoding: processor time of a decision, encoding included, and the same by torch."""
+
+    graph: str
+    walks: int
+    features: str
+    us: float
+    torch_us: float
+
+
+def decoding_tables(file: Path) -> Iterator[str]:
+    """Yields how long a decision of a policy takes."""
+    head = ["graph", "walks", "features", "us a decision", "scored by torch, us", "ratio"]
+    body = [
+        [
+            row.graph,
+            str(row.walks),
+            row.features,
+            f"{row.us:.1f}",
+            f"{row.torch_us:.1f}",
+            f"{row.torch_us / row.us:.1f}",
+        ]
+        for row in read_rows(file, DecodingRow)
+    ]
+    yield markdown_table([head, *body])
+
+
 MEASURES = {
     "n_placements": "placements",
     "median_error": "error, median",

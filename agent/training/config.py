@@ -146,14 +146,6 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         most=LARGEST,
     )
 
-    expert_search: int = option(
-        0,
-        "evaluations of a local search from each of the policy's own placements, whose result is imitated; "
-        "0 imitates corrections of the own placement",
-        group=IMITATION,
-        least=0,
-    )
-
     learning_rate: float = option(
         3e-4, "learning rate of Adam; decreases linearly", group=REINFORCEMENT, above=0, most=LARGEST
     )

@@ -42,5 +42,6 @@ for name, question in {
     "ablation": "Which parts of the policy matter?",
     "finetuning": "Is the shipped policy a good start for one graph?",
     "speed": "How fast is training?",
+    "decoding": "How fast is a decision of a policy?",
 }.items():
     EXPERIMENTS.register(name, Experiment(question, rows=(f"{name}.csv",), tables=f"recorded:{name}_tables"))

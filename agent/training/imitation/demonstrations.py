@@ -10,7 +10,6 @@ also of the policy's own, whose episodes pass through the situations that it get
 Source: imitation before reinforcement as in DOPPLER (Yao et al. 2025), here with annealing as the expert;
 the cost of each choice instead of a single label, and in the learner's own situations, as in AggreVaTe
 (Ross and Bagnell 2014, arXiv 1406.5979), the cost to go being that of a single move from the placement.
-Search from the policy's own placements makes it expert iteration (Anthony et al. 2017, arXiv 1705.08439).
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.placers.base import Budget, SearchState
-from agent.placers.search.annealing import run_chain
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
 from envs.simulator.single_moves import single_move_costs
 from graphs.system.array_types import IntArray
 
@@ -67,31 +65,21 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
 
 
 def own_placements(
-    policy: Policy,
-    problems: Sequence[Problem],
-    *,
-    order: str,
-    rng: np.random.Generator,
-    evaluations: int = 0,
+    policy: Policy, problems: Sequence[Problem], *, order: str, rng: np.random.Generator
 ) -> list[Demonstration]:
     """Places every problem once by a policy, sampling each device; leaves out placements that are out of
     memory.
 
     Args:
         order: of the decisions.
-        evaluations: of a local search from each placement, whose result takes its place; 0 for none.
     """
     placements = decode_many(policy, problems, order, n_samples=1, rng=rng, greedy=False)
-    seeds = rng.integers(2**63, size=len(problems))
 
     def judge(index: int) -> Demonstration | None:
-        problem, search = problems[index], SearchState(problems[index], Budget(1 + evaluations))
-        search.score(placements[index])
-        if evaluations:
-            run_chain(search, np.random.default_rng(seeds[index]), 0.0, 0.0)
-        if search.best is None or not search.is_feasible:
+        problem, device_of = problems[index], placements[index][0]
+        if not simulate_problem(problem, device_of).fits:
             return None
-        return Demonstration(index, search.best, regrets(problem, search.best))
+        return Demonstration(index, device_of, regrets(problem, device_of))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         judged = pool.map(judge, range(len(problems)))

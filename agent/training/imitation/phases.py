@@ -255,9 +255,7 @@ class OnPolicyImitation(_ImitationPhase):
             return self.improvements(1, seed)
         rng = np.random.default_rng(seed)
         order = state.config.order[int(rng.integers(len(state.config.order)))]
-        placed = own_placements(
-            state.policy, state.problems, order=order, rng=rng, evaluations=state.config.expert_search
-        )
+        placed = own_placements(state.policy, state.problems, order=order, rng=rng)
         return replay_demonstrations(
             state.problems, placed, orders=(order,), mdp_config=state.policy.mdp_config, seed=seed
         )

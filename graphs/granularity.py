@@ -174,7 +174,7 @@ def granularity_of(graph: OpGraph) -> Granularity | None:
 def _by_op(graph: OpGraph) -> OpGraph:
     """Takes units apart into compute ops, each with the sources that it reads first.
 
-    An update goes with the first parameter of its module.
+    An update goes with the parameter whose name it bears, or else with the first of its module.
     """
     several = np.bincount(graph.unit_of[graph.is_compute], minlength=len(graph.units)) > 1
     group = np.where(several[graph.unit_of], np.arange(graph.n_ops), graph.n_ops + graph.unit_of)
@@ -182,11 +182,13 @@ def _by_op(graph: OpGraph) -> OpGraph:
     np.minimum.at(reader, graph.edges[:, 0], graph.edges[:, 1])
     parameter: dict[tuple[int, str], int] = {}
     for op in np.flatnonzero(several[graph.unit_of]).tolist():
-        of_module = int(graph.unit_of[op]), graph.modules[op]
+        unit = int(graph.unit_of[op])
         if graph.is_source[op] and reader[op] < graph.n_ops:
             group[op] = group[reader[op]]
             if graph.op_types[op] == "parameter":
-                parameter.setdefault(of_module, op)
+                parameter.setdefault((unit, graph.modules[op]), op)
+                parameter[unit, graph.op_names[op]] = op
         elif graph.phases[op] == "optimizer":
-            group[op] = group[parameter.get(of_module, op)]
+            updated = unit, graph.op_names[op].partition("/")[2]
+            group[op] = group[parameter.get(updated, parameter.get((unit, graph.modules[op]), op))]
     return replace(graph, colocate=group)

@@ -170,6 +170,26 @@ def test_units_are_named_by_their_modules(captured: OpGraph, granularity: str) -
         assert found.modules[unit] == (path if granularity == "module" else path[: len("blocks.0")])
 
 
+class Affine(nn.Module):
+    """Two parameters of one module that separate ops read first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * self.scale) + self.shift
+
+
+def test_an_update_goes_back_to_its_own_parameter_of_several() -> None:
+    graph = capture(
+        nn.Sequential(Affine(), nn.Linear(8, 8)), (torch.zeros(4, 8),), name="affine", family="test"
+    )
+    found = granularity_of(with_granularity(graph, "module"))
+    assert found
+    assert found.by_op.unit_of.tolist() == graph.unit_of.tolist()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_coarser_units_hold_finer_ones_and_change_nothing_else(family: str) -> None:
     graph = load_family(family)[0]

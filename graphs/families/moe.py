@@ -7,6 +7,7 @@ the capacity and the balancing loss.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,11 +75,11 @@ class Experts(nn.Module):
 class ExpertBlock(nn.Module):
     """Attention, then experts, each normalised before."""
 
-    def __init__(self, config: Config, attention: nn.Module) -> None:
+    def __init__(self, config: Config, attention: nn.Module, experts: nn.Module) -> None:
         super().__init__()
         self.attention = PreNorm(config.width, [attention])
         self.norm = nn.LayerNorm(config.width)
-        self.experts = Experts(config)
+        self.experts = experts
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map x (batch, time, width) to the same shape, and give the balancing loss."""
@@ -101,16 +102,18 @@ class DenseBlock(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Next-word cross-entropy plus the mean balancing loss of the expert layers."""
+    """Next-word cross-entropy plus the mean balancing loss of the expert layers, each made by `experts`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, experts: Callable[..., nn.Module] = Experts) -> None:
         super().__init__()
         self.embedding = Embedding(config.vocabulary, config.length, config.width)
         self.blocks = nn.ModuleList()
         for layer in range(config.layers):
             attention = Attention(config.width, config.heads, causal=True, joint=True, fused=False)
-            block = DenseBlock if (layer + 1) % config.every else ExpertBlock
-            self.blocks.append(block(config, attention))
+            if (layer + 1) % config.every:
+                self.blocks.append(DenseBlock(config, attention))
+            else:
+                self.blocks.append(ExpertBlock(config, attention, experts(config)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 

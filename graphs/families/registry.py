@@ -37,6 +37,10 @@ SHIPPED = {
     "moe": 14,
     "randwire": 48,
     "llama": 12,
+    "ssm": 14,
+    "gnn": 14,
+    "t5": 14,
+    "switch": 14,
 }
 FAMILIES: Registry[int] = Registry("family", FamilyError, entries=SHIPPED)
 """Graphs of each family in the shipped benchmark set, drawn from seeds 0, 1, ..."""

@@ -16,6 +16,7 @@ from graphs.families import (
     cifar10,
     draw,
     family,
+    gnn,
     gpt,
     inception,
     moe,
@@ -23,6 +24,9 @@ from graphs.families import (
     ptb,
     randwire,
     resnet,
+    ssm,
+    switch,
+    t5,
     transformer,
     vit,
 )
@@ -30,6 +34,17 @@ from graphs.families.registry import DRAWERS
 
 SIDE = 32
 GPT = gpt.Config(2, 16, 2, 6, 11, parallel=False, joint=False, fused=False, gated=True, tied=True)
+T5 = t5.Config(1, 1, 16, 32, 2, 11, gated=True, tied=False)
+SWITCH = switch.Config(
+    *(2, 1, 16, 32, 2, 6, 11),
+    experts=4,
+    top=2,
+    capacity=2.0,
+    shared=False,
+    gated=False,
+    joint=False,
+    einsum=True,
+)
 MOE = moe.Config(2, 1, 16, 32, 2, 6, 11, experts=4, top=2, capacity=1.0, shared=False, gated=False)
 
 
@@ -64,11 +79,12 @@ def test_a_seed_always_draws_the_same_model_and_seeds_differ(name: str) -> None:
 def test_every_family_has_as_many_draws_as_the_study_needs() -> None:
     assert all(FAMILIES[name] >= 32 for name in ("cifar10", "ptb", "nmt"))
     assert all(12 <= FAMILIES[name] <= 16 for name in ("resnet", "inception", "gpt", "bert", "vit", "moe"))
+    assert all(FAMILIES[name] == 14 for name in ("ssm", "gnn", "t5", "switch"))
     assert FAMILIES["randwire"] >= 32
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(FamilyError, match=r"^unknown family 'lstm'; use one of cifar10, ptb, nmt, .*llama$"):
+    with pytest.raises(FamilyError, match=r"^unknown family 'lstm'; use one of cifar10, ptb, nmt, .*switch$"):
         draw("lstm", 0)
     with pytest.raises(FamilyError, match="seed -1 is negative"):
         draw("ptb", -1)
@@ -272,3 +288,129 @@ def test_an_overfull_expert_drops_the_words_that_want_it_least() -> None:
     mixed, _ = layer(x)
     served = (mixed.flatten(0, 1).abs().sum(-1) > 0).nonzero().flatten()
     assert len(served) == 3
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_a_scan_in_chunks_is_the_recurrence_word_by_word(chunks: int) -> None:
+    x, decay = torch.randn(2, 3, 8, 5), -torch.rand(2, 3, 8)
+    write, read = torch.randn(2, 1, 8, 4), torch.randn(2, 1, 8, 4)
+    state, expected = torch.zeros(2, 3, 4, 5), []
+    for time in range(8):
+        added = write[:, :, time, :, None] * x[:, :, time, None, :]
+        state = decay[:, :, time, None, None].exp() * state + added
+        expected.append((read[:, :, time, :, None] * state).sum(-2))
+    torch.testing.assert_close(ssm.scan(x, decay, write, read, chunks), torch.stack(expected, 2))
+
+
+def test_a_selective_scan_does_not_look_ahead() -> None:
+    layer = ssm.SelectiveScan(ssm.Config(1, 16, 4, 4, 8, 2, 4, 11, attention_every=0, feed_forward=False))
+    x = torch.randn(2, 8, 16)
+    changed = x.clone()
+    changed[:, 5] += 1
+    first, other = layer(x), layer(changed)
+    torch.testing.assert_close(first[:, :5], other[:, :5])
+    assert (first[:, 5:] != other[:, 5:]).any(-1).all()
+
+
+def test_ssm_draws_have_attention_between_in_some_and_one_chunk_in_others() -> None:
+    modules = [draw("ssm", seed)[0] for seed in range(FAMILIES["ssm"])]
+    attends = [
+        any(isinstance(part, transformer.Attention) for part in module.modules()) for module in modules
+    ]
+    assert 1 <= sum(attends) < len(modules)
+    scans = [part for module in modules for part in module.modules() if isinstance(part, ssm.SelectiveScan)]
+    assert {scan.chunks for scan in scans} == {1, 2, 4, 8}
+
+
+def _edges() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([0, 1, 1, 3]), torch.tensor([2, 2, 0, 4])
+
+
+@pytest.mark.parametrize("kind", gnn.KINDS)
+def test_a_graph_layer_keeps_to_its_edges_and_permutes_with_the_nodes(kind: str) -> None:
+    layer, (source, target), x = gnn.KINDS[kind](8), _edges(), torch.randn(5, 8)
+    changed = x.clone()
+    changed[1] += 1
+    first, other = layer(x, source, target), layer(changed, source, target)
+    reached = (first != other).any(1)
+    assert reached[[0, 2]].all()
+    assert not reached[[3, 4]].any()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    place = torch.argsort(order)
+    torch.testing.assert_close(layer(x[order], place[source], place[target]), first[order])
+
+
+def test_graph_layers_on_one_hand_made_graph() -> None:
+    (source, target), x = _edges(), torch.randn(5, 8)
+    sage = gnn.Sage(8)
+    torch.testing.assert_close(sage(x, source, target)[2], sage.own(x[2]) + sage.others((x[0] + x[1]) / 2))
+    gcn = gnn.Gcn(8)
+    expected = gcn.linear(x[0]) / 2**0.5 + gcn.linear(x[1]) / 2**0.5
+    torch.testing.assert_close(gcn(x, source, target)[2], expected)
+    gat = gnn.Gat(8)
+    torch.testing.assert_close(gat(x, source, target)[4], gat.linear(x)[3])
+    mixed = gat(x, source, target)[2]
+    low, high = torch.minimum(*gat.linear(x)[:2]), torch.maximum(*gat.linear(x)[:2])
+    assert ((low <= mixed) & (mixed <= high)).all()
+
+
+def test_gnn_draws_every_kind_of_layer_and_several_relations() -> None:
+    modules = [draw("gnn", seed)[0] for seed in range(FAMILIES["gnn"])]
+    layers = [part for module in modules for part in module.modules() if isinstance(part, gnn.Layer)]
+    assert {type(layer.relations[0]) for layer in layers} == set(gnn.KINDS.values())
+    assert {len(layer.relations) for layer in layers} == {1, 2, 3, 4}
+
+
+def test_t5_decodes_without_looking_ahead_and_reads_all_of_the_source() -> None:
+    model = t5.Translator(T5)
+    source, words = torch.randint(10, (2, 7)), torch.randint(10, (2, 5))
+    changed = words.clone()
+    changed[:, 3] += 1
+    first, other = model.logits(source, words), model.logits(source, changed)
+    torch.testing.assert_close(first[:, :3], other[:, :3])
+    assert (first[:, 3:] != other[:, 3:]).any(-1).all()
+    source[:, -1] = 10
+    assert (first != model.logits(source, words)).any(-1).all()
+
+
+def test_t5_tells_near_distances_apart_and_far_ones_roughly() -> None:
+    causal = t5.relative_buckets(200, 200, causal=True, device=torch.device("cpu"))
+    assert causal[:, 0][[0, 1, 15, 16, 20, 199]].tolist() == [0, 1, 15, 16, 17, 31]
+    assert (causal.triu(1) == 0).all()
+    both = t5.relative_buckets(200, 200, causal=False, device=torch.device("cpu"))
+    assert both[100, [100, 99, 93, 0]].tolist() == [0, 1, 7, 15]
+    assert torch.equal(both.tril(-1).T.triu(1), (both - 16).triu(1))
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+@pytest.mark.parametrize("top", [1, 2])
+def test_switch_experts_with_room_for_all_mix_by_their_gates(top: int, einsum: bool) -> None:
+    layer = switch.SwitchLayer(dataclasses.replace(SWITCH, top=top, capacity=4.0, einsum=einsum))
+    x = torch.randn(3, 6, 16)
+    mixed, _ = layer(x)
+    best, chosen = torch.softmax(layer.router(x), -1).topk(top)
+    weights = best / best.sum(-1, keepdim=True) if top > 1 else best
+    outputs = torch.stack([expert(x) for expert in layer.experts], -2)
+    picked = outputs.gather(-2, chosen.unsqueeze(-1).expand(-1, -1, -1, 16))
+    torch.testing.assert_close(mixed, (weights.unsqueeze(-1) * picked).sum(-2))
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+def test_a_full_switch_expert_drops_the_later_words_of_each_sequence(einsum: bool) -> None:
+    layer = switch.SwitchLayer(dataclasses.replace(SWITCH, top=1, einsum=einsum))
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2] = 1.0
+    mixed, _ = layer(torch.rand(2, 6, 16) + 0.1)
+    assert layer.slots == 3
+    assert (mixed.abs().sum(-1) > 0).tolist() == [[True] * 3 + [False] * 3] * 2
+
+
+def test_joint_switch_experts_are_the_same_products_as_apart() -> None:
+    experts = switch.JointExperts(3, 4, 5)
+    with torch.no_grad():
+        experts.up.normal_()
+        experts.down.normal_()
+    x = torch.randn(3, 2, 4)
+    expected = torch.relu(x[1] @ experts.up[1]) @ experts.down[1]
+    torch.testing.assert_close(experts(x)[1], expected)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from graphs.families import gpt, llama, moe, nmt, ptb
+from graphs.families import gpt, llama, moe, nmt, ptb, ssm, t5
 from graphs.families.registry import Drawn, pick
 from graphs.families.transformer import word_batch
 
@@ -98,11 +98,49 @@ def large_moe(rng: np.random.Generator) -> Drawn:
     return moe.LanguageModel(config), word_batch(pick(rng, [1, 2, 4]), config.length)
 
 
+def large_t5(rng: np.random.Generator) -> Drawn:
+    """16 to 24 layers each way, width 512 to 1,024, 512 source and 128 target words, batch 2 to 8."""
+    width = pick(rng, [512, 768, 1024])
+    config = t5.Config(
+        encoder_layers=int(rng.integers(16, 25)),
+        decoder_layers=int(rng.integers(16, 25)),
+        width=width,
+        inner=4 * width,
+        heads=width // 64,
+        vocabulary=32_128,
+        gated=bool(rng.random() < 0.5),
+        tied=bool(rng.random() < 0.5),
+    )
+    batch = pick(rng, [2, 4, 8])
+    source, words = (torch.zeros(batch, length, dtype=torch.long) for length in (512, 128))
+    return t5.Translator(config), (source, words, torch.zeros_like(words))
+
+
+def large_ssm(rng: np.random.Generator) -> Drawn:
+    """20 to 28 layers of width 768 to 1,536 in 4 chunks of 128 or 256 words, batch 1 to 4."""
+    width, length = pick(rng, [768, 1024, 1536]), 4 * pick(rng, [128, 256])
+    config = ssm.Config(
+        layers=int(rng.integers(20, 29)),
+        width=width,
+        heads=width // 32,
+        states=pick(rng, [64, 128]),
+        length=length,
+        chunks=4,
+        kernel=4,
+        vocabulary=50_280,
+        attention_every=pick(rng, [0, 8]),
+        feed_forward=False,
+    )
+    return ssm.LanguageModel(config), word_batch(pick(rng, [1, 2, 4]), length)
+
+
 LARGE_FAMILIES: Mapping[str, Callable[[np.random.Generator], Drawn]] = {
     "large-nmt": large_nmt,
     "large-ptb": large_ptb,
     "large-gpt": large_gpt,
     "large-llama": large_llama,
     "large-moe": large_moe,
+    "large-t5": large_t5,
+    "large-ssm": large_ssm,
 }
 """Drawers by name; they are called with the meta device in force."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from agent.experiments.equal_time.sealed_mixers import conformer, mixer
 from graphs.families.registry import Drawn, pick
 from graphs.families.transformer import Attention, FeedForward, PreNorm
 from graphs.families.vision import ConvNorm
@@ -186,5 +187,7 @@ SEALED_FAMILIES: Mapping[str, Callable[[np.random.Generator], Drawn]] = {
     "dit": dit,
     "towers": towers,
     "recommender": recommender,
+    "conformer": conformer,
+    "mixer": mixer,
 }
 """Drawers by name; they are called with the meta device in force."""

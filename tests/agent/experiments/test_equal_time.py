@@ -35,6 +35,11 @@ def test_a_sealed_family_draws_models_that_can_be_captured_and_were_never_seen(f
     assert {"forward", "backward", "optimizer"} <= set(graph.phases)
 
 
+def test_no_training_can_name_a_sealed_family() -> None:
+    assert set(SEALED_FAMILIES) >= {"unet", "dit", "towers", "recommender", "conformer", "mixer"}
+    assert not {*SEALED_FAMILIES, *LARGE_FAMILIES} & set(FAMILIES)
+
+
 @pytest.mark.parametrize("family", LARGE_FAMILIES)
 def test_a_large_family_draws_models_that_return_a_loss(family: str) -> None:
     with torch.device("meta"):

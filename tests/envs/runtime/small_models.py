@@ -12,7 +12,23 @@ from torch import Tensor, nn
 
 from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.loss import find_loss
-from graphs.families import bert, cifar10, gpt, inception, llama, moe, nmt, ptb, randwire, resnet, vit
+from graphs.families import (
+    bert,
+    cifar10,
+    gnn,
+    gpt,
+    inception,
+    llama,
+    moe,
+    nmt,
+    ptb,
+    randwire,
+    resnet,
+    ssm,
+    switch,
+    t5,
+    vit,
+)
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 
@@ -72,6 +88,30 @@ def _randwire() -> Model:
     return randwire.RecurrentNetwork(config), (sequence, torch.randn_like(sequence), sequence[0].clone())
 
 
+def _ssm() -> Model:
+    config = ssm.Config(4, 64, 2, 4, 6, 2, 4, WORDS, attention_every=4, feed_forward=True)
+    return ssm.LanguageModel(config), (words(2, 6), words(2, 6))
+
+
+def _gnn() -> Model:
+    config = gnn.Config(tuple(gnn.KINDS), 2, inputs=5, width=8, classes=CLASSES, all_layers=True)
+    edges = torch.randint(6, (2, 9)), torch.randint(6, (2, 4))
+    return gnn.NodeClassifier(config), (torch.randn(6, 5), torch.randint(CLASSES, (6,)), *edges)
+
+
+def _t5() -> Model:
+    config = t5.Config(1, 1, 16, 32, 2, WORDS, gated=True, tied=True)
+    return t5.Translator(config), (words(2, 6), words(2, 4), words(2, 4))
+
+
+def _switch() -> Model:
+    sizes, kinds = (2, 1, 16, 32, 2, 6, WORDS, 4, 2, 1.0), (False, False)
+    model = moe.LanguageModel(switch.Config(*sizes, *kinds, joint=False, einsum=True), switch.SwitchLayer)
+    by_indices = switch.Config(*sizes, *kinds, joint=True, einsum=False)
+    model.blocks[1].experts = switch.SwitchLayer(by_indices)
+    return model, (words(2, 6), words(2, 6))
+
+
 def _resnet() -> Model:
     return resnet.build(resnet.Config("grouped", (1, 1), 32, branches=2, squeeze=True), CLASSES), images(2)
 
@@ -96,6 +136,10 @@ MODELS: dict[str, Callable[[], Model]] = {
     "moe": _moe,
     "randwire": _randwire,
     "llama": _llama,
+    "ssm": _ssm,
+    "gnn": _gnn,
+    "t5": _t5,
+    "switch": _switch,
 }
 
 

@@ -41,6 +41,7 @@ def test_one_evaluation_is_a_placement() -> None:
 def test_a_start_that_would_take_too_long_is_not_begun(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(auto, name, 1e12)
+    monkeypatch.setattr(auto, "anneal_from_best", lambda *_: None)
     monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: begun.append("WALK"))
     monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: begun.append("ROLLOUT"))
     monkeypatch.setitem(
@@ -48,7 +49,7 @@ def test_a_start_that_would_take_too_long_is_not_begun(name: str, monkeypatch: p
         "contiguous",
         PLACERS["contiguous"].__class__("contiguous", lambda *_: begun.append("HEURISTIC"), False),
     )
-    learned_placer("auto", POLICY, "topo").place(PROBLEM, Budget(None, 5.0), np.random.default_rng(0))
+    learned_placer("auto", POLICY, "topo").place(PROBLEM, Budget(None, 60.0), np.random.default_rng(0))
     assert set(begun) == {"WALK", "ROLLOUT", "HEURISTIC"} - {name}
 
 

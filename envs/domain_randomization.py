@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from envs.cluster.cluster import Cluster, ClusterError, Device
+from envs.cluster.drawn import draw_cluster
 from envs.costs.op_seconds import CostError
 from envs.problem import Problem
 from graphs.graph_rules import GraphError
@@ -28,23 +29,37 @@ BATCH_SPREAD = 0.5
 """Standard deviation of the logarithm of the factor of the batch size."""
 WIDTH_SPREAD = 0.5
 """Greatest standard deviation of the logarithm of the factor of the width of each module."""
+MAX_DRAWS = 50
+"""Clusters that are drawn at most until a graph fits on one."""
 
 
-def randomize_domain(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
+def draw_cluster_for(graph: OpGraph, rng: np.random.Generator) -> Cluster:
+    """Draws clusters until the graph fits on one, which is returned, or else the last."""
+    for _ in range(MAX_DRAWS):
+        cluster = draw_cluster(rng)
+        if Problem(graph, cluster).is_feasible:
+            break
+    return cluster
+
+
+def randomize_domain(
+    graph: OpGraph, cluster: Cluster, rng: np.random.Generator, *, all_devices: bool = False
+) -> Problem:
     """Draws a resized graph on some of the devices, with other speeds and links, at times with scarce memory.
 
-    At least two devices are left where there were two. Where memory becomes scarce, every device keeps the
-    same share of its memory. Where a draw leaves the bounds of physics, the problem is left as it is.
+    At least two devices are left where there were two, and all with `all_devices`. Where memory becomes
+    scarce, every device keeps the same share of its memory. Where a draw leaves the bounds of physics, the
+    problem is left as it is.
     """
     try:
-        return _draw(graph, cluster, rng)
+        return _draw(graph, cluster, rng, cluster.n_devices if all_devices else 2)
     except (GraphError, ClusterError, CostError):
         return Problem(graph, cluster)
 
 
-def _draw(graph: OpGraph, cluster: Cluster, rng: np.random.Generator) -> Problem:
+def _draw(graph: OpGraph, cluster: Cluster, rng: np.random.Generator, least: int) -> Problem:
     graph = resize(graph, rng)
-    n_devices = int(rng.integers(min(2, cluster.n_devices), cluster.n_devices + 1))
+    n_devices = int(rng.integers(min(least, cluster.n_devices), cluster.n_devices + 1))
     kept = np.sort(rng.choice(cluster.n_devices, n_devices, replace=False))
     unequal = SPEED_SPREAD if rng.random() < P_UNEQUAL else 0.0
     common = np.exp(SPEED_SPREAD * rng.standard_normal())

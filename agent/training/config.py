@@ -59,7 +59,11 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
         metavar="PKG.MOD:FUNCTION",
     )
     cluster: tuple[str, ...] = option(
-        ("4xv100",), "clusters to place on: presets or files", group=MAIN, metavar="NAME|FILE", some=True
+        ("4xv100",),
+        "clusters to place on: presets, files, or `random`: one drawn for each graph and randomization",
+        group=MAIN,
+        metavar="NAME|FILE",
+        some=True,
     )
     order: tuple[str, ...] = option(("topo",), "traversal orders of the decisions", group=MAIN, some=True)
     minutes: float = option(

@@ -20,7 +20,7 @@ from agent.training.problems import left_out
 from agent.training.run_folder import policy_folder
 from agent.training.split import Split
 from agent.training.step_timer import MeasuredStepTimer
-from envs.cluster.presets import get_cluster
+from envs.cluster.presets import RANDOM, get_cluster
 from envs.mdp.names import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
 from graphs.orders import ORDERS
@@ -73,7 +73,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
     _check_parts(config)
-    for cluster in config.cluster:
+    for cluster in {*config.cluster} - {RANDOM}:
         get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))

@@ -10,23 +10,29 @@ import numpy as np
 
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.split import Split
-from envs.cluster.presets import get_cluster
-from envs.domain_randomization import randomize_domain
+from envs.cluster.cluster import Cluster
+from envs.cluster.presets import RANDOM, get_cluster
+from envs.domain_randomization import draw_cluster_for, randomize_domain
 from envs.problem import Problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 
 
 def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int) -> list[Problem]:
-    """Makes the problems to train on: on the clusters as they are, or on randomizations of them."""
+    """Makes the problems to train on: on the clusters as they are, or on randomizations of them.
+
+    Where the cluster is `random`, each graph, or each randomization of it, gets a cluster drawn for it.
+    """
     if not config.randomizations:
         return problems_of(at_granularities(graphs, config.granularity), config.cluster)
-    clusters = [get_cluster(cluster) for cluster in config.cluster]
+    named = {name: get_cluster(name) for name in config.cluster if name != RANDOM}
     problems = []
     for index, graph in enumerate(at_granularities(graphs, config.granularity)):
         for draw in range(config.randomizations):
             rng = np.random.default_rng([seed, index, draw])
-            problems.append(randomize_domain(graph, clusters[int(rng.integers(len(clusters)))], rng))
+            name = config.cluster[int(rng.integers(len(config.cluster)))]
+            cluster = named[name] if name in named else draw_cluster_for(graph, rng)
+            problems.append(randomize_domain(graph, cluster, rng, all_devices=name == RANDOM))
     return [problem for problem in problems if problem.is_feasible]
 
 
@@ -55,8 +61,15 @@ def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) ->
 
 def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
     """Makes a problem of every graph on every cluster where a placement is feasible."""
-    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in graphs]
+    problems = [Problem(graph, _cluster(cluster, graph)) for cluster in clusters for graph in graphs]
     return [problem for problem in problems if problem.is_feasible]
+
+
+def _cluster(name: str, graph: OpGraph) -> Cluster:
+    """Finds a cluster; the graph's name is the seed of `random`, so trainings of all seeds validate alike."""
+    if name != RANDOM:
+        return get_cluster(name)
+    return draw_cluster_for(graph, np.random.default_rng([*graph.name.encode()]))
 
 
 def left_out(graphs: Split, config: TrainConfig) -> list[str]:
@@ -74,6 +87,6 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
         if not graph.is_compute.any():
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
     if not problems_of(train, clusters):
-        Problem(train[0], get_cluster(clusters[0])).check_feasible()
-    problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in everything]
+        Problem(train[0], _cluster(clusters[0], train[0])).check_feasible()
+    problems = [Problem(graph, _cluster(cluster, graph)) for cluster in clusters for graph in everything]
     return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]

@@ -248,14 +248,23 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
     )
 
 
+RANDOM = "random"
+"""Stands for clusters that a training draws."""
+
+
 def get_cluster(spec: str) -> Cluster:
     """Finds a cluster: of this machine (`this`, `2xcpu`, ...), a preset, or the cluster file at a path.
 
     Raises:
-        ClusterError: this machine was not measured, `spec` names no preset and ends in no `.json`, or the
-            cluster breaks a rule.
+        ClusterError: this machine was not measured, `spec` is `RANDOM` or names no preset and ends in no
+            `.json`, or the cluster breaks a rule.
         FileFormatError: the path is no readable cluster file.
     """
+    if spec == RANDOM:
+        raise ClusterError(
+            f"cluster '{RANDOM}': only trainings on simulated steps draw clusters; name one of "
+            f"{', '.join(PRESETS)}, or the path of a cluster file (.json)"
+        )
     if is_own_cluster(spec):
         file = own_cluster_file(spec)
         if not file.is_file():

@@ -39,3 +39,32 @@ def test_graphs_are_trained_on_at_every_granularity() -> None:
     for problems in (training_problems([graph], config, seed=0), validation_problems([graph], config)):
         assert [problem.graph.name for problem in problems] == ["net", "net by module"]
         assert [len(problem.graph.units) for problem in problems] == [3, 2]
+
+
+def test_random_clusters_are_drawn_for_each_graph_and_randomization_and_are_the_same_for_a_seed() -> None:
+    graphs = [chains(2, 2, name) for name in "abcd"]
+    config = replace(SMALL, cluster=("random",), randomizations=3)
+
+    def shown(seed: int) -> list[tuple[str, str, float]]:
+        problems = training_problems(graphs, config, seed)
+        return [
+            (each.graph.name, each.cluster.name, float(each.cluster.memory_bytes.sum())) for each in problems
+        ]
+
+    found = shown(0)
+    assert [name for name, _, _ in found] == [name for name in "abcd" for _ in range(3)]
+    assert len({memory for _, _, memory in found}) == len(found)
+    assert found == shown(0)
+    assert found != shown(1)
+    for own in (config, replace(config, randomizations=0), replace(config, randomizations=0, seed=7)):
+        validated = [problem.cluster.name for problem in validation_problems(graphs, own)]
+        assert validated == [problem.cluster.name for problem in validation_problems(graphs, config)]
+        assert len(set(validated)) > 1
+
+
+def test_random_clusters_are_mixed_with_named_ones_and_keep_all_devices() -> None:
+    config = replace(SMALL, cluster=("2xk80", "random"), randomizations=30)
+    problems = training_problems([chains(2, 2, "a")], config, seed=0)
+    random = [each.cluster for each in problems if each.cluster.name != "2xk80"]
+    assert 5 <= len(random) <= 25
+    assert all(cluster.name.endswith(f"-{cluster.n_devices}") for cluster in random)

@@ -158,8 +158,8 @@ def run(name: str, options: Mapping[str, Any]) -> None:
     folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
     settings = {**experiment.settings, **(experiment.quick if is_quick else {})}
     settings |= {key: _plain(options[key]) for key in settings if options[key] is not None}
-    folder.mkdir(parents=True, exist_ok=True)
     for file, rows in zip(experiment.rows, experiment.make_rows(folder, settings), strict=False):
+        folder.mkdir(parents=True, exist_ok=True)  # not before, as a study makes its folder itself
         write_rows(folder / file, rows)
     if experiment.figure:
         write_bytes_atomic(folder / f"{name}.svg", loaded(experiment.figure)(folder / experiment.rows[0]))

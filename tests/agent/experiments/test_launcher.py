@@ -9,7 +9,9 @@ import pytest
 from agent.evaluation.failures import Failure
 from agent.evaluation.run import EvaluationResult
 from agent.experiments import launcher
-from agent.experiments.command import exit_code
+from agent.experiments.command import exit_code, main
+from agent.studies.study_config import StudyConfig
+from agent.studies.study_folder import open_study
 from tests.agent.evaluation_cases import make_trial
 from tests.training_cases import SMALL, write_toys
 
@@ -66,3 +68,18 @@ def test_an_evaluation_with_a_failed_trial_is_one_line(tmp_path, monkeypatch, ca
     monkeypatch.setattr(launcher, "evaluate", lambda *_, **__: found)
     assert exit_code("experiment", lambda: launcher.evaluated(None, tmp_path)) == 1
     assert f"1 trials failed; see {tmp_path / 'failures.csv'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["orders", "orders_equal_features", "orders_reinforcement", "leave_one_out"])
+def test_an_experiment_of_trainings_begins_and_resumes_its_study(name, tmp_path, monkeypatch, capsys):
+    def no_trials(base, *_):
+        with open_study(base, StudyConfig()):
+            return False
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "run_trials", no_trials)
+    for _ in range(2):
+        assert main([name]) == 1
+        message = f"agent.experiments: runs/{name}: not all trainings ended well\n"
+        assert capsys.readouterr().err == message
+    assert (tmp_path / "runs" / name / "study.json").exists()

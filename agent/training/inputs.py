@@ -73,7 +73,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
     _check_parts(config)
-    for cluster in {*config.cluster} - {RANDOM}:
+    for cluster in [name for name in config.cluster if name != RANDOM]:
         get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
     check_size(config.encoder, (*graphs.train, *graphs.validation, *graphs.held_out))

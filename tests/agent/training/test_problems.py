@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from agent.training.inputs import read_inputs
 from agent.training.problems import problems_of, training_problems, validation_problems
+from agent.training.split import Split
 from envs.problem import Problem
 from graphs.op_graph import build_graph
 from tests.agent.training.trainer_cases import SMALL, chains
@@ -68,3 +70,12 @@ def test_random_clusters_are_mixed_with_named_ones_and_keep_all_devices() -> Non
     random = [each.cluster for each in problems if each.cluster.name != "2xk80"]
     assert 5 <= len(random) <= 25
     assert all(cluster.name.endswith(f"-{cluster.n_devices}") for cluster in random)
+
+
+def test_inputs_with_random_clusters_are_read_and_what_fits_on_none_is_named() -> None:
+    ops = [{"name": "a", "type": "parameter", "resident_bytes": 1e13}, {"name": "b"}]
+    huge = build_graph("huge", "huge", ops, [(0, 1, [1])])
+    config = replace(SMALL, cluster=("random",))
+    found = read_inputs(config, Split((chains(2, 2, "a"),), (), (huge,))).left_out
+    assert len(found) == 1
+    assert found[0].startswith("huge on random-")

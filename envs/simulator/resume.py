@@ -21,6 +21,8 @@ from envs.simulator.transfers import SendLog, rollback
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
+ROUNDING = 1e-9
+"""Relative error that the work of a device gains as it is summed up move by move; limits need this margin."""
 STRIDE = 16
 """Ops of a block; the state is saved before each block."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from envs.problem import Problem
-from envs.simulator.resume import commit, new_pair, run_moved
+from envs.simulator.resume import ROUNDING, commit, new_pair, run_moved
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
@@ -52,6 +52,7 @@ def simulate_moves(p, unit_ptr, unit_item, device_of, pair, work_s, limit_s, tot
         total_s: step times in seconds, (n_units, n_devices); written.
     """
     stay_s = run_moved(p, device_of, pair, np.int64(0), np.inf, work_s)
+    safe_s = (stay_s + limit_s) * (1.0 + ROUNDING)
     commit(pair)
     for unit in range(len(unit_ptr) - 1):
         first, last = unit_ptr[unit], unit_ptr[unit + 1]
@@ -65,7 +66,7 @@ def simulate_moves(p, unit_ptr, unit_item, device_of, pair, work_s, limit_s, tot
                 device_of[op] = device
                 work_s[source] -= p.op_seconds[op, source]
                 work_s[device] += p.op_seconds[op, device]
-            total_s[unit, device] = run_moved(p, device_of, pair, unit_item[first], stay_s + limit_s, work_s)
+            total_s[unit, device] = run_moved(p, device_of, pair, unit_item[first], safe_s, work_s)
             for k in range(first, last):
                 op = unit_item[k]
                 device_of[op] = source

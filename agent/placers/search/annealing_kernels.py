@@ -8,13 +8,11 @@ from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.search.annealing_moves import first_moved, propose, put
 from envs.simulator.arrays import copy
 from envs.simulator.memory import peak_memory
-from envs.simulator.resume import candidate_timeline, commit, run_moved
+from envs.simulator.resume import ROUNDING, candidate_timeline, commit, run_moved
 from graphs.system.jit import kernel
 
 OVERFLOW_COST = 10.0
 """Energy of an overflow as large as all of the memory; a step on the fastest single device has energy 1."""
-ROUNDING = 1e-9
-"""Relative error that the work of a device may gain, as it is summed up move by move."""
 
 
 @kernel(inline=True)

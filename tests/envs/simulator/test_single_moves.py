@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster
@@ -11,10 +11,19 @@ from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from envs.simulator.single_moves import single_move_costs
 from graphs import OpGraph
-from tests.envs.random_problems import problems
+from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
+
+
+def tied(seed: int) -> tuple[OpGraph, Cluster, np.ndarray]:
+    """A problem with moves that change nothing, of which the rounded work says that they do."""
+    rng = np.random.default_rng(seed)
+    graph, cluster = random_graph(rng, 10), random_cluster(rng, 3)
+    return graph, cluster, random_placement(rng, graph, 3)
 
 
 @given(problems(), st.sampled_from([np.inf, 1.0, 0.0]))
+@example(tied(139), 0.0)
+@example(tied(187), 0.0)
 def test_single_moves_are_timed_as_from_scratch(
     case: tuple[OpGraph, Cluster, np.ndarray], limit_s: float
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -104,6 +105,19 @@ def _differentiate(
     Returns:
         The sums that `_learn` returns.
     """
+    sums = np.zeros(4)
+    of_width = defaultdict(list)
+    for each in trajectories:
+        of_width[each.mask.shape[1]].append(each)
+    for members in of_width.values():
+        sums += _differentiate_equal(policy, members, n_decisions, threads)
+    return sums.tolist()
+
+
+def _differentiate_equal(
+    policy: Policy, trajectories: Sequence[Trajectory], n_decisions: int, threads: int
+) -> list[float]:
+    """Does what `_differentiate` does for trajectories on equally many devices."""
     columns = {item.name: [getattr(each, item.name) for each in trajectories] for item in fields(Trajectory)}
     obs = {name: torch.from_numpy(np.concatenate(parts)).to(policy.device) for name, parts in columns.items()}
     logits, values = scores_in_threads(policy, obs, threads)

@@ -30,10 +30,10 @@ class Trajectory:
 
     Attributes:
         problem, op: int64 (n,).
-        devices: device features, float32 (n, max_devices * n_device_features).
-        mask: devices with enough free memory, int8 (n, max_devices).
+        devices: device features, float32 (n, n_devices * n_device_features).
+        mask: devices with enough free memory, int8 (n, n_devices).
         target: soft target of each device, 1 for the best and those that the policy cannot tell from it, 0
-            for those without the memory; float32 (n, max_devices).
+            for those without the memory; float32 (n, n_devices).
         value: reward still to come, float32 (n,).
     """
 
@@ -125,12 +125,14 @@ def _trajectory(problem: int, rows: Recording, regret: NDArray[Any]) -> Trajecto
     Args:
         regret: of each device at each decision, units of reward, (n, n_devices).
     """
+    n_devices = regret.shape[1]
+    devices, mask = rows.devices[:, :n_devices], rows.mask[:, :n_devices]
     return Trajectory(
         problem=np.full(len(rows.op), problem),
         op=rows.op,
-        devices=rows.devices.reshape(len(rows.op), -1),
-        mask=rows.mask,
-        target=_soft_targets(rows.devices, rows.mask > 0, regret),
+        devices=devices.reshape(len(rows.op), -1),
+        mask=mask,
+        target=_soft_targets(devices, mask > 0, regret),
         value=rows.reward[::-1].cumsum()[::-1].astype(np.float32),
     )
 
@@ -138,16 +140,14 @@ def _trajectory(problem: int, rows: Recording, regret: NDArray[Any]) -> Trajecto
 def _soft_targets(
     features: NDArray[np.float32], usable: NDArray[np.bool_], regret: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Computes `Trajectory.target` of decisions, float32 (n, max_devices).
+    """Computes `Trajectory.target` of decisions, float32 (n, n_devices).
 
     Args:
-        features: float32 (n, max_devices, n_device_features).
-        usable: bool (n, max_devices).
+        features: float32 (n, n_devices, n_device_features).
+        usable: bool (n, n_devices).
         regret: units of reward, (n, n_devices).
     """
-    cost = np.full(usable.shape, np.inf)
-    cost[:, : regret.shape[1]] = regret
-    cost[~usable] = np.inf
+    cost = np.where(usable, regret, np.inf)
     target = np.exp((cost.min(axis=1, keepdims=True) - cost) / TOLERANCE)
     same = np.abs(features[:, :, None] - features[:, None]).max(axis=3) < SAME_FEATURES
     shared = np.where(same, target[:, None], 0.0).max(axis=2)

@@ -48,18 +48,32 @@ def peak_memory(p, device_of, timeline, total_s, peak):
         peak: bytes, (n_devices,); written.
     """
     n_devices, n_most = len(p.memory), len(p.consumer_item) + len(p.producer) + 1
-    n_buckets = 2 * len(device_of) // n_devices + 2
-    # Times are finite and not tiny (`envs.costs.op_seconds`), so `scale` is finite, and no bucket is a NaN's.
-    scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
     amounts, devices = np.empty((3, n_most)), np.empty(n_most, np.int32)
     h = Holdings(amounts[0], amounts[1], amounts[2], devices)
     n = find_holdings(p, device_of, timeline, np.empty(n_devices), h)
-    flows = np.zeros((n_devices, n_buckets, 2))
-    add_flows(h, n, scale, flows)
     peak[:] = 0.0
     for op in range(len(device_of)):
         if device_of[op] >= 0:
             peak[device_of[op]] += p.resident[op]
+    add_held(h, n, 2 * len(device_of) // n_devices + 2, total_s, peak)
+
+
+@kernel(allocates=True)
+def add_held(h, n, n_buckets, total_s, peak):
+    """Adds to what each device always holds the most that it holds besides at once.
+
+    Args:
+        h: `Holdings`.
+        n: their number, int.
+        n_buckets: buckets of time, int; about as many as events of a device are quickest.
+        total_s: end of the last holding, seconds.
+        peak: bytes, (n_devices,); written.
+    """
+    n_devices = len(peak)
+    # Times are finite and not tiny (`envs.costs.op_seconds`), so `scale` is finite, and no bucket is a NaN's.
+    scale = (n_buckets - 1) / total_s if total_s > 0.0 else 0.0
+    flows = np.zeros((n_devices, n_buckets, 2))
+    add_flows(h, n, scale, flows)
     in_doubt = np.empty((n_devices, n_buckets), np.uint8)
     for device in range(n_devices):
         peak[device] = bound(flows[device], peak[device], in_doubt[device])

@@ -1,0 +1,1 @@
+"""Pipelines of microbatches: schedules, stages, and the simulated step."""

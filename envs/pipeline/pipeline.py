@@ -1,0 +1,68 @@
+"""What a pipelined step is: the schedule of its stages, and the number of microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphs.system.errors import InputError
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "zero-bubble",
+)
+"""Schedules, as `torch.distributed.pipelining` calls them."""
+
+MAX_MICROBATCHES = 65_536
+"""Microbatches of one step, at most; more would need more memory than a simulation should take."""
+
+
+class PipelineError(InputError):
+    """A pipeline that does not exist or that a placement cannot run; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule and a number of microbatches; the graph is the step of one microbatch.
+
+    Attributes:
+        schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2.
+        microbatches: in one step, at least 1.
+
+    Raises:
+        PipelineError: on construction, an unknown schedule or a number out of range.
+    """
+
+    schedule: str = ONE_F_ONE_B
+    microbatches: int = 8
+
+    def __post_init__(self) -> None:
+        name, _, count = self.schedule.partition(":")
+        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V or {ZERO_BUBBLE}"
+        if name not in SCHEDULES or (count and name != INTERLEAVED):
+            raise PipelineError(f"unknown schedule '{self.schedule}'; {known}")
+        if count and not (count.isdecimal() and count.isascii() and 1 <= int(count) <= 1000):
+            raise PipelineError(
+                f"schedule '{self.schedule}': '{count}' is no number of stages; {known}, V from 1"
+            )
+        if not 1 <= self.microbatches <= MAX_MICROBATCHES:
+            raise PipelineError(
+                f"{self.microbatches} microbatches; a step has at least 1 and at most {MAX_MICROBATCHES}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The schedule without its number of stages, one of `SCHEDULES`."""
+        return self.schedule.partition(":")[0]
+
+    @property
+    def stages_per_device(self) -> int:
+        """Stages on each device."""
+        count = self.schedule.partition(":")[2]
+        return int(count or 2) if self.name == INTERLEAVED else 1
+
+    @property
+    def splits_backward(self) -> bool:
+        """Says whether the gradients of weights are computed in actions of their own."""
+        return self.name == ZERO_BUBBLE

@@ -1,0 +1,128 @@
+"""The actions of each device in the order in which it runs them, for every schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline, PipelineError
+
+FORWARD, BACKWARD, WEIGHT = KINDS = range(3)
+"""Kinds of actions. A schedule that splits the backward pass runs in `BACKWARD` what other stages wait for,
+and in `WEIGHT` the rest."""
+LETTERS = "FBW"
+"""A letter for each kind, as in the tables of `torch.distributed.pipelining`."""
+
+
+class Action(NamedTuple):
+    """The forward or backward ops of a stage in one microbatch."""
+
+    kind: int
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{LETTERS[self.kind]}{self.microbatch}"
+
+
+@lru_cache(maxsize=64)
+def device_actions(pipeline: Pipeline, n_devices: int) -> tuple[tuple[Action, ...], ...]:
+    """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
+
+    Args:
+        n_devices: that hold stages, numbered by their first stage.
+
+    Raises:
+        PipelineError: the schedule does not exist for so many microbatches.
+    """
+    make = {GPIPE: gpipe, ONE_F_ONE_B: one_f_one_b, INTERLEAVED: interleaved, ZERO_BUBBLE: zero_bubble}
+    return tuple(tuple(make[pipeline.name](pipeline, n_devices, rank)) for rank in range(n_devices))
+
+
+def gpipe(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
+    """Yields all forward actions, then all backward actions.
+
+    Source: Huang et al. 2019, arXiv 1811.06965.
+    """
+    for kind in (FORWARD, BACKWARD):
+        for microbatch in range(pipeline.microbatches):
+            yield Action(kind, rank, microbatch)
+
+
+def one_f_one_b(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
+    """Yields forward actions until the first backward action can run, then one of each in turn.
+
+    Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
+    """
+    count = pipeline.microbatches
+    n_warm_up = min(count, n_devices - rank)
+    for microbatch in range(n_warm_up):
+        yield Action(FORWARD, rank, microbatch)
+    for microbatch in range(count):
+        yield Action(BACKWARD, rank, microbatch)
+        if microbatch + n_warm_up < count:
+            yield Action(FORWARD, rank, microbatch + n_warm_up)
+
+
+def interleaved(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
+    """Yields the actions of several stages a device, a round of microbatches through each stage in turn.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473; rounds as in `ScheduleInterleaved1F1B` of torch.
+    """
+    n_stages, per_round = pipeline.stages_per_device, microbatches_per_round(pipeline, n_devices)
+    total = n_stages * pipeline.microbatches
+    n_warm_up = min((n_stages - 1) * per_round + 2 * (n_devices - 1 - rank), total)
+    done: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def next_action(kind: int, step: int) -> Action:
+        local = step // per_round % n_stages
+        local = n_stages - 1 - local if kind == BACKWARD else local
+        microbatch = done[kind, local]
+        done[kind, local] += 1
+        return Action(kind, local * n_devices + rank, microbatch)
+
+    for step in range(total + n_warm_up):
+        if step < total:
+            yield next_action(FORWARD, step)
+        if step >= n_warm_up:
+            yield next_action(BACKWARD, step - n_warm_up)
+
+
+def zero_bubble(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
+    """Yields 1F1B with gradients of weights apart, `rank` microbatches later than those that others wait for.
+
+    Source: ZB-H1 of Qi et al. 2023, arXiv 2401.10241, as `ScheduleInterleavedZeroBubble` of torch has it for
+    one stage a device.
+    """
+    microbatches_per_round(pipeline, n_devices)
+    count = pipeline.microbatches
+    n_warm_up = min(n_devices - 1 - rank, count)
+    n_weights = 0
+    for step in range(count + n_warm_up):
+        if step < count:
+            yield Action(FORWARD, rank, step)
+        if step >= n_warm_up:
+            yield Action(BACKWARD, rank, step - n_warm_up)
+            if step - n_warm_up >= rank:
+                yield Action(WEIGHT, rank, n_weights)
+                n_weights += 1
+    for microbatch in range(n_weights, count):
+        yield Action(WEIGHT, rank, microbatch)
+
+
+def microbatches_per_round(pipeline: Pipeline, n_devices: int) -> int:
+    """Returns the microbatches that go through a stage before the next stage of its device has its turn.
+
+    Raises:
+        PipelineError: the rounds would not be equal.
+    """
+    n_rounds = max(1, pipeline.microbatches // n_devices)
+    if pipeline.microbatches % n_rounds:
+        raise PipelineError(
+            f"schedule '{pipeline.schedule}' on {n_devices} devices runs {pipeline.microbatches} "
+            f"microbatches in {n_rounds} rounds, which are not equal; give a multiple of {n_rounds}, "
+            f"such as {pipeline.microbatches // n_rounds * n_rounds}"
+        )
+    return pipeline.microbatches // n_rounds

@@ -1,0 +1,197 @@
+"""The stages of a placed graph: contiguous parts of its forward pass, each on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from envs.pipeline.pipeline import PipelineError
+from envs.problem import Problem
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import IntArray
+from graphs.system.errors import shortened
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """A placement cut into stages.
+
+    Attributes:
+        device_of: device of each op, int64 (n_ops,).
+        stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
+        devices: device of each stage, int64 (n_stages,).
+    """
+
+    device_of: IntArray
+    stage_of: IntArray
+    devices: IntArray
+
+    @property
+    def ranks(self) -> IntArray:
+        """The devices that hold stages, in the order of their first stage, int64 (n_ranks,)."""
+        _, first = np.unique(self.devices, return_index=True)
+        ranks: IntArray = self.devices[np.sort(first)]
+        return ranks
+
+
+def phases_of(graph: OpGraph) -> IntArray:
+    """Returns the phase of each op by its index in `PHASES`, -1 for parameters and inputs; int64 (n_ops,)."""
+    phases = np.array([PHASES.index(phase) for phase in graph.phases], dtype=np.int64)
+    return np.where(graph.is_source, -1, phases)
+
+
+def cut_into_stages(problem: Problem, device_of: IntArray, stage_of: IntArray | None = None) -> Stages:
+    """Cuts a placement into stages.
+
+    Args:
+        device_of: device of each op, int64 (n_ops,).
+        stage_of: stage of each op, int64 (n_ops,), -1 where none is given: every forward op needs one, and a
+            backward op may have one. By default, each device is one stage.
+
+    Raises:
+        PipelineError: a tensor flows back to an earlier stage, a stage is on two devices, an op has no stage,
+            its device holds none, or the cluster cannot run a pipeline.
+    """
+    graph = problem.graph
+    check_cluster(problem)
+    phase = phases_of(graph)
+    forward = np.flatnonzero(phase == 0)
+    if not len(forward):
+        raise PipelineError(f"graph '{shortened(graph.name)}' has no forward ops; a pipeline needs some")
+    given = _by_device(device_of, forward) if stage_of is None else stage_of[forward]
+    _check_numbers(graph, forward, given)
+    stages = np.full(graph.n_ops, -1, dtype=np.int64)
+    stages[forward] = given
+    n_stages = int(given.max()) + 1
+    devices = np.full(n_stages, -1, dtype=np.int64)
+    devices[given[::-1]] = device_of[forward[::-1]]
+    _check_devices(problem, device_of, devices, forward, given)
+    backward = np.flatnonzero(phase == 1)
+    stages[backward] = _stages_of_backward(problem, device_of, stages, devices, backward)
+    if stage_of is not None:
+        _take_given(problem, device_of, stage_of, devices, backward, stages)
+    _check_direction(graph, stages, phase, device_of)
+    return Stages(np.ascontiguousarray(device_of, dtype=np.int64), stages, devices)
+
+
+def check_cluster(problem: Problem) -> None:
+    """Checks that pipelined steps on the cluster can be simulated.
+
+    Raises:
+        PipelineError: the schedule of its devices, or the sharing of its links, is none that they have.
+    """
+    cluster = problem.cluster
+    where = f"cluster '{shortened(cluster.name)}'"
+    if cluster.sharing == "egress":
+        raise PipelineError(f"{where} shares links by 'egress'; a pipeline needs 'pair' or 'none'")
+    if cluster.schedule != "program":
+        raise PipelineError(f"{where} has schedule '{cluster.schedule}'; a pipeline needs 'program'")
+    if cluster.copies != "stream":
+        raise PipelineError(f"{where} has '{cluster.copies}' copies; a pipeline needs 'stream'")
+
+
+def _by_device(device_of: IntArray, forward: IntArray) -> IntArray:
+    """Numbers the devices by their first forward op; stage of each forward op."""
+    _, first, which = np.unique(device_of[forward], return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[which]
+
+
+def _check_numbers(graph: OpGraph, forward: IntArray, given: IntArray) -> None:
+    if (given < 0).any():
+        op = forward[int(np.argmax(given < 0))]
+        raise PipelineError(f"op '{shortened(graph.op_names[op])}' has no stage; give every forward op one")
+    missing = np.setdiff1d(np.arange(given.max() + 1), given)
+    if len(missing):
+        raise PipelineError(f"stage {missing[0]} has no forward ops; number stages from 0 without a gap")
+
+
+def _check_devices(
+    problem: Problem, device_of: IntArray, devices: IntArray, forward: IntArray, given: IntArray
+) -> None:
+    apart = device_of[forward] != devices[given]
+    if apart.any():
+        at = int(np.argmax(apart))
+        names = [problem.cluster.devices[d].name for d in (devices[given[at]], device_of[forward[at]])]
+        op = shortened(problem.graph.op_names[forward[at]])
+        raise PipelineError(
+            f"stage {given[at]} is on '{names[0]}', but its op '{op}' is on '{names[1]}'; "
+            "a stage has one device"
+        )
+
+
+def _stages_of_backward(
+    problem: Problem, device_of: IntArray, stages: IntArray, devices: IntArray, backward: IntArray
+) -> IntArray:
+    """Finds the stages of the backward ops: that of a colocated forward op, else the last of the device."""
+    graph = problem.graph
+    last_on = np.full(problem.n_devices, -1, dtype=np.int64)
+    np.maximum.at(last_on, devices, np.arange(len(devices)))
+    of_unit = np.full(len(graph.units), -1, dtype=np.int64)
+    forward = np.flatnonzero(stages >= 0)
+    of_unit[graph.unit_of[forward[::-1]]] = stages[forward[::-1]]
+    colocated = of_unit[graph.unit_of[backward]]
+    found = np.where(colocated >= 0, colocated, last_on[device_of[backward]])
+    if (found < 0).any():
+        op = backward[int(np.argmax(found < 0))]
+        device = problem.cluster.devices[device_of[op]].name
+        raise PipelineError(
+            f"backward op '{shortened(graph.op_names[op])}' is on '{device}', which has no stage; place it "
+            "where there are forward ops"
+        )
+    return found
+
+
+def _take_given(
+    problem: Problem,
+    device_of: IntArray,
+    stage_of: IntArray,
+    devices: IntArray,
+    backward: IntArray,
+    stages: IntArray,
+) -> None:
+    """Puts backward ops into the stages that are given for them; writes `stages`."""
+    named = backward[stage_of[backward] >= 0]
+    wrong = stage_of[named] >= len(devices)
+    wrong[~wrong] = devices[stage_of[named[~wrong]]] != device_of[named[~wrong]]
+    if wrong.any():
+        op = named[int(np.argmax(wrong))]
+        raise PipelineError(
+            f"backward op '{shortened(problem.graph.op_names[op])}' is on "
+            f"'{problem.cluster.devices[device_of[op]].name}', where stage {stage_of[op]} is not; give it a "
+            "stage of its device"
+        )
+    stages[named] = stage_of[named]
+
+
+def _check_direction(graph: OpGraph, stages: IntArray, phase: IntArray, device_of: IntArray) -> None:
+    """Checks that no tensor flows back: to an earlier phase or, in the forward pass, to an earlier stage.
+
+    In the backward pass a tensor may go to a later stage on another device, if the schedule can run it.
+    """
+    producer, consumer = graph.edges.T
+    kept = (phase[producer] >= 0) & (phase[consumer] >= 0)
+    producer, consumer = producer[kept], consumer[kept]
+    earlier_phase = phase[producer] > phase[consumer]
+    same_phase, later_stage = phase[producer] == phase[consumer], stages[producer] > stages[consumer]
+    forward = same_phase & (phase[producer] == 0) & later_stage
+    same_device = device_of[producer] == device_of[consumer]
+    backward = same_phase & (phase[producer] == 1) & same_device & (stages[producer] < stages[consumer])
+    for bad, rule in (
+        (earlier_phase, "tensors go to the same or a later phase"),
+        (forward, "tensors of the forward pass go to the same or a later stage"),
+        (backward, "tensors of the backward pass go to the same or an earlier stage of their device"),
+    ):
+        if bad.any():
+            at = int(np.argmax(bad))
+            one, other = (_described(graph, stages, int(end[at])) for end in (producer, consumer))
+            raise PipelineError(f"{one} makes a tensor for {other}; {rule}")
+
+
+def _described(graph: OpGraph, stages: IntArray, op: int) -> str:
+    stage = f", stage {stages[op]}" if stages[op] >= 0 else ""
+    return f"op '{shortened(graph.op_names[op])}' ({graph.phases[op]}{stage})"

@@ -1,0 +1,183 @@
+"""Kernels that run the programs of all devices and microbatches: the pipelined step.
+
+Each device goes through its actions until it needs a tensor that is not made yet. Its copies depend on no
+other device than the sender, as links carry them in the receiver's order; so devices may be taken in any
+sequence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE_ONCE, RUN, SEND, UNSET, Layout, Tables
+from envs.pipeline.programs import find_actions, find_rows, make_programs, sort_by_action
+from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
+
+STUCK = -1.0
+"""The step time where devices wait for each other."""
+
+
+class Clocks(NamedTuple):
+    """Where each device is; seconds, (n_devices,) each."""
+
+    free_s: FloatArray  # when it can start the next op
+    end_s: FloatArray  # end of its last op
+    host_s: FloatArray  # when its host thread is free
+    entry: IntArray  # entry of the agenda at hand
+    step: IntArray  # step of the entry's program at hand, -1 = not begun
+
+
+@kernel(entry=True, allocates=True)
+def run_pipeline(p, q, device_of, stage_of, devices, splits, n_microbatches, agenda):
+    """Simulates a pipelined step.
+
+    Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_ops,).
+        stage_of: stage of each forward and backward op, int64 (n_ops,).
+        devices: device of each stage, int64 (n_stages,).
+        splits: whether the gradients of weights are computed in actions of their own, bool.
+        n_microbatches: int.
+        agenda: `Agenda`; the times are written.
+
+    Returns:
+        Step time in seconds, `STUCK` where devices wait for each other; `Layout`; `Tables`.
+    """
+    n_devices, n_stages = len(p.memory), len(devices)
+    n_actions = n_stages * N_KINDS + n_devices
+    action_of = np.empty(len(device_of), np.int64)
+    find_actions(p, q, device_of, stage_of, n_stages, splits, action_of)
+    row_of = np.empty(len(p.producer), np.int32)
+    sum_row_of = np.empty(len(p.producer), np.int32)
+    n_rows = find_rows(p, q, device_of, row_of, sum_row_of)
+    action_ptr, ops = sort_by_action(action_of, n_actions)
+    on_device = np.empty(n_actions, np.int64)
+    for action in range(n_actions):
+        in_stage = action < n_stages * N_KINDS
+        on_device[action] = devices[action // N_KINDS] if in_stage else action - n_stages * N_KINDS
+    slot_of = np.full((n_rows, n_devices), -1, np.int32)
+    layout = Layout(action_ptr, ops, row_of, sum_row_of, slot_of)
+    programs, n_slots = make_programs(p, q, device_of, layout, on_device)
+    ready_s = np.full((n_rows, n_microbatches), UNSET)
+    for tensor in range(len(p.producer)):
+        if p.is_source[p.producer[tensor]] and row_of[tensor] >= 0:
+            ready_s[row_of[tensor]] = 0.0
+    sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
+    tables = Tables(ready_s, sent_s, arrival_s)
+    clocks = Clocks(
+        np.zeros(n_devices),
+        np.zeros(n_devices),
+        np.zeros(n_devices),
+        agenda.ptr[:-1].copy(),
+        np.full(n_devices, -1),
+    )
+    free = np.zeros(p.link.max() + 2)
+    left, moved = n_devices, True
+    while moved and left:
+        moved, left = False, 0
+        for device in range(n_devices):
+            moved |= advance_device(p, agenda, programs, device, clocks, free, tables)
+            left += clocks.entry[device] < agenda.ptr[device + 1]
+    return STUCK if left else clocks.end_s.max(), layout, tables
+
+
+@kernel
+def advance_device(p, agenda, programs, device, clocks, free, tables):
+    """Runs the programs of a device until it is through or a tensor is not made yet.
+
+    Args:
+        p: `ProblemArrays`.
+        agenda: `Agenda`; the times are written.
+        programs: `Programs`.
+        device: index, int.
+        clocks: `Clocks`; written.
+        free: when each link is free, seconds, by its clock; written.
+        tables: `Tables`; written.
+
+    Returns:
+        Whether it got any further, bool.
+    """
+    moved = False
+    last = tables.ready_s.shape[1] - 1
+    while clocks.entry[device] < agenda.ptr[device + 1]:
+        entry = clocks.entry[device]
+        action, microbatch = agenda.action[entry], agenda.microbatch[entry]
+        at = min(microbatch, last)
+        if clocks.step[device] < 0:
+            clocks.step[device] = programs.ptr[action]
+            agenda.start_s[entry] = UNSET
+        while clocks.step[device] < programs.ptr[action + 1]:
+            step = clocks.step[device]
+            if not take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+                return moved
+            clocks.step[device] = step + 1
+            moved = True
+        agenda.end_s[entry] = clocks.end_s[device]
+        if agenda.start_s[entry] == UNSET:
+            agenda.start_s[entry] = clocks.end_s[device]
+        clocks.entry[device] = entry + 1
+        clocks.step[device] = -1
+        moved = True
+    return moved
+
+
+@kernel(inline=True)
+def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+    """Takes one step of a program.
+
+    Args:
+        p: `ProblemArrays`.
+        agenda: `Agenda`; the start of the entry is written.
+        programs: `Programs`.
+        device, entry, step: indices, int.
+        at: column of the microbatch in the tables, int.
+        clocks, free, tables: as of `advance_device`; written.
+
+    Returns:
+        Whether the step could be taken, bool; if not, its tensor is not made yet.
+    """
+    code, row = programs.code[step], programs.row[step]
+    column = LATER if agenda.microbatch[entry] else FIRST
+    if code == RUN:
+        start = clocks.free_s[device]
+        end = start + programs.seconds[step, column]
+        if p.detailed is not None:
+            least = clocks.host_s[device] + programs.issue_s[step, column]
+            if least > end:
+                start += least - end
+                end = least
+            clocks.host_s[device] += programs.issued[step, column] * p.gaps[NEXT_ISSUE_S]
+        if agenda.start_s[entry] == UNSET:
+            agenda.start_s[entry] = start
+        clocks.free_s[device] = end
+        clocks.end_s[device] = max(clocks.end_s[device], end - programs.rest_s[step, column])
+        return True
+    if code == SEND:
+        tables.ready_s[row, at] = clocks.free_s[device] - programs.rest_s[step, column]
+        return True
+    slot = programs.slot[step]
+    if code == RECEIVE_ONCE:
+        at = 0
+    if tables.arrival_s[slot, at] == UNSET:
+        start = tables.ready_s[row, at]
+        if start == UNSET:
+            return False
+        source = programs.source[step]
+        link = p.link[source, device]
+        if link >= 0:
+            start = max(start, free[link])
+        if p.detailed is not None:
+            start = max(start, clocks.host_s[device] + p.gaps[ISSUE_S])
+            clocks.host_s[device] += p.gaps[NEXT_ISSUE_S]
+        end = start + programs.seconds[step, FIRST]
+        if link >= 0:
+            free[link] = end + p.gaps[TRANSFER_GAP_S]
+        tables.sent_s[slot, at] = end
+        tables.arrival_s[slot, at] = end + p.latency[source, device]
+    clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
+    return True

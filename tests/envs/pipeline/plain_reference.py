@@ -1,0 +1,226 @@
+"""The pipelined step in plain Python, op by op and microbatch by microbatch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from envs.costs.op_seconds import op_seconds
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
+from envs.pipeline.stages import Stages
+from envs.problem import Problem
+from graphs import build_graph
+
+Instance = tuple[object, ...]
+"""`("op", op, microbatch)` or `("add", tensor, microbatch)`; what exists once has microbatch 0."""
+
+
+@dataclass
+class PlainStep:
+    """The times of all instances."""
+
+    start_s: dict[Instance, float] = field(default_factory=dict)
+    finish_s: dict[Instance, float] = field(default_factory=dict)
+    device_of: dict[Instance, int] = field(default_factory=dict)
+    held: list[tuple[int, float, float, float]] = field(default_factory=list)
+    """What devices hold for a while: device, since, until, bytes."""
+
+    @property
+    def total_s(self) -> float:
+        return max(self.finish_s.values(), default=0.0)
+
+    def peak_bytes(self, device: int, resident: float) -> float:
+        """Bytes that a device holds at most; ends come before beginnings."""
+        events = [(since, 1, size) for at, since, _, size in self.held if at == device]
+        events += [(until, 0, -size) for at, _, until, size in self.held if at == device]
+        peak = now = resident
+        for _, _, change in sorted(events):
+            now += change
+            peak = max(peak, now)
+        return peak
+
+
+def plain_step(problem: Problem, pipeline: Pipeline, stages: Stages) -> PlainStep | None:
+    """Simulates a step; None where devices wait for each other."""
+    return _Plain(problem, pipeline, stages).run()
+
+
+class _Plain:
+    def __init__(self, problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
+        self.problem, self.pipeline, self.stages = problem, pipeline, stages
+        graph = problem.graph
+        self.graph = graph
+        self.count = pipeline.microbatches
+        self.readers = [graph.consumers.row(tensor).tolist() for tensor in range(graph.n_tensors)]
+        self.phase = [
+            "source" if source else phase
+            for source, phase in zip(graph.is_source.tolist(), graph.phases, strict=True)
+        ]
+        self.device = stages.device_of.tolist()
+        self.step = PlainStep()
+        self.arrival: dict[tuple[Instance, int, int], float] = {}
+        self.sent: dict[tuple[Instance, int, int], float] = {}
+        self.link_free: dict[tuple[int, int], float] = defaultdict(float)
+        self.host: dict[int, float] = defaultdict(float)
+        self.free: dict[int, float] = defaultdict(float)
+
+    def is_gradient(self, tensor: int) -> bool:
+        maker = int(self.graph.tensor_producer[tensor])
+        return self.phase[maker] == "backward" and any(
+            self.phase[reader] == "optimizer" for reader in self.readers[tensor]
+        )
+
+    def sequences(self) -> dict[int, list[Instance]]:
+        """All instances of each device in its order."""
+        graph, stages = self.graph, self.stages
+        waited = self.waited_for()
+        sequences: dict[int, list[Instance]] = defaultdict(list)
+        ranks = stages.ranks.tolist()
+        for device, actions in zip(ranks, device_actions(self.pipeline, len(ranks)), strict=True):
+            for action in actions:
+                for op in range(graph.n_ops):
+                    if stages.stage_of[op] != action.stage or self.kind(op, waited) != action.kind:
+                        continue
+                    sequences[device].append(("op", op, action.microbatch))
+                    for tensor in graph.outputs.row(op).tolist():
+                        if self.is_gradient(tensor) and action.microbatch > 0:
+                            sequences[device].append(("add", tensor, action.microbatch))
+        for op in range(graph.n_ops):
+            if self.phase[op] == "optimizer":
+                sequences[self.device[op]].append(("op", op, 0))
+        return sequences
+
+    def kind(self, op: int, waited: set[int]) -> int:
+        if self.phase[op] == "forward":
+            return FORWARD
+        return BACKWARD if not self.pipeline.splits_backward or op in waited else WEIGHT
+
+    def waited_for(self) -> set[int]:
+        """Backward ops that other stages wait for."""
+        stage_of, found = self.stages.stage_of, set()
+        backward = [op for op in range(self.graph.n_ops) if self.phase[op] == "backward"]
+        for op in reversed(backward):
+            for reader in self.graph.successors.row(op).tolist():
+                if self.phase[reader] == "backward" and (reader in found or stage_of[reader] != stage_of[op]):
+                    found.add(op)
+        return found
+
+    def instance(self, tensor: int, reader: Instance) -> Instance:
+        """The instance that makes what a reader reads of a tensor."""
+        maker = int(self.graph.tensor_producer[tensor])
+        microbatch = int(str(reader[2]))
+        is_update = self.phase[int(str(reader[1]))] == "optimizer"
+        if self.graph.op_types[maker] == "parameter":
+            return ("op", maker, 0)
+        if self.phase[maker] == "optimizer":
+            return ("op", maker, 0)
+        if is_update:
+            last = self.count - 1
+            is_sum = self.is_gradient(tensor) and last > 0
+            return ("add", tensor, last) if is_sum else ("op", maker, last)
+        return ("op", maker, microbatch)
+
+    def run(self) -> PlainStep | None:
+        sequences = self.sequences()
+        position = dict.fromkeys(sequences, 0)
+        moved = True
+        while moved:
+            moved = False
+            for device, sequence in sequences.items():
+                while position[device] < len(sequence) and self.try_run(device, sequence[position[device]]):
+                    position[device] += 1
+                    moved = True
+        if any(position[device] < len(each) for device, each in sequences.items()):
+            return None
+        self.find_held()
+        return self.step
+
+    def find_held(self) -> None:
+        """Holdings: from an op's start or a copy's arrival to the last use or the end of the last copy."""
+        uses: dict[tuple[Instance, int, int], float] = defaultdict(float)
+        for reader, finish in self.step.finish_s.items():
+            device = self.step.device_of[reader]
+            if reader[0] == "add":
+                tensor, microbatch = int(str(reader[1])), int(str(reader[2]))
+                maker: Instance = ("op", int(self.graph.tensor_producer[tensor]), microbatch)
+                uses[maker, tensor, device] = max(uses[maker, tensor, device], finish)
+                continue
+            for tensor in self.graph.inputs.row(int(str(reader[1]))).tolist():
+                key = self.instance(tensor, reader), tensor, device
+                uses[key] = max(uses[key], finish)
+        for tensor in range(self.graph.n_tensors):
+            maker_op, size = int(self.graph.tensor_producer[tensor]), float(self.graph.tensor_bytes[tensor])
+            owner = int(self.graph.tensor_owner[tensor])
+            owned_on = self.device[owner] if owner >= 0 else -1
+            home, kind = self.device[maker_op], self.graph.op_types[maker_op]
+            once = kind == "parameter" or self.phase[maker_op] == "optimizer"
+            for microbatch in range(1 if once else self.count):
+                made: Instance = ("op", maker_op, microbatch)
+                whole = [made]
+                if self.is_gradient(tensor) and microbatch == 0 and self.count > 1:
+                    whole.append(("add", tensor, self.count - 1))
+                since = self.step.start_s.get(made, 0.0)
+                until = self.step.finish_s.get(made, 0.0)
+                for each in whole:
+                    until = max(until, self.step.finish_s.get(each, 0.0) if each == made else 0.0)
+                    until = max(until, uses[each, tensor, home])
+                    copies = [key for key in self.sent if key[0] == each and key[1] == tensor]
+                    until = max([until, *(self.sent[key] for key in copies)])
+                    for key in copies:
+                        if key[2] != owned_on:
+                            self.step.held.append((key[2], self.arrival[key], uses[key], size))
+                if home != owned_on:
+                    self.step.held.append((home, since, until, size))
+
+    def made_s(self, maker: Instance) -> float | None:
+        if maker[0] == "op" and self.phase[int(str(maker[1]))] == "source":
+            return 0.0
+        return self.step.finish_s.get(maker)
+
+    def try_run(self, device: int, instance: Instance) -> bool:
+        cluster = self.problem.cluster
+        ready = 0.0
+        if instance[0] == "op":
+            for tensor in self.graph.inputs.row(int(str(instance[1]))).tolist():
+                maker = self.instance(tensor, instance)
+                home = self.device[int(self.graph.tensor_producer[tensor])]
+                made = self.made_s(maker)
+                if made is None:
+                    return False
+                if home != device:
+                    made = self.copy(maker, tensor, home, device, made)
+                ready = max(ready, made)
+        seconds = self.seconds(instance, device)
+        start = max(ready, self.free[device])
+        if seconds > 0:
+            start = max(start, self.host[device] + cluster.issue_s)
+            self.host[device] += cluster.issue_s if cluster.issue_per == "op" else 0.0
+        self.step.start_s[instance] = start
+        self.step.finish_s[instance] = start + seconds
+        self.step.device_of[instance] = device
+        self.free[device] = start + seconds + (cluster.op_gap_s if seconds > 0 else 0.0)
+        return True
+
+    def copy(self, maker: Instance, tensor: int, source: int, target: int, made: float) -> float:
+        """When the copy of a tensor is there; it is sent once."""
+        cluster, key = self.problem.cluster, (maker, tensor, target)
+        if key not in self.arrival:
+            start = max(made, self.host[target] + cluster.issue_s if cluster.issue_s else 0.0)
+            if cluster.issue_per == "op":
+                self.host[target] += cluster.issue_s
+            if cluster.sharing == "pair":
+                start = max(start, self.link_free[source, target])
+            size = float(self.graph.tensor_bytes[tensor]) + float(cluster.n_half_matrix[source, target])
+            end = start + size / float(cluster.bytes_per_s[source, target])
+            self.link_free[source, target] = end + cluster.transfer_gap_s
+            self.sent[key] = end
+            self.arrival[key] = end + float(cluster.latency_s[source, target])
+        return self.arrival[key]
+
+    def seconds(self, instance: Instance, device: int) -> float:
+        if instance[0] == "op":
+            return float(self.problem.op_seconds[int(str(instance[1])), device])
+        size = float(self.graph.tensor_bytes[int(str(instance[1]))])
+        add = {"name": "add", "type": "aten.add.Tensor", "bytes_moved": 3 * size}
+        return float(op_seconds(build_graph("add", "add", [add], []), self.problem.cluster)[0, device])

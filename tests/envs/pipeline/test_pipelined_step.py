@@ -1,0 +1,86 @@
+"""Pipelined steps: equal to a plain simulation, to answers of others, and to the step for one microbatch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.cluster.files import cluster_from_json
+from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import cut_into_stages
+from envs.placement.files import placement_from_json
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs.io.graph_files import read_graphs
+from tests.envs.pipeline.plain_reference import plain_step
+from tests.envs.pipeline.random_pipelines import (
+    random_pipeline_cluster,
+    random_stages,
+    random_training_graph,
+)
+
+DATA = Path(__file__).parent / "data"
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "interleaved-1f1b:3", "zero-bubble")
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), schedule=st.sampled_from(SCHEDULES), rounds=st.integers(1, 3))
+def test_pipelined_step_is_that_of_the_plain_simulation(seed: int, schedule: str, rounds: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_ranks = int(rng.integers(1, 5))
+    microbatches = n_ranks * rounds if rounds > 1 else int(rng.integers(1, n_ranks + 1))
+    pipeline = Pipeline(schedule, microbatches)
+    cluster = random_pipeline_cluster(rng, int(rng.integers(n_ranks, 6)))
+    n_layers = int(rng.integers(n_ranks * pipeline.stages_per_device, 16))
+    problem = Problem(random_training_graph(rng, n_layers), cluster)
+    stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
+    plain = plain_step(problem, pipeline, stages)
+    try:
+        found = PipelinedProblem(problem, pipeline).simulate(stages)
+    except PipelineError:
+        assert plain is None
+        return
+    assert plain is not None
+    assert found.total_s == pytest.approx(plain.total_s, rel=1e-12)
+    busy_s = sum(plain.finish_s[each] - plain.start_s[each] for each in plain.start_s)
+    assert found.busy_s.sum() == pytest.approx(busy_s, rel=1e-9)
+    resident = np.bincount(stages.device_of, problem.graph.resident_bytes, problem.n_devices)
+    peak = [plain.peak_bytes(device, float(held)) for device, held in enumerate(resident)]
+    np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        cluster = replace(random_pipeline_cluster(rng, 4), issue_s=0.0)
+        problem = Problem(random_training_graph(rng, 12), cluster)
+        stages = random_stages(rng, problem, 4, 1)
+        found = PipelinedProblem(problem, Pipeline(schedule, 1)).simulate(stages)
+        step = simulate_problem(problem, stages.device_of)
+        assert found.total_s == pytest.approx(step.total_s, rel=1e-12)
+        np.testing.assert_allclose(found.peak_bytes, step.peak_bytes, rtol=1e-12)
+
+
+def test_reference_answers_are_met() -> None:
+    graphs = {graph.name: graph for graph in read_graphs(DATA / "pipedream_graphs.jsonl.gz")}
+    with gzip.open(DATA / "pipelined_steps.jsonl.gz", "rt") as lines:
+        answers = [json.loads(line) for line in lines]
+    assert len(answers) == 60
+    for answer in answers:
+        graph, cluster = graphs[answer["graph"]], cluster_from_json(answer["cluster"], "cluster")
+        named = {"graph": graph.name, "cluster": cluster.name, "device_of": answer["device_of"]}
+        placement = placement_from_json({"format": "placewalk.placement/1", **named}, "placement")
+        problem = Problem(graph, cluster)
+        stages = cut_into_stages(problem, placement.resolve(graph, cluster).device_of)
+        pipeline = Pipeline(answer["schedule"], answer["microbatches"])
+        found = PipelinedProblem(problem, pipeline).simulate(stages)
+        assert found.total_s == pytest.approx(answer["step_time_s"], rel=1e-9)

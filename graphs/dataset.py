@@ -84,13 +84,10 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     return {name: fields(entry, f"{path}: {name}", keys) for name, entry in known.items()}
 
 
-def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
+def capture_draw(family: str, seed: int) -> OpGraph:
     """Capture the training step, with Adam, of one draw of a family.
 
     The shipped graphs do not say `dtype`, `gemm` and `image`: they are what they were before graphs could.
-
-    Args:
-        detailed: whether the graph says them, as calibrated costs need.
 
     Raises:
         FamilyError: unknown family or negative seed.
@@ -106,8 +103,6 @@ def capture_draw(family: str, seed: int, *, detailed: bool = False) -> OpGraph:
         family=family,
         notify=lambda line: None,  # the loss of a family is the mean of its outputs
     )
-    if detailed:
-        return graph
     return replace(graph, dtypes=(), gemm=graph.gemm[:0], image=graph.image[:0])
 
 

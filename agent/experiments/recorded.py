@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agent.evaluation.comparison.intervals import nested_interval
-from agent.evaluation.measured.fidelity import Fidelity, FidelityRow, fidelity_of
 from agent.experiments.equal_time.paired import LEVEL
-from agent.experiments.rows import axis, markdown_table, read_rows
+from agent.experiments.rows import axis, markdown_table, number_cell, read_rows
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,46 @@ def _moves_cells(rows: Sequence[MovesRow]) -> list[str]:
     ratio = nested_interval(list(families.values()))
     cell = str(ratio) if len(families) > 1 else f"{ratio.mean:.3f}"
     return [str(len(rows)), cell, f"{(logs < -LEVEL).sum()} : {(logs > LEVEL).sum()}"]
+
+
+@dataclass(frozen=True)
+class CoarseningRow:
+    """The graphs of a family, placed by one placer in at most so many groups.
+
+    Attributes:
+        coarse_over_fine: step time of the coarse graph over that of its ops, for the same placement,
+            geometric mean; None without graphs.
+        worst: that of one graph, the furthest from 1.
+        found_over_op_by_op: step time of the ops over that of what the placer finds op by op, geometric mean;
+            None without graphs and for `random`.
+    """
+
+    groups: int
+    family: str
+    graphs: int
+    placer: str
+    coarse_over_fine: float | None
+    worst: float | None
+    found_over_op_by_op: float | None
+
+
+def coarsening_tables(file: Path) -> Iterator[str]:
+    """Yields what placing groups of ops costs, and how wrong the step time of the coarse graph is."""
+    rows = read_rows(file, CoarseningRow)
+    by_case = {(row.family, row.placer, row.groups): row for row in rows}
+    groups = axis(row.groups for row in rows)
+    families = axis(row.family for row in rows if row.graphs)
+    for name, placers in {
+        "found_over_op_by_op": ("heft", "m-etf"),
+        "coarse_over_fine": ("heft", "m-etf", "random"),
+    }.items():
+        columns = [(placer, n) for placer in placers for n in groups]
+        cells = {
+            family: [number_cell(getattr(by_case[family, *column], name)) for column in columns]
+            for family in families
+        }
+        head = ["family", *(f"{placer}, {n}" for placer, n in columns)]
+        yield markdown_table([head, *([family, *own] for family, own in cells.items())])
 
 
 @dataclass(frozen=True)
@@ -175,32 +214,3 @@ def decoding_tables(file: Path) -> Iterator[str]:
         for row in read_rows(file, DecodingRow)
     ]
     yield markdown_table([head, *body])
-
-
-MEASURES = {
-    "n_placements": "placements",
-    "median_error": "error, median",
-    "p90_error": "error, 90th percentile",
-    "scaled_error": "error after one factor for all, median",
-    "spearman": "rank correlation, Spearman",
-    "kendall": "rank correlation, Kendall",
-    "retest": "rank correlation of the first and the last round of measurements, Kendall",
-    "regret": "regret of the simulator's best",
-}
-"""Fields of `Fidelity` in the order of the table."""
-
-
-def measured_tables(file: Path) -> Iterator[str]:
-    """Yields simulated against measured steps of placements."""
-    found = fidelity_of(read_rows(file, FidelityRow))
-    assert found is not None
-    shares = ("median_error", "p90_error", "scaled_error", "regret")
-    assert {item.name for item in fields(Fidelity)} == set(MEASURES)
-
-    def cell(name: str) -> str:
-        value = getattr(found, name)
-        return (
-            f"{value:.1%}" if name in shares else f"{value:.3f}" if isinstance(value, float) else str(value)
-        )
-
-    yield markdown_table([["measure", "found"], *([title, cell(name)] for name, title in MEASURES.items())])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -19,21 +19,18 @@ from graphs.system.csv_files import write_csv
 Row = TypeVar("Row")
 
 
-def write_rows(
-    path: Path, rows: Sequence[Any], renamed: Mapping[str, str] = types.MappingProxyType({})
-) -> None:
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
     """Writes dataclasses of one kind as a CSV file, atomically.
 
     Args:
         path: a name ending in `.gz` is compressed.
-        renamed: columns that have another name than their field.
 
     Raises:
         ExperimentError: there are no rows.
     """
     if not rows:
         raise ExperimentError(f"{path}: there are no rows to write; give the experiment more to compare")
-    write_csv(path, [renamed.get(item.name, item.name) for item in fields(rows[0])], map(astuple, rows))
+    write_csv(path, [item.name for item in fields(rows[0])], map(astuple, rows))
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:
@@ -86,18 +83,20 @@ def number_cell(value: float | None, absent: str = "") -> str:
     return absent if value is None else f"{value:.3f}"
 
 
-def error_quantiles(predicted: Iterable[float], measured: Iterable[float]) -> tuple[float, float]:
-    """Returns the median and the 90th percentile of |predicted / measured - 1|."""
-    errors = np.abs(np.array(list(predicted)) / np.array(list(measured)) - 1)
-    median, p90 = np.quantile(errors, [0.5, 0.9]).tolist()
-    return median, p90
-
-
-def error_cells(predicted: Iterable[float], measured: Iterable[float]) -> list[str]:
+def error_cells(predicted: Sequence[float], measured: Sequence[float]) -> list[str]:
     """Formats the median and the 90th percentile of |predicted / measured - 1|; NaN is a dash."""
-    return ["-" if np.isnan(error) else f"{error:.1%}" for error in error_quantiles(predicted, measured)]
+    errors = np.abs(np.divide(predicted, measured) - 1)
+    return ["-" if np.isnan(error) else f"{error:.1%}" for error in np.quantile(errors, [0.5, 0.9])]
 
 
 def axis(values: Iterable[Any]) -> list[Any]:
     """Lists values once each, in the order of their first appearance."""
     return list(dict.fromkeys(values))
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Collects the rows of each key, in the order of their first appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from agent.experiments.fidelity.models import LEFT_OUT, MODELS, Workload
-from agent.experiments.rows import axis, error_cells
+from agent.experiments.fidelity.models import LEFT_OUT, MODELS, GraphCache, Workload
+from agent.experiments.rows import axis, error_cells, markdown_table, read_rows
 from envs.cluster.cluster import Cluster, Device
+from envs.cluster.kinds import device_of_name
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.limits import MAX_SECONDS, MIN_SECONDS, is_time
@@ -35,6 +36,10 @@ DATASHEET = "datasheet"
 """A kind of device without calibration or measured ops: its times are the roofline's."""
 
 
+STEPS = Path(__file__).parent / "measured" / "steps"
+"""The measured steps that come with the project."""
+
+
 class MeasurementError(InputError):
     """Measurements that cannot be read; the message says where and what would be right."""
 
@@ -46,15 +51,11 @@ class PublishedStep:
     Attributes:
         device: name of the device in the measurements.
         seconds: of the step.
-        n_layers: equal layers of the model; 0 if it is not said.
-        path: the file.
     """
 
     device: str
     workload: Workload
     seconds: float
-    n_layers: int
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,7 @@ def _read_step(path: Path, workload: Workload) -> PublishedStep:
         raise MeasurementError(
             f"{path}: e2e_latency is {seconds * 1e3:g} ms; a step takes {MIN_SECONDS:g} to {MAX_SECONDS:g} s"
         )
-    layers = json_fields.integer(record.get("num_layer") or 0, f"{path}: num_layer")
-    return PublishedStep(path.parent.name, workload, seconds, layers, path)
+    return PublishedStep(path.parent.name, workload, seconds)
 
 
 def alone(device: Device) -> Cluster:
@@ -210,3 +210,18 @@ def _cells(rows: Sequence[StepRow]) -> list[str]:
     for predicted in ([row.predicted_s for row in rows], [row.roofline_s for row in rows]):
         cells += [*error_cells(predicted, measured), f"{kendall(predicted, measured):.3f}"]
     return cells
+
+
+def step_rows(folder: Path, steps_in: str) -> Iterator[list[StepRow]]:
+    """Simulates the measured steps of a folder; none given: of the project's own."""
+    measured, left_out = read_steps(Path(steps_in) if steps_in else STEPS)
+    yield compare_steps(measured, GraphCache(folder).workload, device_of_name)
+    for reason, count in left_out.items():
+        print(f"{count} left out: {reason}")
+
+
+def step_tables(*files: Path) -> Iterator[str]:
+    """Yields simulated against measured steps of one GPU, of each file that there is."""
+    for file in files:
+        if file.exists():
+            yield markdown_table(steps_table(read_rows(file, StepRow)))

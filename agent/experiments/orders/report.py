@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from agent.experiments.orders.rows import OrderRow, Point
 from agent.experiments.orders.statistics import OrderScores, scores_of, significance
-from agent.experiments.rows import axis, markdown_table, read_rows
+from agent.experiments.rows import axis, grouped, markdown_table, read_rows
 
 BASELINE = "topo"
 
@@ -26,10 +25,7 @@ def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:
 
 def families_of(rows: Iterable[OrderRow]) -> dict[str, OrderScores]:
     """Scores of each family that has all orders on the same seeds and graphs."""
-    groups: dict[str, list[OrderRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.family].append(row)
-    scored = {family: scores_of(group) for family, group in groups.items()}
+    scored = {family: scores_of(own) for family, own in grouped(rows, lambda row: row.family).items()}
     return {family: scores for family, scores in scored.items() if scores is not None}
 
 
@@ -64,9 +60,7 @@ def baseline_table(by_family: Mapping[str, OrderScores]) -> str:
 
 def equal_time_table(points: Sequence[Point]) -> str:
     """A row per family: each order at the processor time that its quickest order took in all."""
-    curves: dict[tuple[str, str, int], list[Point]] = defaultdict(list)
-    for point in points:
-        curves[point.family, point.order, point.seed].append(point)
+    curves = grouped(points, lambda point: (point.family, point.order, point.seed))
     orders = axis(order for _, order, _ in curves)
     lines = [["family", "CPU s", *orders]]
     for family in axis(family for family, _, _ in curves):

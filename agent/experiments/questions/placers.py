@@ -25,10 +25,7 @@ EXPERIMENTS.register(
     Experiment(
         "What does placing groups of ops cost?",
         rows=("coarsening.csv",),
-        run="coarsening:coarsening_rows",
-        tables="coarsening:coarsening_tables",
-        settings={"families": (), "groups": (512, 128, 32), "cluster": "4xv100"},
-        quick={"families": ("gpt", "nmt"), "groups": (512,)},
+        tables="recorded:coarsening_tables",
     ),
 )
 EXPERIMENTS.register(

@@ -50,27 +50,12 @@ def test_every_flag_is_of_an_experiment() -> None:
     assert set(FLAGS) == {flag for experiment in EXPERIMENTS.values() for flag in experiment.settings}
 
 
-def test_an_experiment_writes_rows_and_shows_them_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["coarsening", "--quick", "--families", "gpt"]) == 0
-    folder = Path("runs") / "coarsening-quick"
-    assert [path.name for path in folder.iterdir()] == ["coarsening.csv"]
-    question, tables = capsys.readouterr().out.split("\n\n", 1)
-    assert question == EXPERIMENTS["coarsening"].question
-    assert main(["coarsening", "--only", "tables", "--out", str(folder)]) == 0
-    assert capsys.readouterr().out == tables
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("nix", "unknown experiment 'nix'; use one of optimality, "),
         ("speed", "speed: other commands make its rows, see "),
-        ("costs_of_ops", "there are no measurements; give their files to --files"),
         ("optimality --clusters none", "no problems on none; use 4xv100:2, "),
-        ("calibrated_costs --old 4xv100", "1 clusters with old costs and 3 with others; give pairs"),
         ("bounds --only tables --out .", ".: has no bounds_op.csv or "),
     ],
 )

@@ -1,18 +1,22 @@
-"""The command: its table of steps, and what wrong input is told."""
+"""The experiment on whole steps: its rows and table, and what wrong input is told."""
 
-import csv
+from __future__ import annotations
+
 import json
+from pathlib import Path
 
 import pytest
 
-from agent.experiments.fidelity import __main__ as fidelity
-from agent.experiments.fidelity import answer, placements
+from agent.experiments.command import main
+from agent.experiments.experiment import EXPERIMENTS
 from agent.experiments.fidelity.models import GraphCache
+from agent.experiments.fidelity.steps import StepRow
+from agent.experiments.rows import read_rows
 from graphs.op_graph import build_graph
 
 
 @pytest.fixture
-def steps(tmp_path, monkeypatch):
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one measured step of a model whose graph is one op."""
     folder = tmp_path / "steps"
     (folder / "Tesla_T4").mkdir(parents=True)
@@ -22,46 +26,35 @@ def steps(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_row_per_step_is_written(steps, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert fidelity.main(["--steps", str(steps), "--out", str(out)]) == 0
-    assert "| Tesla_T4 | 1 |" in capsys.readouterr().out
-    with (out / "steps.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert {"device", "name", "predicted_s", "measured_s", "roofline_s", "error", "n_ops"} <= row.keys()
-    assert (row["device"], row["name"]) == ("Tesla_T4", "bert_large-inf-512-8")
-    assert float(row["measured_s"]) == pytest.approx(0.6945)
-    assert float(row["error"]) == pytest.approx(float(row["predicted_s"]) / 0.6945 - 1)
-    assert not (out / "classes.csv").exists()
+def test_an_experiment_writes_rows_and_shows_them_again(
+    steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["costs_of_steps", "--steps-in", str(steps)]) == 0
+    folder = Path("runs") / "costs_of_steps"
+    assert [path.name for path in folder.iterdir()] == ["costs_of_steps.csv"]
+    (row,) = read_rows(folder / "costs_of_steps.csv", StepRow)
+    assert (row.device, row.name, row.measured_s) == ("Tesla_T4", "bert_large-inf-512-8", 0.6945)
+    assert row.error == pytest.approx(row.predicted_s / 0.6945 - 1)
+    question, table = capsys.readouterr().out.split("\n\n", 1)
+    assert question == EXPERIMENTS["costs_of_steps"].question
+    assert "| Tesla_T4 | 1 |" in table
+    assert main(["costs_of_steps", "--only", "tables", "--out", str(folder)]) == 0
+    assert capsys.readouterr().out == table
 
 
-def test_an_unknown_device_is_refused_in_one_line(steps, tmp_path, capsys):
+def test_an_unknown_device_is_refused_in_one_line(
+    steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (steps / "Tesla_T4").rename(steps / "Voodoo2")
-    assert fidelity.main(["--steps", str(steps), "--out", str(tmp_path / "out")]) == 2
+    assert main(["costs_of_steps", "--steps-in", str(steps), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "Voodoo2" in error
     assert error.count("\n") == 1
 
 
-def test_a_folder_without_steps_is_refused_in_one_line(tmp_path, capsys):
-    assert fidelity.main(["--steps", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+def test_a_folder_without_steps_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["costs_of_steps", "--steps-in", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "holds no measured steps" in capsys.readouterr().err
-
-
-def test_placements_are_compared_on_graphs_the_policy_has_not_seen(steps, tmp_path, monkeypatch, capsys):
-    """The shipped policy keeps every fourth graph of a family from its training."""
-    ops = [{"name": "a", "flops": 1e12}, {"name": "b", "flops": 1e12}]
-
-    def capture(family, seed, *, detailed):
-        return build_graph(f"{family}-{seed:02d}", family, ops, [(0, 8, [1])])
-
-    monkeypatch.setattr(placements, "capture_draw", capture)
-    monkeypatch.setattr(placements, "FAMILIES", {"ptb": 9})
-    out = tmp_path / "out"
-    flags = ["--placements", "2xk80", "placeto-k80:2", "--evaluations", "20", "--per-family", "2"]
-    assert fidelity.main(["--steps", str(steps), "--out", str(out), *flags]) == 0
-    assert "| 2xk80 to placeto-k80:2 | heft | 2 of 2 |" in capsys.readouterr().out
-    with (out / "placements.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["placer"] for row in rows] == [*answer.PLACED_BY, *answer.PLACED_BY]
-    assert {row["graph"] for row in rows} == {"ptb-03", "ptb-07"}

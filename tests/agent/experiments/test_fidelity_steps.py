@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.experiments.fidelity.answer import STEPS
 from agent.experiments.fidelity.models import MODELS, GraphCache, ModelError, Workload
 from agent.experiments.fidelity.steps import (
+    STEPS,
     MeasurementError,
     PublishedStep,
     compare_steps,
@@ -39,7 +39,7 @@ def two_ops() -> OpGraph:
 
 
 def step(seconds: float, device: str = "Tesla_T4", batch: int = 8) -> PublishedStep:
-    return PublishedStep(device, Workload("bert_large", "inf", 512, batch), seconds, 24, Path("none.json"))
+    return PublishedStep(device, Workload("bert_large", "inf", 512, batch), seconds)
 
 
 def test_the_steps_that_come_with_the_project_are_read():
@@ -49,7 +49,6 @@ def test_the_steps_that_come_with_the_project_are_read():
     assert sorted(left_out.values()) == [3, 4, 6]
     (bert,) = [each for each in steps if str(each.workload) == "bert_large-train-512-2"]
     assert bert.seconds == pytest.approx(0.234258)
-    assert bert.n_layers == 24
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,6 @@ def test_another_name_is_refused(name):
         (BERT, {"e2e_latency": 0}, "e2e_latency is 0 ms"),
         (BERT, {"e2e_latency": -3.0}, "e2e_latency is -3 ms"),
         (BERT, {"e2e_latency": 1e300}, "e2e_latency is 1e"),
-        (BERT, {"e2e_latency": 1, "num_layer": 2.5}, "num_layer"),
         ("bart-inf-512-8.json", {"e2e_latency": 1}, "unknown measured model 'bart'; use one of gpt2_large"),
     ],
 )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import Any, Protocol
 
 from agent.evaluation.failures import Failure
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker
-from graphs.system.worker_process import Death, WorkerProcess, answers_of
+from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of
 
 MAX_TRIES = 2
 """Tries of a trial whose process dies or hangs."""
-TrialProcess = WorkerProcess[Task, Outcome]
 
 
 class TrialMaker(Protocol):
@@ -41,19 +40,28 @@ def run_trials(
         Each task, and what came of it. Close the generator to end the processes.
     """
     if jobs > 1 or timeout_s is not None:
-        yield from _run_in_processes(spec, tasks, jobs, timeout_s)
+        handler = Worker(spec).outcome
+        processes = [WorkerProcess(handler, timeout_s) for _ in range(min(jobs, len(tasks)))]
+        yield from run_in_processes(spec, tasks, processes, answers_of)
     else:
         worker = Worker(spec)
         for task in tasks:
             yield task, worker.outcome(task)
 
 
-def _run_in_processes(
-    spec: EvaluationSpec, tasks: Sequence[Task], jobs: int, timeout_s: float | None
+def run_in_processes(
+    spec: EvaluationSpec,
+    tasks: Sequence[Task],
+    processes: Sequence[Process[Task, Outcome]],
+    answers_of: Callable[[Collection[Any]], Iterable[tuple[Any, Outcome | Death]]],
 ) -> Generator[tuple[Task, Outcome], None, None]:
+    """Makes trials in processes, as `run_trials` does, and ends the processes.
+
+    Args:
+        answers_of: waits for the processes given, and yields those that have an answer, with it.
+    """
     waiting = deque((task, 1) for task in tasks)
-    processes = [TrialProcess(Worker(spec).outcome, timeout_s) for _ in range(min(jobs, len(tasks)))]
-    busy: dict[TrialProcess, tuple[Task, int]] = {}
+    busy: dict[Process[Task, Outcome], tuple[Task, int]] = {}
     outcomes: list[tuple[Task, Outcome]] = []
     try:
         while waiting or busy or outcomes:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt, StudyTrial
 from agent.studies.study_folder import Study, StudyError
-from agent.studies.trial_process import PipeFlag, TrialOutcome, TrialRequest, TrialTrainer, scores_of
+from agent.studies.trial_process import TrialOutcome, TrialRequest, TrialTrainer, scores_of
 from graphs.system.interrupts import handled_by
-from graphs.system.worker_process import Death, WorkerProcess
+from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of
 
 Report = Callable[[StudyTrial, Attempt], None]
 """Takes each attempt when it begins, and when it has ended."""
 POLL_S = 0.25
 """Seconds between two looks at trials that run."""
-TrialProcess = WorkerProcess[TrialRequest, TrialOutcome]
+TrialProcess = Process[TrialRequest, TrialOutcome]
+Answers = Callable[[Collection[Any], float], Iterable[tuple[Any, TrialOutcome | Death]]]
+"""Waits some seconds for processes, and yields those that have an answer, with it."""
 
 
 class TrialSource(Protocol):
@@ -37,10 +39,10 @@ class TrialSource(Protocol):
 
 @dataclass
 class _Slot:
-    """A process, its flag to stop, and its current trial."""
+    """A process, the file that makes it stop, and its current trial."""
 
     process: TrialProcess
-    stop: PipeFlag
+    stop: Path
     trial: StudyTrial | None = None
     attempt: Attempt | None = None
     pruned: bool = False
@@ -54,10 +56,22 @@ class Scheduler:
 
     Args:
         report: called with each attempt.
+        make: makes a process for trials; by default on this machine.
+        answers: waits for these processes.
     """
 
-    def __init__(self, study: Study, source: TrialSource, report: Report) -> None:
+    def __init__(
+        self,
+        study: Study,
+        source: TrialSource,
+        report: Report,
+        make: Callable[[TrialTrainer], TrialProcess] = lambda trainer: WorkerProcess(
+            trainer, None, inherits=True
+        ),
+        answers: Answers = answers_of,
+    ) -> None:
         self.study, self._source, self._report = study, source, report
+        self._make, self._answers = make, answers
         self._waiting: list[StudyTrial] = []
         self._tried: dict[str, int] = {}
         self._interrupts = 0
@@ -68,7 +82,7 @@ class Scheduler:
         Raises:
             OSError: the disk is full; the trials resume when the study is run again.
         """
-        slots = [_make_slot() for _ in range(self.study.config.jobs)]
+        slots = [self._make_slot(number) for number in range(self.study.config.jobs)]
         try:
             with handled_by(lambda number, frame: self._stop(slots)):
                 while self._begin(slots) or any(slot.trial for slot in slots):
@@ -76,7 +90,12 @@ class Scheduler:
         finally:
             for slot in slots:
                 slot.process.kill()
+                slot.stop.unlink(missing_ok=True)
         return not self._interrupts
+
+    def _make_slot(self, number: int) -> _Slot:
+        stop = self.study.folder / f"stop-{number}"
+        return _Slot(self._make(TrialTrainer(stop)), stop)
 
     def _begin(self, slots: list[_Slot]) -> bool:
         """Gives work to the processes that have none; returns whether one was given any."""
@@ -112,24 +131,23 @@ class Scheduler:
         slot.attempt = self.study.begin(trial)
         self._report(trial, slot.attempt)
         self._tried[trial.name] = self._tried.get(trial.name, 0) + 1
-        slot.stop.clear()
+        slot.stop.unlink(missing_ok=True)
         slot.process.give(TrialRequest(trial.config.to_json(), str(self.study.trial_folder(trial))))
 
     def _look(self, slots: list[_Slot]) -> None:
         """Waits a moment for an answer, and lets the source look at the trials that run."""
-        busy = [slot for slot in slots if slot.trial is not None]
+        busy = {slot.process: slot for slot in slots if slot.trial is not None}
         if not busy:
             time.sleep(POLL_S)
             return
-        wait([slot.process.connection for slot in busy], POLL_S)
-        for slot in busy:
-            if (answer := slot.process.answer()) is not None:
-                self._end(slot, answer)
-            elif not slot.pruned:
+        for process, answer in self._answers(busy, POLL_S):
+            self._end(busy.pop(process), answer)
+        for slot in busy.values():
+            if not slot.pruned:
                 assert slot.trial is not None
                 if self._source.watch(slot.trial, scores_of(self.study.trial_folder(slot.trial))):
                     slot.pruned = True
-                    slot.stop.set()
+                    slot.stop.touch()
 
     def _end(self, slot: _Slot, answer: TrialOutcome | Death) -> None:
         trial, attempt = slot.trial, slot.attempt
@@ -161,12 +179,7 @@ class Scheduler:
         if self._interrupts > 1:
             raise KeyboardInterrupt
         for slot in slots:
-            slot.stop.set()
-
-
-def _make_slot() -> _Slot:
-    stop = PipeFlag()
-    return _Slot(TrialProcess(TrialTrainer(stop), None, inherits=True), stop)
+            slot.stop.touch()
 
 
 def _status(answer: TrialOutcome, pruned: bool) -> str:

@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.contexts.local import load_split
+from agent.contexts.workers.ray_cluster import ray_cluster
 from agent.studies.ablation import ablation_trials
 from agent.studies.assignments import Choice, read_space
 from agent.studies.grid import grid_trials
 from agent.studies.record import FAILED, RUNNING, STALE, Attempt, StudyTrial
-from agent.studies.scheduler import Report, Scheduler
+from agent.studies.scheduler import Report, Scheduler, TrialProcess
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_folder import Study, open_study
 from agent.studies.study_report import closing_lines, duration
 from agent.studies.trial_lists import TrialList
+from agent.studies.trial_process import TrialOutcome, TrialRequest, TrialTrainer
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.split import Split
@@ -34,7 +36,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     """Runs or resumes a study, and prints its results.
 
     Args:
-        on_ray: whether Ray Tune runs the trials of a search.
+        on_ray: whether the trials of a search run on a Ray cluster.
 
     Returns:
         Whether all trials ended and none failed.
@@ -48,9 +50,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     check()
     if not on_ray:
         return _run(base, config, n_trials, _in_processes, console)
-    from agent.studies.ray_search import run_ray_search
-
-    return _run(base, config, n_trials, run_ray_search, console)
+    return _run(base, config, n_trials, _search_on_ray, console)
 
 
 def run_trials(base: TrainConfig, trials: Sequence[StudyTrial], jobs: int, console: Console) -> bool:
@@ -135,6 +135,19 @@ def _in_processes(study: Study, report: Report) -> bool:
     from agent.studies.search import TrialProposals
 
     return Scheduler(study, TrialProposals(study), report).run()
+
+
+def _search_on_ray(study: Study, report: Report) -> bool:
+    from agent.studies.search import TrialProposals
+
+    jobs, threads = study.config.jobs, study.base.threads
+    with ray_cluster(jobs * threads):
+        from agent.contexts.workers.ray_process import RayProcess, ray_answers_of
+
+        def make(trainer: TrialTrainer) -> TrialProcess:
+            return RayProcess[TrialRequest, TrialOutcome](trainer, n_cores=threads)
+
+        return Scheduler(study, TrialProposals(study), report, make, ray_answers_of).run()
 
 
 class _Screen:

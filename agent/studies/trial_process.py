@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -57,49 +56,21 @@ class TrialOutcome(AttemptResult):
     no_space: int = 0
 
 
-class StopFlag(Protocol):
-    """Says whether a trial is to stop after its update."""
-
-    def is_set(self) -> bool:
-        """Says whether it is to stop."""
-
-
-class PipeFlag:
-    """A flag that processes share, in a pipe: unlike an event, it has no name that outlives them."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = Pipe(duplex=False)
-
-    def is_set(self) -> bool:
-        """Says whether it is set."""
-        return self._reader.poll()
-
-    def set(self) -> None:
-        """Sets it."""
-        if not self.is_set():
-            self._writer.send_bytes(b"stop")
-
-    def clear(self) -> None:
-        """Makes it as new; no other process looks at it meanwhile."""
-        while self.is_set():
-            self._reader.recv_bytes()
-
-
 class TrialContext(LocalContext):
     """Trains a trial until it ends or the study stops it.
 
     Args:
-        stop: set by the study's process.
+        stop: file that the study's process makes to stop the trial.
     """
 
-    def __init__(self, config: TrainConfig, folder: Path, stop: StopFlag) -> None:
+    def __init__(self, config: TrainConfig, folder: Path, stop: Path) -> None:
         quiet = Console(quiet=True, force_terminal=False)
         super().__init__(config, folder, resume=folder.exists(), console=quiet)
-        self._told = stop
+        self._stop_file = stop
 
     def should_stop(self) -> bool:
         """Says whether the study has stopped it."""
-        return self._told.is_set()
+        return self._stop_file.exists()
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
         """Leaves signals to the study; a trial may run in any thread."""
@@ -110,10 +81,10 @@ class TrialTrainer:
     """Handles requests in a process.
 
     Args:
-        stop: ends the training at hand after its update.
+        stop: file that ends the training at hand after its update, when it is made.
     """
 
-    stop: StopFlag
+    stop: Path
 
     def __call__(self, request: TrialRequest) -> TrialOutcome:
         """Trains or resumes a trial; returns failures instead of raising them."""
@@ -128,16 +99,12 @@ class TrialTrainer:
         finally:
             release_freed_memory()
 
-    def make_context(self, config: TrainConfig, folder: Path) -> TrialContext:
-        """Makes the place that the trial is trained in."""
-        return TrialContext(config, folder, self.stop)
-
     def _train(self, request: TrialRequest) -> TrialOutcome:
         folder = Path(request.folder)
         config = TrainConfig.from_json(request.config, "trial")
         checkpoints = CheckpointFolder(folder / "checkpoints")
         resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
-        context = self.make_context(config, folder)
+        context = TrialContext(config, folder, self.stop)
         inputs = read_inputs(config, context.graphs, context.runnable)
         error = ""
         try:

@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from graphs.system.interrupts import interrupts_put_off
 from graphs.system.user_code import end_at_once
@@ -39,6 +39,8 @@ START_S = 300.0
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ class Death:
     """Why a process ended, or was ended, before it had an answer."""
 
     reason: str
+
+
+class Process(Protocol[Request_contra, Answer_co]):
+    """Interface to a process that handles one request at a time: `WorkerProcess`, or the same elsewhere."""
+
+    def give(self, request: Request_contra, /) -> None:
+        """Hands over a request; the one before has been answered."""
+
+    def answer(self) -> Answer_co | Death | None:
+        """Returns the answer, or None where there is none so far."""
+
+    def kill(self) -> None:
+        """Ends the process at once, if there is one."""
 
 
 class WorkerProcess(Generic[Request, Answer]):
@@ -160,14 +175,17 @@ class WorkerProcess(Generic[Request, Answer]):
 
 
 def answers_of(
-    busy: Collection[WorkerProcess[Request, Answer]],
+    busy: Collection[WorkerProcess[Request, Answer]], longest_s: float = LONGEST_WAIT_S
 ) -> Iterator[tuple[WorkerProcess[Request, Answer], Answer | Death]]:
     """Waits until a process says something or takes too long; yields the answers, of which there may be none.
 
     Processes may wait for one that is stopped, and are late as it is: it comes first.
+
+    Args:
+        longest_s: seconds that it waits at most.
     """
     deadline_s = min((process.deadline_s for process in busy), default=0.0)
-    patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
+    patience_s = min(max(deadline_s - time.monotonic(), 0.0), longest_s)
     wait([process.connection for process in busy], patience_s)
     is_late = time.monotonic() >= deadline_s
     for process in sorted(busy, key=lambda each: is_late and not each.is_stopped):

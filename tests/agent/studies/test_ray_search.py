@@ -1,4 +1,4 @@
-"""A search by Ray Tune; it takes minutes, so it runs when asked for.
+"""A search on a Ray cluster; it takes minutes, so it runs when asked for.
 
 Run it by `PLACEWALK_RAY_TESTS=1 pytest tests/agent/studies/test_ray_search.py`.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -44,18 +43,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def plant_pickles(folder: Path) -> Path:
-    """Replaces all that Ray pickled by what makes a folder when it is unpickled; returns that folder."""
-    marker = folder.parent / "marker"
-    files = [*folder.rglob("*.pkl")]
-    assert files
-    for path in files:
-        path.write_bytes(f"cposix\nmkdir\n(V{marker}\ntR.".encode())
-    pickle.loads(files[0].read_bytes())
-    marker.rmdir()  # it would have been made
-    return marker
-
-
 def test_a_worker_that_is_killed_is_one_more_attempt_at_one_trial(place: Path) -> None:
     search = begin(place, "--timesteps", "15360", "--trials", "2", "--checkpoint-every", "1")
     deadline = time.monotonic() + PATIENCE_S
@@ -64,7 +51,7 @@ def test_a_worker_that_is_killed_is_one_more_attempt_at_one_trial(place: Path) -
         assert search.poll() is None, search.communicate()[1]
         time.sleep(0.1)
     below = psutil.Process(search.pid).children(recursive=True)
-    next(each for each in below if "ray::ImplicitFunc" in " ".join(each.cmdline())).kill()
+    next(each for each in below if "ray::_Host" in " ".join(each.cmdline())).kill()
     error = search.communicate(timeout=PATIENCE_S)[1]
     assert search.returncode == 0, error
     assert sorted(row["status"] for row in rows(place)) == ["complete", "complete", "stale"]
@@ -81,11 +68,9 @@ def test_a_search_goes_on_after_its_driver_was_killed(place: Path) -> None:
         time.sleep(0.2)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    marker = plant_pickles(place / "runs" / "tuned" / "ray")
     second = begin(place, "--timesteps", "3840")
     error = second.communicate(timeout=PATIENCE_S)[1]
     assert second.returncode == 0, error
-    assert not marker.exists()
     done = [row for row in rows(place) if row["status"] == "complete"]
     assert len(done) == len({row["trial"] for row in done}) == 3
     assert {row["status"] for row in rows(place)} <= {"complete", "stale"}

@@ -10,7 +10,7 @@ SEARCHES = ("local-search", "annealing", "rollout-refine", "policy-refine")
 """Placers that use a whole budget, compared with `refine`."""
 STOPPING = ("heft", "m-etf", "rollout", "policy", "rollout-beam", "policy-beam")
 """Placers that stop by themselves."""
-HEURISTICS = ("single", "contiguous", "memory-fill", "metis", "m-topo", "m-sct", "heft-insertion")
+HEURISTICS = ("single", "contiguous", "memory-fill", "metis", "m-topo", "m-sct")
 OTHER_SEARCHES, FEW = ("exact", "cross-entropy"), (*SEARCHES, "policy")
 RECURRENT = ("ptb", "nmt")
 LARGE = ("large-nmt", "large-ptb", "large-gpt", "large-llama", "large-moe")

@@ -6,7 +6,6 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.fill import first_feasible
-from agent.placers.heuristics.insertion_kernels import schedule_into_slots
 from agent.placers.heuristics.list_kernels import schedule_earliest_start, schedule_in_order
 from agent.placers.units import per_unit, units_of
 from envs.problem import Problem
@@ -32,25 +31,6 @@ def heft(search: SearchState, rng: np.random.Generator) -> None:
             return per_unit(problem.graph, schedule_in_order(problem.arrays, units, order, limit_bytes))
 
         first_feasible(search, plan)
-
-
-@placer("heft-insertion", stands_alone=True)
-def heft_insertion(search: SearchState, rng: np.random.Generator) -> None:
-    """Places ops by upward rank, each where it finishes first, idle slots between earlier ops included.
-
-    Only a runner that keeps to the planned order of ops has the planned step time: the simulator runs them in
-    the order that the cluster says. So it may be worse than `heft`, which plans without slots.
-
-    Source: HEFT (Topcuoglu et al. 2002), here with links that are occupied.
-    """
-    problem, units = search.problem, units_of(search.problem)
-    order = upward_rank_order(problem)
-
-    def plan(limit_bytes: FloatArray) -> IntArray:
-        device_of, _ = schedule_into_slots(problem.arrays, units, order, limit_bytes)
-        return per_unit(problem.graph, device_of)
-
-    first_feasible(search, plan)
 
 
 @placer("m-etf")

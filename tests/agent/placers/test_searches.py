@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 from agent.placers.base import BATCH, PLACERS, Budget, SearchState
-from agent.placers.heuristics.insertion_kernels import BusySlots, first_idle_s, schedule_into_slots
-from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
 from agent.placers.heuristics.single import single_devices
 from agent.placers.search.cross_entropy import _draw
 from agent.placers.search.rollout import draw_rollouts
-from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
@@ -161,32 +158,6 @@ def test_drawn_rollouts_include_the_greedy_one_and_gain_on_it():
 def test_drawn_rollouts_go_on_from_others_where_memory_runs_out():
     tight = Problem(training_graph(4, 3), make_cluster(3, memory_bytes=5 * GB))
     assert place("rollout-beam", tight).feasible
-
-
-def test_insertion_fills_idle_slots_and_overlaps_nothing():
-    filled = 0
-    for seed in range(6):
-        problem = random_problem(seed, n_ops=30)
-        order, units = upward_rank_order(problem), units_of(problem)
-        device_of, start_s = schedule_into_slots(problem.arrays, units, order, np.full(3, 1e15))
-        finish_s = start_s + problem.op_seconds[np.arange(len(device_of)), device_of]
-        producer, consumer = problem.graph.edges.T
-        assert (start_s[consumer] >= finish_s[producer] - 1e-12).all()
-        for device in range(3):
-            mine = np.flatnonzero((device_of == device) & (finish_s > start_s))
-            listed = order[np.isin(order, mine)]
-            filled += int((np.diff(start_s[listed]) < 0).sum())
-            mine = mine[np.argsort(start_s[mine])]
-            assert (start_s[mine[1:]] >= finish_s[mine[:-1]] + problem.cluster.op_gap_s - 1e-12).all()
-    assert filled
-
-
-def test_the_first_idle_slot_is_long_enough():
-    slots = BusySlots(np.array([[0.0, 5.0]]), np.array([[2.0, 6.0]]), np.array([2]))
-    starts = [first_idle_s.py_func(slots, 0, ready_s, 2.0) for ready_s in (0.0, 2.5, 3.5, 9.0)]
-    assert starts == [2.0, 2.5, 6.0, 9.0]
-    assert first_idle_s.py_func(slots, 0, 0.0, 3.0) == 2.0
-    assert first_idle_s.py_func(slots, 0, 0.0, 3.1) == 6.0
 
 
 def test_the_favourite_child_is_the_one_whose_transfer_delays_the_step():

@@ -1,4 +1,4 @@
-"""`python -m agent.calibration`: fits models to measured ops, transfers and overlaps, or to this machine."""
+"""`python -m agent.calibration`: fits models to measured ops, or to this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
     fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
     fit.add_argument("--out", required=True, metavar="DIR", help="folder for one file a device kind")
-    links = commands.add_parser("links", help="fit links to files of measured transfers")
-    links.add_argument(
-        "--times", nargs="+", required=True, metavar="FILE", help="CSV files of measured transfers"
-    )
-    links.add_argument("--out", required=True, metavar="FILE", help="output file of the links")
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
     measure.add_argument(
@@ -36,10 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure.add_argument(
         "--repeats", type=_count, default=5, help="number of times that each op is timed (default 5)"
     )
-    overlap = commands.add_parser(
-        "overlap", help="fit how much copies slow ops to files of the Mist data set"
-    )
-    overlap.add_argument("files", nargs="+", metavar="FILE", help="JSON files, may be .gz")
     return run_command(NAME, lambda: _run(parser.parse_args(arguments)))
 
 
@@ -56,14 +47,6 @@ def _run(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace) -> None:
     if options.command == "fit":
         fit_files(options.ops, Path(options.out))
-    elif options.command == "links":
-        from agent.calibration import links_fit
-
-        links_fit.fit_files(options.times, Path(options.out))
-    elif options.command == "overlap":
-        from agent.calibration.overlap import overlap_report, read_overlaps
-
-        print(*overlap_report(read_overlaps(options.files)), sep="\n")
     else:
         measure_here(options.repeats, options.threads, options.processes)
 

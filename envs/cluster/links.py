@@ -1,10 +1,13 @@
-"""Links between GPUs as they were measured: `links.json`, format `placewalk.links/1`."""
+"""Links between GPUs as they were measured: `links.json`, format `placewalk.links/1`.
+
+The file was made from measurements of Vidur and Sailor (both MIT) by `agent/calibration/links_fit.py`, which
+is in git at commit e46ed42.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,12 +17,9 @@ import numpy as np
 from envs.cluster.cluster import ClusterError
 from graphs.limits import MAX_BYTES, is_speed, is_time
 from graphs.system import json_fields
-from graphs.system.array_types import FloatArray
-from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
+from graphs.system.json_files import FileFormatError, read_json
 
 FORMAT = "placewalk.links/1"
-LICENCE = "MIT"
-"""Licence of the measurements, Vidur's and Sailor's."""
 UNKNOWN = ("datasheet_bytes_per_s",)
 """Fields that may be NaN, in files null."""
 
@@ -73,10 +73,6 @@ class Link:
                     "of at least 0"
                 )
 
-    def measured_s(self, n_bytes: FloatArray) -> FloatArray:
-        """Computes the seconds that a measurement of transfers shows, `host_s` included, (n,)."""
-        return self.host_s + self.latency_s + (n_bytes + self.n_half_bytes) / self.bytes_per_s
-
     def scaled(self, share: float) -> Link:
         """Returns a link of `share` times the bandwidth with the same constants in seconds."""
         return replace(
@@ -90,22 +86,8 @@ class Link:
 @cache
 def measured_links() -> Mapping[str, Link]:
     """Returns the links that come with the package, by name."""
-    return read_links(str(resources.files("envs.cluster").joinpath("links.json")))
-
-
-def read_links(path: str | os.PathLike[str]) -> dict[str, Link]:
-    """Reads a file of links.
-
-    Raises:
-        FileFormatError: the path is no readable JSON file, or the file breaks the format.
-        ClusterError: a number is out of range.
-    """
-    return links_from_json(read_json(path), os.fspath(path))
-
-
-def write_links(path: str | os.PathLike[str], links: Mapping[str, Link]) -> None:
-    """Writes a file of links atomically."""
-    write_json_atomic(path, links_to_json(links))
+    path = str(resources.files("envs.cluster").joinpath("links.json"))
+    return links_from_json(read_json(path), path)
 
 
 def links_from_json(value: object, where: str) -> dict[str, Link]:
@@ -123,18 +105,6 @@ def links_from_json(value: object, where: str) -> dict[str, Link]:
     return {
         json_fields.name(name, f"{where}: links"): _link(links[name], f"{where}: {name}") for name in links
     }
-
-
-def links_to_json(links: Mapping[str, Link]) -> dict[str, Any]:
-    """Converts links to JSON values; a NaN is null."""
-    records = {
-        name: {
-            key: json_fields.json_number(value) if isinstance(value, float) else value
-            for key, value in asdict(link).items()
-        }
-        for name, link in links.items()
-    }
-    return {"format": FORMAT, "licence": LICENCE, "links": records}
 
 
 CHECKS = {"str": json_fields.text, "int": json_fields.integer, "float": json_fields.number}

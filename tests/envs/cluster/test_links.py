@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from envs.cluster.cluster import ClusterError
-from envs.cluster.links import Link, links_from_json, links_to_json, measured_links, read_links, write_links
+from envs.cluster.links import Link, links_from_json, measured_links
 from envs.cluster.presets import get_cluster
 from graphs.system.errors import InputError
 
@@ -19,27 +18,20 @@ ONE = Link("here", "", 3e11, 2e11, 4e-6, 1e6, 5e-5, 10, 9, 0.03, 0.1)
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    value = links_to_json({"one": ONE})
-    value["links"]["one"] |= changes
-    return value
+    one = asdict(ONE) | changes
+    return {"format": "placewalk.links/1", "licence": "MIT", "links": {"one": one}}
 
 
-def test_times_add_up() -> None:
-    np.testing.assert_allclose(ONE.measured_s(np.array([0.0, 1e6])), [5.9e-5, 6.4e-5])
-    np.testing.assert_allclose(ONE.scaled(2).measured_s(np.array([0.0, 1e6])), [5.9e-5, 6.15e-5])
-    assert ONE.scaled(0.5).datasheet_bytes_per_s == 1.5e11
+def test_a_share_of_a_link_has_the_same_constants_in_seconds() -> None:
+    half = ONE.scaled(0.5)
+    assert (half.bytes_per_s, half.datasheet_bytes_per_s, half.latency_s) == (1e11, 1.5e11, 4e-6)
+    assert half.n_half_bytes / half.bytes_per_s == ONE.n_half_bytes / ONE.bytes_per_s
 
 
-def test_links_are_written_and_read_back(tmp_path: Path) -> None:
-    links = {"one": ONE, "two": replace(ONE, alike="one", host_s=0.0)}
-    write_links(tmp_path / "links.json", links)
-    assert read_links(tmp_path / "links.json") == links
-
-
-def test_an_unknown_bandwidth_is_null(tmp_path: Path) -> None:
-    value = links_to_json({"one": replace(ONE, datasheet_bytes_per_s=float("nan"))})
-    assert value["links"]["one"]["datasheet_bytes_per_s"] is None
-    assert np.isnan(links_from_json(value, "here")["one"].datasheet_bytes_per_s)
+def test_links_are_read_and_an_unknown_bandwidth_is_null() -> None:
+    assert links_from_json(record(), "here") == {"one": ONE}
+    unknown = links_from_json(record(datasheet_bytes_per_s=None), "here")["one"]
+    assert np.isnan(unknown.datasheet_bytes_per_s)
 
 
 def test_shipped_links_say_what_they_are() -> None:

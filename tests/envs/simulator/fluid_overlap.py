@@ -27,7 +27,7 @@ KEPT_SHARE = 0.5
 """Share of an op's last time that it keeps from round to round; without it some steps swing for ever."""
 FAMILIES = ("cifar10", "gpt", "inception", "moe", "nmt", "ptb")
 CLUSTERS = {"4xv100-sxm2": 1.24, "8xa100-sxm4": 2.2}
-"""Presets, with the slowdown that `python -m agent.calibration overlap` fits between GPUs of their kind."""
+"""Presets, with the slowdown between GPUs of their kind (`envs/README.md`)."""
 
 
 @dataclass

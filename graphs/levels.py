@@ -45,12 +45,6 @@ def t_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> Flo
     return level
 
 
-def critical_path_s(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray | None = None) -> float:
-    """Cost of the longest path through the graph, in the unit of the costs; transfers are free by default."""
-    transfer = np.zeros(graph.n_tensors) if tensor_cost is None else tensor_cost
-    return float(b_level(graph, op_cost, transfer).max())
-
-
 @kernel(entry=True)
 def fill_b_level(cost, transfer, output_ptr, output_item, consumer_ptr, consumer_item, level):
     """Computes the b-level of every op, the last op in program order first.

@@ -38,12 +38,6 @@ class MeasuredOpsError(InputError):
     """A file of measured times that cannot be used; the message says where and what would be right."""
 
 
-def unreadable(path: str | os.PathLike[str], error: Exception) -> MeasuredOpsError:
-    """Makes the error of a file that cannot be read, which names the file once."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return MeasuredOpsError(f"{os.fspath(path)}: cannot be read: {why}")
-
-
 @dataclass(frozen=True)
 class MeasuredOp:
     """One measured op.
@@ -173,7 +167,8 @@ def _read_file(path: str) -> Iterator[MeasuredOp]:
                     _llama_rows(record, path, where) if "num_tokens" in record else [_row(record, where)]
                 )
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise unreadable(path, error) from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise MeasuredOpsError(f"{path}: cannot be read: {why}") from None
 
 
 def _row(record: Mapping[str, str | None], where: str) -> MeasuredOp:

@@ -109,7 +109,7 @@ def read_config(name: str) -> TrainConfig:
     return config_from_file(folder / CONFIG)
 
 
-def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig:
+def config_from_file(path: Path) -> TrainConfig:
     """Reads a configuration file; a run's `config.json` is one too.
 
     Raises:
@@ -119,7 +119,7 @@ def config_from_file(path: Path, base: TrainConfig | None = None) -> TrainConfig
     values = read_json(path)
     if isinstance(values, Mapping):
         values = {key: value for key, value in values.items() if key not in PROVENANCE}
-    return TrainConfig.from_json(values, str(path), base)
+    return TrainConfig.from_json(values, str(path))
 
 
 def is_finished(folder: Path) -> bool:

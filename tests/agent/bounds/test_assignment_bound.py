@@ -20,7 +20,7 @@ from envs.simulator.simulate import simulate_many
 from graphs.coarsening.coarsen import coarsen
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
-from graphs.levels import critical_path_s
+from graphs.levels import b_level
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem
 
@@ -244,7 +244,7 @@ def test_paths_and_relatives_equal_those_of_networkx(seed):
     graph = random_problem(seed).graph
     seconds = np.random.default_rng(seed).exponential(size=graph.n_ops)
     path = longest_path(graph.edges, seconds)
-    assert seconds[path].sum() == pytest.approx(critical_path_s(graph, seconds))
+    assert seconds[path].sum() == pytest.approx(b_level(graph, seconds, np.zeros(graph.n_tensors)).max())
     view = nx.DiGraph(graph.edges.tolist())
     view.add_nodes_from(range(graph.n_ops))
     assert nx.is_path(view, path.tolist())

@@ -18,9 +18,7 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 
 COMMAND = "agent.experiments"
 FLAGS = {
-    "budgets": "budgets in evaluations",
     "cluster": "preset or file of a cluster",
-    "clusters": "clusters of the problems",
     "evaluations": "budget of a placer, in evaluations",
     "every": "take only each N-th graph of a family",
     "families": "families of graphs",
@@ -34,7 +32,6 @@ FLAGS = {
     "scarce": "memory of the fastest devices, as a share of what a graph keeps; others have enough",
     "seconds": "processor seconds of a budget",
     "seeds": "seeds of each search or training, from 0 on",
-    "solver_seconds": "processor seconds of a proof by the solver",
     "steps_in": "folder of measured steps, with a folder for each device",
     "trials": "benchmark settings",
 }
@@ -148,7 +145,7 @@ def run(name: str, options: Mapping[str, Any]) -> None:
     experiment = EXPERIMENTS[name]
     if not experiment.run:
         page = RESULTS / f"{name}.md"
-        raise ExperimentError(f"{name}: other commands make its rows, see {page}; add --only tables")
+        raise ExperimentError(f"{name}: its rows were made elsewhere, see {page}; add --only tables")
     is_quick = options.get("quick", False)
     folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
     settings = {**experiment.settings, **(experiment.quick if is_quick else {})}

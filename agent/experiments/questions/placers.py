@@ -7,17 +7,7 @@ EXPERIMENTS.register(
     Experiment(
         "How far from optimal are placements?",
         rows=("optimality.csv",),
-        run="optimality.answer:optimality_rows",
-        tables="optimality.rows:optimality_tables",
-        settings={
-            "clusters": (),
-            "seconds": 600.0,
-            "solver_seconds": 20.0,
-            "budgets": (300, 3_000, 10_000),
-            "known": 1,
-            "new": 1,
-        },
-        quick={"clusters": ("4xv100",), "seconds": 3.0, "budgets": (300,)},
+        tables="optimality:optimality_tables",
     ),
 )
 EXPERIMENTS.register(

@@ -1,4 +1,4 @@
-"""The rows of the study of optimality, and its tables."""
+"""The tables of placers against known optima; the page names the code that made the rows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,44 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.results import Trial
-from agent.experiments.optimality.problems import SETTINGS, Setting, n_different
 from agent.experiments.rows import axis, markdown_table, read_rows
-from envs.cluster.presets import get_cluster
-from graphs.op_graph import OpGraph
 
 LEVEL = 1e-6
 """Steps that differ by less, as a share, are equal."""
 MOST_TRIED = 0.1
 """A budget of more than this share of the placements that differ finds the optimum by trying."""
-
-
 N_SEALED = 15
 """Families of the sealed set when the rows of the page were measured."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of a problem.
+
+    Attributes:
+        n_units: placement units that graphs are coarsened to; 0: they are left whole.
+        granularity: of whole graphs; those that can be solved by a finer one are left out.
+    """
+
+    cluster: str
+    n_units: int = 0
+    granularity: str = "op"
+
+
+SETTINGS = tuple(
+    setting
+    for name in ("4xv100", "4xa100-pcie")
+    for setting in (
+        *(Setting(f"{name}:2", n_units) for n_units in (18, 32)),
+        Setting(f"{name}:3", 11),
+        Setting(name, 9),
+        *(
+            Setting(f"{name}:{n}", granularity=level)
+            for n in (2, 3)
+            for level in ("module", "block", "layer")
+        ),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -56,50 +80,6 @@ class OptimalityRow:
     found: float
     evaluations: int
     cpu_s: float
-
-
-def rows_of(
-    setting: Setting,
-    graphs: Mapping[str, OpGraph],
-    proofs: Sequence[Trial],
-    trials: Sequence[Trial],
-    budget: int,
-) -> Iterator[OptimalityRow]:
-    """Compares trials with the optima of the graphs that were closed.
-
-    Args:
-        graphs: by name.
-        proofs: trials of `exact`.
-        trials: of other placers, with a budget of evaluations.
-    """
-    closed = {
-        trial.graph: trial
-        for trial in proofs
-        if trial.feasible and trial.lower_bound_s >= trial.step_time_s * (1 - LEVEL)
-    }
-    n_devices = get_cluster(setting.cluster).n_devices
-    for trial in trials:
-        if trial.graph in closed and trial.feasible:
-            graph, proof = graphs[trial.graph], closed[trial.graph]
-            best_s = proof.step_time_s
-            yield OptimalityRow(
-                graph=trial.graph,
-                family=trial.family,
-                ops=int(graph.is_compute.sum()),
-                cluster=setting.cluster,
-                granularity=setting.granularity,
-                n_units=len(graph.units),
-                placements=n_different(len(graph.units), n_devices),
-                optimum_s=best_s,
-                proof_cpu_s=proof.cpu_s,
-                single=trial.single_s / best_s,
-                bound=trial.lower_bound_s / best_s,
-                budget=budget,
-                placer=trial.placer,
-                found=trial.step_time_s / best_s,
-                evaluations=trial.evaluations,
-                cpu_s=trial.cpu_s,
-            )
 
 
 def is_trivial(row: OptimalityRow) -> bool:

@@ -1,1 +1,0 @@
-"""Placers on problems whose optimum is known."""

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import N_KINDS, Agenda, PipelineArrays, pipeline_arrays
+from envs.pipeline.arrays import N_KINDS, Agenda, Layout, PipelineArrays, Tables, pipeline_arrays
+from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.memory import pipeline_memory
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
 from envs.pipeline.schedules import device_actions
@@ -64,14 +65,29 @@ class PipelinedProblem:
         """What the kernels read besides `Problem.arrays`."""
         return pipeline_arrays(self.problem)
 
-    def simulate(self, stages: Stages) -> PipelineTime:
-        """Simulates one pipelined step.
+    @cached_property
+    def chain(self) -> Chain:
+        """The pieces of the graph, between which stages can be cut."""
+        return chain_of(self.problem)
+
+    @cached_property
+    def _agendas(self) -> dict[tuple[int, ...], Agenda]:
+        return {}
+
+    def step_time_s(self, stages: Stages) -> float:
+        """Simulates the step time alone, in seconds, for search loops; infinite where devices wait for each other.
 
         Raises:
-            PipelineError: the schedule cannot run these stages.
+            PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        agenda = self._agenda(stages)
-        total_s, layout, tables = run_pipeline(
+        total_s, _, _ = self._run(stages)
+        return float(total_s) if total_s >= 0 else np.inf
+
+    def _run(self, stages: Stages) -> tuple[float, Layout, Tables]:
+        key = tuple(stages.devices.tolist())
+        if key not in self._agendas:
+            self._agendas[key] = self._agenda(stages)
+        found: tuple[float, Layout, Tables] = run_pipeline(
             self.problem.arrays,
             self.arrays,
             stages.device_of,
@@ -79,8 +95,18 @@ class PipelinedProblem:
             stages.devices,
             self.pipeline.splits_backward,
             self.pipeline.microbatches,
-            agenda,
+            self._agendas[key],
         )
+        return found
+
+    def simulate(self, stages: Stages) -> PipelineTime:
+        """Simulates one pipelined step.
+
+        Raises:
+            PipelineError: the schedule cannot run these stages.
+        """
+        total_s, layout, tables = self._run(stages)
+        agenda = self._agendas[tuple(stages.devices.tolist())]
         if total_s < 0:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "

@@ -1,0 +1,177 @@
+"""The chain of a graph: its forward ops in program order, in the pieces between which stages can be cut.
+
+Every other op goes with a piece. A backward op belongs to the latest forward op that it, or a backward op
+after it, needs: whose results or weights it reads, or whose weights it makes the gradient of. For backward passes
+run through the layers in reverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from envs.pipeline.pipeline import PipelineError
+from envs.pipeline.stages import Stages, phases_of
+from envs.problem import Problem
+from graphs.op_graph import OpGraph
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import shortened
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The pieces of a graph.
+
+    Attributes:
+        piece_of: piece of each op, int64 (n_ops,).
+        n_pieces: number of pieces.
+    """
+
+    problem: Problem
+    piece_of: IntArray
+    n_pieces: int
+
+    @cached_property
+    def seconds(self) -> FloatArray:
+        """Forward, backward and update seconds of each piece on each device, (3, n_pieces, n_devices)."""
+        phase = phases_of(self.problem.graph)
+        found = np.zeros((3, self.n_pieces, self.problem.n_devices))
+        runs = phase >= 0
+        np.add.at(found, (phase[runs], self.piece_of[runs]), self.problem.op_seconds[runs])
+        return found
+
+    @cached_property
+    def resident_bytes(self) -> FloatArray:
+        """Bytes that each piece holds for the whole step, (n_pieces,)."""
+        held = np.bincount(self.piece_of, self.problem.graph.resident_bytes, self.n_pieces)
+        return held.astype(np.float64)
+
+    @cached_property
+    def cut_bytes(self) -> FloatArray:
+        """Bytes that the forward and the backward pass send over the cut before each piece, (2, n_pieces).
+
+        A tensor that several later pieces read counts once at every cut that it passes.
+        """
+        graph = self.problem.graph
+        phase, piece = phases_of(graph), self.piece_of
+        tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
+        maker, reader = graph.tensor_producer[tensor], graph.consumers.items
+        passes = (phase[maker] >= 0) & (phase[reader] != 2)
+        found = np.zeros((2, self.n_pieces + 1))
+        for direction in (0, 1):
+            ends = (piece[maker], piece[reader])[:: 1 - 2 * direction]
+            moves = passes & (ends[0] < ends[1])
+            reach = np.full(graph.n_tensors, -1 if not direction else self.n_pieces)
+            if direction:
+                np.minimum.at(reach, tensor[moves], piece[reader[moves]])
+            else:
+                np.maximum.at(reach, tensor[moves], piece[reader[moves]])
+            sent = np.unique(tensor[moves])
+            home, size = piece[graph.tensor_producer[sent]], graph.tensor_bytes[sent]
+            low, high = (reach[sent], home) if direction else (home, reach[sent])
+            np.add.at(found[direction], low + 1, size)
+            np.subtract.at(found[direction], high + 1, size)
+        return found.cumsum(axis=1)[:, :-1]
+
+    def stages(self, first: IntArray, devices: IntArray) -> Stages:
+        """Cuts the chain into stages.
+
+        Args:
+            first: first piece of each stage, ascending from 0, int64 (n_stages,).
+            devices: device of each stage, int64 (n_stages,).
+        """
+        stage_of_piece = np.searchsorted(first, np.arange(self.n_pieces), side="right") - 1
+        stage_of = stage_of_piece[self.piece_of]
+        in_stage = np.isin(phases_of(self.problem.graph), (0, 1))
+        return Stages(
+            devices[stage_of], np.where(in_stage, stage_of, -1), np.asarray(devices, dtype=np.int64)
+        )
+
+
+def chain_of(problem: Problem) -> Chain:
+    """Finds the pieces of a graph, as many as can be.
+
+    Raises:
+        PipelineError: it has no forward ops.
+    """
+    graph = problem.graph
+    phase = phases_of(graph)
+    forward = np.flatnonzero(phase == 0)
+    if not len(forward):
+        raise PipelineError(f"graph '{shortened(graph.name)}' has no forward ops; a pipeline needs some")
+    position = np.full(graph.n_ops, -1, dtype=np.int64)
+    position[forward] = np.arange(len(forward))
+    piece_of_position = _pieces(graph, position, forward)
+    _place_sources(graph, position)
+    _place_backward(graph, position, phase)
+    _place_updates(graph, position, phase)
+    piece = _together(graph, piece_of_position[np.maximum(position, 0)], phase)
+    return Chain(problem, piece, int(piece_of_position[-1]) + 1)
+
+
+def _pieces(graph: OpGraph, position: IntArray, forward: IntArray) -> IntArray:
+    """Piece of each position: a cut is where no placement unit has forward ops on both sides."""
+    unit = graph.unit_of[forward]
+    n_units = len(graph.units)
+    low, high = np.full(n_units, len(forward)), np.full(n_units, -1)
+    np.minimum.at(low, unit, position[forward])
+    np.maximum.at(high, unit, position[forward])
+    spans = np.zeros(len(forward) + 1, dtype=np.int64)
+    there = high >= 0
+    np.add.at(spans, low[there] + 1, 1)
+    np.subtract.at(spans, high[there] + 1, 1)
+    can_cut = spans.cumsum()[:-1] == 0
+    can_cut[0] = False
+    pieces: IntArray = can_cut.cumsum()
+    return pieces
+
+
+def _place_sources(graph: OpGraph, position: IntArray) -> None:
+    """Puts parameters and inputs with the forward ops of their unit, else with their first reader."""
+    of_unit = np.full(len(graph.units), graph.n_ops, dtype=np.int64)
+    forward = np.flatnonzero(position >= 0)
+    np.minimum.at(of_unit, graph.unit_of[forward], position[forward])
+    first = np.full(graph.n_ops, graph.n_ops, dtype=np.int64)
+    reads = position[graph.edges[:, 1]] >= 0
+    np.minimum.at(first, graph.edges[reads, 0], position[graph.edges[reads, 1]])
+    sources = np.flatnonzero(graph.is_source)
+    found = np.where(
+        of_unit[graph.unit_of[sources]] < graph.n_ops, of_unit[graph.unit_of[sources]], first[sources]
+    )
+    position[sources] = np.where(found < graph.n_ops, found, 0)
+
+
+def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
+    """Puts each backward op with the latest forward op that it or a backward op after it needs."""
+    needs = np.full(graph.n_ops, -1, dtype=np.int64)
+    maker, reader = graph.edges.T
+    known = position[maker] >= 0
+    np.maximum.at(needs, reader[known], position[maker[known]])
+    of_unit = np.full(len(graph.units), -1, dtype=np.int64)
+    placed = np.flatnonzero(position >= 0)
+    np.maximum.at(of_unit, graph.unit_of[placed], position[placed])
+    updates = phase[reader] == 2
+    np.maximum.at(needs, maker[updates], of_unit[graph.unit_of[reader[updates]]])
+    backward = np.flatnonzero(phase == 1)
+    latest = np.maximum.accumulate(needs[backward][::-1])[::-1]
+    position[backward] = np.maximum(latest, 0)
+
+
+def _place_updates(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
+    """Puts updates with the latest op whose results they read."""
+    for op in np.flatnonzero(phase == 2).tolist():
+        makers = graph.predecessors.row(op)
+        position[op] = max(0, int(position[makers].max())) if len(makers) else 0
+
+
+def _together(graph: OpGraph, piece: IntArray, phase: IntArray) -> IntArray:
+    """Gives all ops of a placement unit one piece: that of its forward ops, else its latest."""
+    chosen = np.full(len(graph.units), -1, dtype=np.int64)
+    for wanted in (phase == 0, phase == 1, phase >= -1):
+        open_units = chosen < 0
+        of_unit = np.full(len(graph.units), -1, dtype=np.int64)
+        np.maximum.at(of_unit, graph.unit_of[wanted], piece[wanted])
+        chosen = np.where(open_units, of_unit, chosen)
+    return chosen[graph.unit_of]

@@ -1,8 +1,8 @@
 """The chain of a graph: its forward ops in program order, in the pieces between which stages can be cut.
 
 Every other op goes with a piece. A backward op belongs to the latest forward op that it, or a backward op
-after it, needs: whose results or weights it reads, or whose weights it makes the gradient of. For backward passes
-run through the layers in reverse.
+after it, needs: whose results or weights it reads, or whose weights it makes the gradient of. For backward
+passes run through the layers in reverse.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.pipeline.pipeline import PipelineError
 from envs.pipeline.stages import Stages, phases_of
@@ -82,12 +83,13 @@ class Chain:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
             devices: device of each stage, int64 (n_stages,).
         """
-        stage_of_piece = np.searchsorted(first, np.arange(self.n_pieces), side="right") - 1
-        stage_of = stage_of_piece[self.piece_of]
-        in_stage = np.isin(phases_of(self.problem.graph), (0, 1))
-        return Stages(
-            devices[stage_of], np.where(in_stage, stage_of, -1), np.asarray(devices, dtype=np.int64)
-        )
+        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))[self.piece_of]
+        return Stages(devices[stage_of], np.where(self._in_stage, stage_of, -1), devices)
+
+    @cached_property
+    def _in_stage(self) -> NDArray[np.bool_]:
+        """Says which ops are forward and backward ops, bool (n_ops,)."""
+        return np.isin(phases_of(self.problem.graph), (0, 1))
 
 
 def chain_of(problem: Problem) -> Chain:

@@ -75,7 +75,7 @@ class PipelinedProblem:
         return {}
 
     def step_time_s(self, stages: Stages) -> float:
-        """Simulates the step time alone, in seconds, for search loops; infinite where devices wait for each other.
+        """Simulates the step time alone, in seconds, for search; infinite where devices wait for each other.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.

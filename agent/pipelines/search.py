@@ -1,0 +1,189 @@
+"""The interface of a placer of pipelines: its cuts, the state of its search, and the registry of placers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from agent.placers.base import Budget, PlacerError, SearchState
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
+from envs.pipeline.stages import Stages, check_cluster
+from graphs.system.registry import Registry
+
+
+class Cuts(NamedTuple):
+    """A plan of a pipeline.
+
+    Attributes:
+        first: first piece of each stage, ascending from 0.
+        ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+    """
+
+    first: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineResult:
+    """Outcome of one run of a placer of pipelines.
+
+    Attributes:
+        cuts: the best plan that it scored.
+        stages: the same as a placement.
+        step: the pipelined step.
+        evaluations: plans that it simulated.
+        wall_s, cpu_s: seconds that it took, and processor seconds.
+    """
+
+    cuts: Cuts
+    stages: Stages
+    step: PipelineTime
+    evaluations: int
+    wall_s: float
+    cpu_s: float
+
+
+class PipelineSearch(SearchState):
+    """State of one run of a placer of pipelines: the best plan so far, and what is left of the budget."""
+
+    def __init__(self, pipelined: PipelinedProblem, budget: Budget) -> None:
+        super().__init__(pipelined.problem, budget)
+        check_cluster(pipelined.problem)
+        self.pipelined, self.chain = pipelined, pipelined.chain
+        self.cuts: Cuts | None = None
+        self._scores: dict[Cuts, tuple[float, float]] = {}
+        if not self.most_ranks:
+            needed = (
+                f"schedule '{self.pipeline.schedule}' needs {self.pipeline.stages_per_device} stages a device"
+            )
+            raise PipelineError(f"{needed}, but the graph can be cut into {self.chain.n_pieces} only")
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Schedule and microbatches."""
+        return self.pipelined.pipeline
+
+    @property
+    def most_ranks(self) -> int:
+        """The most devices that a plan can use."""
+        return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
+
+    def can_use(self, n_ranks: int) -> bool:
+        """Says whether the schedule runs on so many devices."""
+        rounds = max(1, self.pipeline.microbatches // n_ranks)
+        in_rounds = self.pipeline.name not in (INTERLEAVED, "zero-bubble")
+        return 1 <= n_ranks <= self.most_ranks and (in_rounds or self.pipeline.microbatches % rounds == 0)
+
+    def stages(self, cuts: Cuts) -> Stages:
+        """Makes the placement of a plan."""
+        devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
+        return self.chain.stages(np.array(cuts.first), devices)
+
+    def score_cuts(self, cuts: Cuts) -> tuple[float, float]:
+        """Simulates a plan, unless it was before; keeps it if it is the best.
+
+        Returns:
+            Bytes over the memory limits, and step time in seconds, infinite where no step ends.
+        """
+        self.spend(1)
+        if cuts in self._scores:
+            return self._scores[cuts]
+        stages = self.stages(cuts)
+        total_s = self.pipelined.step_time_s(stages)
+        over_bytes = 0.0 if self._always_fits or total_s == np.inf else self._over_bytes(stages)
+        score = self._scores[cuts] = (over_bytes, total_s)
+        if self.cuts is None or score < self.best_score:
+            self.cuts = cuts
+        self.keep(stages.device_of, total_s, over_bytes)
+        return score
+
+    @cached_property
+    def _always_fits(self) -> bool:
+        graph = self.problem.graph
+        most = graph.resident_bytes.sum() + self.pipeline.microbatches * graph.tensor_bytes.sum()
+        return bool(most <= self.problem.cluster.memory_bytes.min())
+
+    def _over_bytes(self, stages: Stages) -> float:
+        step = self._short(len(stages.devices)).simulate(stages)
+        return float(np.maximum(step.peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum())
+
+    def _short(self, n_stages: int) -> PipelinedProblem:
+        """A pipeline with few microbatches that needs as much memory, where there is one.
+
+        1F1B keeps as many microbatches alive as there are stages at most, so that later ones add nothing but
+        what waits for links.
+        """
+        few = 2 * n_stages + 2
+        if self.pipeline.name in (GPIPE, INTERLEAVED) or few >= self.pipeline.microbatches:
+            return self.pipelined
+        if few not in self._shorter:
+            short = PipelinedProblem(self.problem, Pipeline(self.pipeline.schedule, few))
+            self._shorter[few] = short
+        return self._shorter[few]
+
+    @cached_property
+    def _shorter(self) -> dict[int, PipelinedProblem]:
+        return {}
+
+    def pipeline_result(self) -> PipelineResult:
+        """Makes the outcome of the run."""
+        found = self.result()
+        assert self.cuts is not None, "a placer scores at least one plan"
+        stages = self.stages(self.cuts)
+        step = self.pipelined.simulate(stages)
+        return PipelineResult(self.cuts, stages, step, found.evaluations, found.wall_s, found.cpu_s)
+
+
+PipelineStrategy = Callable[[PipelineSearch, np.random.Generator], None]
+"""Scores plans until it has no more to try or the budget ends."""
+
+S = TypeVar("S", bound=PipelineStrategy)
+
+
+@dataclass(frozen=True)
+class PipelinePlacer:
+    """A named strategy for pipelines.
+
+    Attributes:
+        uses_rng: whether another seed may give another plan.
+    """
+
+    name: str
+    strategy: PipelineStrategy
+    uses_rng: bool
+
+    def place(self, pipelined: PipelinedProblem, budget: Budget, rng: np.random.Generator) -> PipelineResult:
+        """Finds the best plan within a budget.
+
+        Raises:
+            PipelineError: the cluster or the graph cannot run the pipeline.
+        """
+        search = PipelineSearch(pipelined, budget)
+        self.strategy(search, rng)
+        return search.pipeline_result()
+
+
+MODULES = ("annealing", "equal")
+PIPELINE_PLACERS = Registry[PipelinePlacer](
+    "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
+)
+"""Every placer of pipelines, by name; a new module is added to `MODULES`."""
+
+
+def pipeline_placer(name: str, *, uses_rng: bool = False) -> Callable[[S], S]:
+    """Registers a strategy as the placer of pipelines `name`.
+
+    Raises:
+        PlacerError: the name is taken.
+    """
+
+    def register(strategy: S) -> S:
+        PIPELINE_PLACERS.register(name, PipelinePlacer(name, strategy, uses_rng), strategy.__module__)
+        return strategy
+
+    return register

@@ -1,0 +1,95 @@
+"""Placers of pipelines: valid plans, optimal ones where all can be tried, and bad input in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+
+from agent.pipelines.equal import balanced, cut_equally
+from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch
+from agent.placers.base import Budget
+from envs.cluster.presets import get_cluster
+from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import cut_into_stages
+from envs.problem import Problem
+from graphs.dataset import load_family
+from tests.envs.pipeline.plain_reference import plain_step
+from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_training_graph
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:2", "zero-bubble")
+
+
+def small(seed: int, schedule: str = "1f1b", n_devices: int = 3, n_layers: int = 7) -> PipelinedProblem:
+    rng = np.random.default_rng(seed)
+    cluster = random_pipeline_cluster(rng, n_devices)
+    return PipelinedProblem(Problem(random_training_graph(rng, n_layers), cluster), Pipeline(schedule, 6))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", PIPELINE_PLACERS)
+def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name: str, schedule: str) -> None:
+    pipelined = small(3, schedule)
+    found = PIPELINE_PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
+    stages = cut_into_stages(pipelined.problem, found.stages.device_of, found.stages.stage_of)
+    assert stages.stage_of.tolist() == found.stages.stage_of.tolist()
+    plain = plain_step(pipelined.problem, pipelined.pipeline, found.stages)
+    assert plain is not None
+    assert found.step.total_s == pytest.approx(plain.total_s, rel=1e-9)
+    assert found.evaluations <= 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_search_finds_the_best_of_all_plans(seed: int) -> None:
+    pipelined = small(seed)
+    search = PipelineSearch(pipelined, Budget(10**6))
+    n_pieces, best_s = search.chain.n_pieces, np.inf
+    for n in range(1, 4):
+        for ranks in permutations(range(3), n):
+            for cuts in combinations(range(1, n_pieces), n - 1):
+                best_s = min(best_s, search.score_cuts(Cuts((0, *cuts), ranks))[1])
+    found = PIPELINE_PLACERS["refine"].place(pipelined, Budget(2_000), np.random.default_rng(0))
+    assert found.step.total_s == pytest.approx(best_s)
+
+
+def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
+    search = PipelineSearch(small(5, n_layers=9), Budget(1))
+    seconds = search.chain.seconds[:2].sum(axis=0)
+    ranks = (2, 0, 1)
+
+    def load(first: tuple[int, ...]) -> float:
+        ends = (*first[1:], len(seconds))
+        return max(
+            seconds[a:b, d].sum() for a, b, d in zip(first, ends, ranks, strict=True)
+        )  # greatest of any stage
+
+    least = min(load((0, *cuts)) for cuts in combinations(range(1, len(seconds)), 2))
+    assert load(balanced(search, ranks).first) == pytest.approx(least)
+
+
+def test_equal_shares_leave_no_stage_empty() -> None:
+    assert cut_equally(np.array([0.0, 0.0, 9.0, 0.0, 0.0]), 4) == (0, 1, 2, 3)
+    assert cut_equally(np.ones(8), 4) == (0, 2, 4, 6)
+
+
+def test_memory_decides_before_time() -> None:
+    graph = load_family("gpt")[0]
+    cluster = get_cluster("4xv100")
+    one = PipelinedProblem(Problem(graph, cluster), Pipeline("1f1b", 8))
+    need = PIPELINE_PLACERS["single"].place(one, Budget(10), np.random.default_rng(0)).step.peak_bytes.max()
+    devices = tuple(replace(device, memory_bytes=0.45 * need) for device in cluster.devices)
+    scarce = PipelinedProblem(Problem(graph, replace(cluster, devices=devices)), Pipeline("1f1b", 8))
+    single = PIPELINE_PLACERS["single"].place(scarce, Budget(10), np.random.default_rng(0))
+    found = PIPELINE_PLACERS["refine"].place(scarce, Budget(300), np.random.default_rng(0))
+    assert not single.step.fits
+    assert found.step.fits
+
+
+def test_clusters_that_run_no_pipeline_are_refused() -> None:
+    graph = load_family("gpt")[0]
+    shared = PipelinedProblem(Problem(graph, get_cluster("8xa100")), Pipeline("1f1b", 8))
+    with pytest.raises(PipelineError, match="shares links by 'egress'; a pipeline needs 'pair' or 'none'"):
+        PIPELINE_PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
@@ -69,6 +70,17 @@ class EvaluationConfig(Settings, error=EvaluationError):
         ("4xv100",), "presets or files", group=CLUSTERS, metavar="NAME|FILE", some=True
     )
 
+    pipeline: str = option(
+        "",
+        f"place a pipeline of microbatches: {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V (V stages on each "
+        f"device) or {ZERO_BUBBLE}; each graph is the step of one microbatch",
+        group=PLACERS,
+        metavar="SCHEDULE",
+        default_text="one batch at a time",
+    )
+    microbatches: int = option(
+        8, "microbatches in a step of the pipeline", group=PLACERS, least=1, most=MAX_MICROBATCHES
+    )
     placers: tuple[str, ...] | None = option(
         None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"
     )

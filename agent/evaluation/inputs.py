@@ -8,12 +8,14 @@ from pathlib import Path
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.policies import open_policy
-from agent.evaluation.spec import EvaluationSpec, row_names
+from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
 from agent.placers.base import Budget
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
+from envs.pipeline.pipeline import Pipeline
 from envs.placement.files import read_named_placement
+from envs.placement.placement import Placement
 from graphs.capture.user_model import SourceError, capture_model
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
@@ -21,7 +23,6 @@ from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
-from graphs.system.array_types import IntArray
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -41,10 +42,11 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     gathered = _gather_graphs(config)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
-    placers = _placers(config)
+    pipeline = Pipeline(config.pipeline, config.microbatches) if config.pipeline else None
+    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     given = read_given(config.placements, graphs, clusters)
     policy = None
-    if any(name in LEARNED for name in placers):
+    if pipeline is None and any(name in LEARNED for name in placers):
         policy = open_policy(config.policy, graphs)
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
@@ -60,6 +62,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         given=given,
         coarsen=config.coarsen,
         granularity=config.granularity,
+        pipeline=pipeline,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
@@ -96,19 +99,19 @@ def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
     return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
 
 
-def _placers(config: EvaluationConfig) -> tuple[str, ...]:
+def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str, ...]:
     if config.placers is None:
-        return () if config.placements else row_names()
-    return row_names() if config.placers == (ALL,) else config.placers
+        return () if config.placements else everything
+    return everything if config.placers == (ALL,) else config.placers
 
 
 def read_given(
     paths: Sequence[str], graphs: Sequence[OpGraph], clusters: Sequence[Cluster]
-) -> dict[tuple[str, str, str], IntArray]:
+) -> dict[tuple[str, str, str], Placement]:
     """Read placement files; each must be for a graph and a cluster at hand.
 
     Returns:
-        Device of each op, by (graph, cluster, stem of the file).
+        Placements by (graph, cluster, stem of the file).
 
     Raises:
         EvaluationError: a file is for another graph or cluster, or two for one have the same stem.
@@ -116,7 +119,7 @@ def read_given(
     """
     graph_of = {graph.name: graph for graph in graphs}
     cluster_of = {cluster.name: cluster for cluster in clusters}
-    given: dict[tuple[str, str, str], IntArray] = {}
+    given: dict[tuple[str, str, str], Placement] = {}
     for path in paths:
         named = read_named_placement(path)
         if named.graph not in graph_of:
@@ -132,5 +135,5 @@ def read_given(
             raise EvaluationError(
                 f"{path}: another placement of graph '{named.graph}' has that file name; rename one"
             )
-        given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster]).device_of
+        given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster])
     return given

@@ -31,10 +31,16 @@ COLUMNS = (
     "ratio_to_best",
     "granularity",
     "cpu_s",
+    "pipeline",
+    "microbatches",
+    "throughput_per_s",
+    "bubble_share",
 )
 
 
-OPTIONAL = frozenset({"improvements", "cpu_s", "single_fits"})
+OPTIONAL = frozenset(
+    {"improvements", "cpu_s", "single_fits", "pipeline", "microbatches", "throughput_per_s", "bubble_share"}
+)
 """Fields of a trial that older journals lack."""
 DATA_PARALLEL = "data-parallel"
 """Name, in the column of placers, of what data parallelism would do with the same devices."""
@@ -60,6 +66,10 @@ class Trial:
         single_fits: whether that device has the memory.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
         granularity: what one decision placed.
+        pipeline: schedule of a pipeline; empty for one batch at a time.
+        microbatches: in a step; 1 for one batch at a time.
+        throughput_per_s: microbatches a second.
+        bubble_share: share of the devices' time in the step in which they compute nothing; 0 where unknown.
         improvements: when the best feasible placement got better, thinned; empty where that is unknown.
     """
 
@@ -79,6 +89,10 @@ class Trial:
     granularity: str = "op"
     cpu_s: float = 0.0
     single_fits: bool = True
+    pipeline: str = ""
+    microbatches: int = 1
+    throughput_per_s: float = 0.0
+    bubble_share: float = 0.0
     improvements: tuple[Improvement, ...] = field(default=(), compare=False)
 
     @property
@@ -221,5 +235,7 @@ def write_results(path: Path, trials: Sequence[Trial]) -> None:
             "ratio_to_single": trial.ratio_to_single,
             "ratio_to_best": ratio_to_best(trial, best),
         }
+        if not trial.pipeline:
+            row |= dict.fromkeys(("microbatches", "throughput_per_s", "bubble_share"), None)
         rows.append([row[column] for column in COLUMNS])
     write_csv(path, COLUMNS, rows)

@@ -22,7 +22,6 @@ from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from agent.evaluation.time_left import TimeLeft
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
-from graphs.system.array_types import IntArray
 from graphs.system.folders import LOCK, locked
 from graphs.system.json_files import DRAFT, read_json, write_json_atomic
 
@@ -208,9 +207,9 @@ def _write_if_best(
     journal: TrialJournal,
     task: Task,
     trial: Trial,
-    device_of: IntArray | None,
+    placement: Placement | None,
 ) -> None:
-    if device_of is None:
+    if placement is None:
         return
     others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(spec.seeds))
     # Ties go to the lowest seed, whichever trial ended first.
@@ -218,4 +217,4 @@ def _write_if_best(
         path = placement_path(folder, trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         graph, cluster = spec.graphs[task.graph], spec.clusters[task.cluster]
-        write_placement(path, graph, cluster, Placement(device_of))
+        write_placement(path, graph, cluster, placement)

@@ -10,15 +10,18 @@ from dataclasses import asdict, dataclass, field
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import DATA_PARALLEL, Key
+from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.placement.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.system.array_types import IntArray
 
 FORMAT = "placewalk.evaluation/2"
 
@@ -31,6 +34,11 @@ def placer_names() -> tuple[str, ...]:
 def row_names() -> tuple[str, ...]:
     """Names of all that an evaluation compares: the placers, and data parallelism."""
     return (*placer_names(), DATA_PARALLEL)
+
+
+def pipeline_row_names() -> tuple[str, ...]:
+    """Names of all that an evaluation of pipelines compares."""
+    return (*PIPELINE_PLACERS, DATA_PARALLEL)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class EvaluationSpec:
         coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
             are those of the graphs themselves in any case.
         granularity: what one decision places, as the graphs were given it.
+        pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -71,9 +80,10 @@ class EvaluationSpec:
     budget: Budget = field(default_factory=Budget)
     policy: EvaluatedPolicy | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
-    given: Mapping[tuple[str, str, str], IntArray] = field(default_factory=dict)
+    given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
     coarsen: int | None = None
     granularity: str = "op"
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -94,8 +104,15 @@ class EvaluationSpec:
             if (of_graph, of_cluster) == (graph, cluster):
                 yield name, "", 1
         for name in self.placers:
-            for order in self.orders if name in LEARNED else ("",):
-                yield name, order, self.seeds if _draws_at_random(name, order) else 1
+            for order in self.orders if name in LEARNED and self.pipeline is None else ("",):
+                yield name, order, self.seeds if self._draws_at_random(name, order) else 1
+
+    def _draws_at_random(self, name: str, order: str) -> bool:
+        if self.pipeline is not None:
+            return name in PIPELINE_PLACERS and PIPELINE_PLACERS[name].uses_rng
+        if name in LEARNED:
+            return draws_at_random(name, order)
+        return name in PLACERS and PLACERS[name].uses_rng
 
     def key(self, task: Task) -> Key:
         """Identity of the trial of a task."""
@@ -115,24 +132,28 @@ class EvaluationSpec:
             "policy": self.policy.digest if self.policy else "",
             "coarsen": self.coarsen,
             "granularity": self.granularity,
+            "pipeline": asdict(self.pipeline) if self.pipeline else None,
             "placements": sorted(
-                [*names, hashlib.sha256(device_of.tobytes()).hexdigest()]
-                for names, device_of in self.given.items()
+                [*names, hashlib.sha256(placement.device_of.tobytes()).hexdigest()]
+                for names, placement in self.given.items()
             ),
         }
 
     def check_feasible(self) -> None:
-        """Raise `InfeasibleError` if none of the graphs is feasible on one of the clusters."""
+        """Checks that there is something to place on each cluster.
+
+        Raises:
+            InfeasibleError: none of the graphs is feasible on one of the clusters.
+            PipelineError: a graph or a cluster cannot run the pipeline.
+        """
+        if self.pipeline is not None:
+            for cluster in self.clusters:
+                for graph in self.graphs:
+                    check_pipeline(PipelinedProblem(Problem(graph, cluster), self.pipeline))
         for cluster in self.clusters:
             errors = [_infeasible(Problem(graph, cluster)) for graph in self.graphs]
             if errors[0] is not None and None not in errors:
                 raise errors[0]
-
-
-def _draws_at_random(name: str, order: str) -> bool:
-    if name in LEARNED:
-        return draws_at_random(name, order)
-    return name in PLACERS and PLACERS[name].uses_rng
 
 
 def _infeasible(problem: Problem) -> InfeasibleError | None:
@@ -144,7 +165,7 @@ def _infeasible(problem: Problem) -> InfeasibleError | None:
 
 
 def _check(spec: EvaluationSpec) -> None:
-    known = row_names()
+    known = row_names() if spec.pipeline is None else pipeline_row_names()
     for name in spec.placers:
         if name not in known:
             raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
@@ -163,6 +184,8 @@ def _check(spec: EvaluationSpec) -> None:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")
     if spec.coarsen is not None and spec.coarsen < 1:
         raise EvaluationError(f"graphs of {spec.coarsen} groups; give at least 1 to --coarsen")
+    if spec.pipeline is not None and spec.coarsen is not None:
+        raise EvaluationError("--coarsen makes groups for one batch at a time; leave it out with --pipeline")
     if not spec.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 

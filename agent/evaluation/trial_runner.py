@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from agent.evaluation.results import DATA_PARALLEL
+from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.search import PIPELINE_PLACERS, place_pipeline
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
 from agent.placers.coarse import place_coarsely
 from envs.cluster.cluster import Cluster
 from envs.coarse_problem import CoarseProblem, coarse_problem
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
+from envs.pipeline.stages import cut_into_stages
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import IntArray
@@ -19,6 +27,22 @@ N_LAYERS, N_GROUPS = 12, 8
 """Layers of the warm-up graph, and its groups where graphs are placed in groups."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
+
+
+class PipelineRun(NamedTuple):
+    """The result of a placer of pipelines; data parallelism has no placement."""
+
+    placement: Placement | None
+    step_time_s: float
+    fits: bool
+    evaluations: int
+    bubble_share: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def _timed(placement: Placement, step: PipelineTime, evaluations: int) -> PipelineRun:
+    return PipelineRun(placement, step.total_s, step.fits, evaluations, step.bubble_share)
 
 
 class TrialRunner:
@@ -65,6 +89,55 @@ class TrialRunner:
         search = SearchState(problem, Budget(evaluations=1))
         search.score(device_of[None])
         return search.result()
+
+    def run_pipeline(
+        self,
+        placer: str,
+        pipelined: PipelinedProblem,
+        budget: Budget,
+        given: Placement | None,
+        *,
+        seed: int,
+    ) -> PipelineRun:
+        """Runs a placer of pipelines or data parallelism, or times a given placement.
+
+        Args:
+            placer: by name.
+            given: a placement to time; None = the placer finds one.
+            seed: of the placer's randomness, beside the names of graph and placer.
+
+        Raises:
+            PipelineError: the schedule cannot run the placement.
+        """
+        self._warm_up_pipeline(placer, pipelined)
+        graph = pipelined.problem.graph.name
+        began, cpu_began = time.perf_counter(), time.process_time()
+        if placer == DATA_PARALLEL:
+            parallel = simulate_data_parallel_pipeline(pipelined)
+            run = PipelineRun(None, parallel.step_s, parallel.fits, parallel.evaluations)
+        elif given is not None:
+            stages = cut_into_stages(pipelined.problem, given.device_of, given.stage_of)
+            run = _timed(given, pipelined.simulate(stages), 1)
+        else:
+            rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
+            found = place_pipeline(placer, pipelined, budget, rng)
+            placement = Placement(found.stages.device_of, found.stages.stage_of)
+            run = _timed(placement, found.step, found.evaluations)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        return run._replace(wall_s=wall_s, cpu_s=cpu_s)
+
+    def _warm_up_pipeline(self, placer: str, pipelined: PipelinedProblem) -> None:
+        kind = (placer, pipelined.pipeline.schedule, False)
+        if kind in self._warm:
+            return
+        problem = Problem(warm_up_graph(), warm_up_cluster(pipelined.problem.cluster))
+        warm = PipelinedProblem(problem, pipelined.pipeline)
+        if placer == DATA_PARALLEL:
+            simulate_data_parallel_pipeline(warm)
+        else:
+            name = placer if placer in PIPELINE_PLACERS else "single"
+            place_pipeline(name, warm, Budget(evaluations=50))
+        self._warm.add(kind)
 
     def warm_up_simulator(self, cluster: Cluster) -> None:
         """Compile or load what simulating steps on a cluster needs, so that no trial is timed with it."""

@@ -6,21 +6,24 @@ import time
 from dataclasses import replace
 
 from agent.bounds.lower_bound import lower_bound_s
+from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.policies import make_placer
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
-from agent.placers.base import PlacementResult
+from agent.pipelines.search import place_pipeline
+from agent.placers.base import Budget, PlacementResult
 from agent.policy.seen import NOT_SEEN
 from envs.coarse_problem import coarse_problem
+from envs.pipeline.simulate import PipelinedProblem
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from graphs.system.array_types import IntArray
 
-Outcome = tuple[Trial, IntArray | None] | Failure
-"""A trial and the device of each op (None: it is no placement), or why there is none."""
+Outcome = tuple[Trial, Placement | None] | Failure
+"""A trial and its placement (None: it is none), or why there is no trial."""
 
 
 class Worker:
@@ -31,9 +34,11 @@ class Worker:
         self._at = (-1, -1)
         self._runner = TrialRunner()
 
-    def run(self, task: Task) -> tuple[Trial, IntArray | None]:
-        """Makes one trial; returns it and the device of each op, or None for data parallelism."""
+    def run(self, task: Task) -> tuple[Trial, Placement | None]:
+        """Makes one trial; returns it and its placement, or None for data parallelism."""
         self._load(task)
+        if self._pipelined is not None:
+            return self._run_pipeline(task, self._pipelined)
         if task.placer == DATA_PARALLEL:
             return self._data_parallel(task), None
         found = self._place(task)
@@ -45,7 +50,7 @@ class Worker:
             improvements=found.improvements,
             lower_bound_s=max(trial.lower_bound_s, found.lower_bound_s),
         )
-        return trial, found.placement.device_of
+        return trial, found.placement
 
     def outcome(self, task: Task) -> Outcome:
         """Makes one trial; an exception makes it a failure."""
@@ -58,8 +63,16 @@ class Worker:
         if (task.graph, task.cluster) != self._at:
             self._at = (-1, -1)  # until all of it is loaded
             self._problem = Problem(self.spec.graphs[task.graph], self.spec.clusters[task.cluster])
-            self._bound_s = lower_bound_s(self._problem)
-            self._single = fastest_single(self._problem)
+            pipeline = self.spec.pipeline
+            self._pipelined = None if pipeline is None else PipelinedProblem(self._problem, pipeline)
+            if self._pipelined is not None:
+                self._bound_s = pipeline_bound_s(self._pipelined)
+                step = place_pipeline("single", self._pipelined, Budget(self._problem.n_devices)).step
+                self._single_s, self._single_fits = step.total_s, step.fits
+            else:
+                self._bound_s = lower_bound_s(self._problem)
+                single = fastest_single(self._problem)
+                self._single_s, self._single_fits = single.step_s, single.fits
             n_groups = self.spec.coarsen
             self._coarse = None if n_groups is None else coarse_problem(self._problem, n_groups)
             self._at = (task.graph, task.cluster)
@@ -67,7 +80,7 @@ class Worker:
     def _place(self, task: Task) -> PlacementResult:
         given = self.spec.given.get(self.spec.key(task)[:3])
         if given is not None:
-            return self._runner.score(self._problem, given)
+            return self._runner.score(self._problem, given.device_of)
         name, order = task.placer, task.order
         return self._runner.place(
             make_placer(name, self.spec.policy, order),
@@ -77,6 +90,21 @@ class Worker:
             seed=task.seed,
             coarse=self._coarse,
         )
+
+    def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
+        given = self.spec.given.get(self.spec.key(task)[:3])
+        found = self._runner.run_pipeline(task.placer, pipelined, self.spec.budget, given, seed=task.seed)
+        trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
+        trial = replace(
+            trial,
+            wall_s=found.wall_s,
+            cpu_s=found.cpu_s,
+            pipeline=pipelined.pipeline.schedule,
+            microbatches=pipelined.pipeline.microbatches,
+            throughput_per_s=pipelined.pipeline.microbatches / found.step_time_s,
+            bubble_share=found.bubble_share,
+        )
+        return trial, found.placement
 
     def _data_parallel(self, task: Task) -> Trial:
         self._runner.warm_up_simulator(self._problem.cluster)
@@ -101,8 +129,8 @@ class Worker:
             evaluations=evaluations,
             wall_s=0.0,
             lower_bound_s=self._bound_s,
-            single_s=self._single.step_s,
-            single_fits=self._single.fits,
+            single_s=self._single_s,
+            single_fits=self._single_fits,
             seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),
             granularity=self.spec.granularity,
         )

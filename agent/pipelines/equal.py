@@ -1,4 +1,4 @@
-"""What people do: stages of equally many layers, of equally many parameters, or of equal time."""
+"""Common practice: stages of equally many layers, of equally many parameters, or of equal time."""
 
 from __future__ import annotations
 

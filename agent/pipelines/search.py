@@ -13,6 +13,7 @@ from agent.placers.base import Budget, PlacerError, SearchState
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster
+from graphs.system.errors import shortened
 from graphs.system.registry import Registry
 
 
@@ -48,20 +49,31 @@ class PipelineResult:
     cpu_s: float
 
 
+def check_pipeline(pipelined: PipelinedProblem) -> None:
+    """Checks that a graph can be placed on a cluster as a pipeline.
+
+    Raises:
+        PipelineError: the cluster cannot run it, or the graph has too few pieces.
+    """
+    check_cluster(pipelined.problem)
+    pipeline, n_pieces = pipelined.pipeline, pipelined.chain.n_pieces
+    if n_pieces < pipeline.stages_per_device:
+        graph = shortened(pipelined.problem.graph.name)
+        raise PipelineError(
+            f"schedule '{pipeline.schedule}' needs {pipeline.stages_per_device} stages on a device, but "
+            f"graph '{graph}' can be cut into {n_pieces} pieces at most"
+        )
+
+
 class PipelineSearch(SearchState):
     """State of one run of a placer of pipelines: the best plan so far, and what is left of the budget."""
 
     def __init__(self, pipelined: PipelinedProblem, budget: Budget) -> None:
         super().__init__(pipelined.problem, budget)
-        check_cluster(pipelined.problem)
+        check_pipeline(pipelined)
         self.pipelined, self.chain = pipelined, pipelined.chain
         self.cuts: Cuts | None = None
         self._scores: dict[Cuts, tuple[float, float]] = {}
-        if not self.most_ranks:
-            needed = (
-                f"schedule '{self.pipeline.schedule}' needs {self.pipeline.stages_per_device} stages a device"
-            )
-            raise PipelineError(f"{needed}, but the graph can be cut into {self.chain.n_pieces} only")
 
     @property
     def pipeline(self) -> Pipeline:
@@ -166,6 +178,13 @@ class PipelinePlacer:
         search = PipelineSearch(pipelined, budget)
         self.strategy(search, rng)
         return search.pipeline_result()
+
+
+def place_pipeline(
+    name: str, pipelined: PipelinedProblem, budget: Budget, rng: np.random.Generator | None = None
+) -> PipelineResult:
+    """Finds the best plan of a placer of pipelines, by its name."""
+    return PIPELINE_PLACERS[name].place(pipelined, budget, rng or np.random.default_rng(0))
 
 
 MODULES = ("annealing", "equal")

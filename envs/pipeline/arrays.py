@@ -24,11 +24,11 @@ RECEIVE, RECEIVE_ONCE, RUN, SEND = range(4)
 note when a tensor is ready to be sent."""
 
 FIRST, LATER = range(2)
-"""Columns of `Programs`: the first microbatch and all others."""
+"""Columns of `ActionSteps`: the first microbatch and all others."""
 
 
 class PipelineArrays(NamedTuple):
-    """What a pipelined step needs besides `ProblemArrays`."""
+    """The arrays of a pipelined step besides `ProblemArrays`."""
 
     phase: IntArray  # (n_ops,) 0 forward, 1 backward, 2 optimizer, -1 parameters and inputs
     is_parameter: IntArray  # (n_ops,) 1 = there is one of it for all microbatches
@@ -38,7 +38,7 @@ class PipelineArrays(NamedTuple):
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
 
 
-class Programs(NamedTuple):
+class ActionSteps(NamedTuple):
     """The programs of all actions, one after the other: action `a` has steps `ptr[a]` to `ptr[a + 1]`.
 
     Ops that run one after the other without a wait between are one step. `row` is that of the tensor in the
@@ -57,7 +57,7 @@ class Programs(NamedTuple):
     issue_s: FloatArray  # (n_steps, 2) least seconds from the host's clock to the end of `RUN`
 
 
-class Layout(NamedTuple):
+class ActionLayout(NamedTuple):
     """The ops of each action, and the rows and slots of the tensors that go to other devices."""
 
     action_ptr: IntArray  # (n_actions + 1,) first position of an action in `ops`
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """When tensors are made and sent, seconds, `UNSET` where they are not; a column for each microbatch.
+    """Times at which tensors are made and sent, seconds, or `UNSET`; a column for each microbatch.
 
     Sums of gradients have the last column, parameters the first.
     """
@@ -79,7 +79,7 @@ class Tables(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """What each device runs: its actions in order, the updates last."""
+    """The actions of each device in its order, the updates last."""
 
     ptr: IntArray  # (n_devices + 1,) entries of a device
     action: IntArray  # (n_entries,)

@@ -24,7 +24,7 @@ def pipeline_memory(p, q, device_of, agenda, layout, tables, total_s, peak):
         q: `PipelineArrays`.
         device_of: device of each op, int64 (n_ops,).
         agenda: `Agenda`.
-        layout: `Layout`.
+        layout: `ActionLayout`.
         tables: `Tables` of the finished simulation.
         total_s: step time, seconds.
         peak: bytes, (n_devices,); written.
@@ -221,7 +221,7 @@ def last_sent_s(layout, tables, row, column):
     """Finds the end of the last copy of a tensor of a microbatch to any device.
 
     Args:
-        layout: `Layout`.
+        layout: `ActionLayout`.
         tables: `Tables`.
         row, column: indices, int.
 

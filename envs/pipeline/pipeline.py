@@ -1,4 +1,4 @@
-"""What a pipelined step is: the schedule of its stages, and the number of microbatches."""
+"""The kind of a pipelined step: the schedule of its stages, and the number of microbatches."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE, RECEIVE_ONCE, RUN, SEND, Programs
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE, RECEIVE_ONCE, RUN, SEND, ActionSteps
 from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
@@ -26,6 +26,10 @@ def find_actions(p, q, device_of, stage_of, n_stages, splits, action_of):
     """Finds the action of each op.
 
     Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_ops,).
+        stage_of: stage of each op, int64 (n_ops,).
         n_stages: int.
         splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
         action_of: action of each op, -1 for sources, int64 (n_ops,); written.
@@ -48,6 +52,9 @@ def is_waited_for(p, q, stage_of, action_of, op):
     """Says whether another stage reads what a backward op makes, or what follows from it in its own stage.
 
     Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        stage_of: stage of each op, int64 (n_ops,).
         action_of: action of each later op, int64 (n_ops,).
         op: index, int.
 
@@ -72,6 +79,9 @@ def find_rows(p, q, device_of, row_of, sum_row_of):
     The sum of a gradient has another row than the gradient of a microbatch.
 
     Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_ops,).
         row_of: row of each tensor, -1 = no other device reads it, int32 (n_tensors,); written.
         sum_row_of: row of its sum over microbatches, int32 (n_tensors,); written.
 
@@ -126,11 +136,14 @@ def make_programs(p, q, device_of, layout, devices):
     """Makes the programs of all actions.
 
     Args:
-        layout: `Layout`; `slot_of` is written.
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_ops,).
+        layout: `ActionLayout`; `slot_of` is written.
         devices: device of each action, int64 (n_actions,).
 
     Returns:
-        `Programs`, and the number of slots.
+        `ActionSteps`, and the number of slots.
     """
     n_actions, ops = len(devices), layout.ops
     out = new_programs(n_actions, len(p.input_item) + 2 * len(ops) + 2 * len(p.producer))
@@ -183,10 +196,10 @@ def new_programs(n_actions, n_steps):
         n_steps: steps of all programs, at most, int.
 
     Returns:
-        `Programs`; nothing is set.
+        `ActionSteps`; nothing is set.
     """
     numbers, pairs = np.empty((3, n_steps), np.int32), np.empty((3, n_steps, 2))
-    return Programs(
+    return ActionSteps(
         np.empty(n_actions + 1, np.int64),
         np.empty(n_steps, np.int8),
         numbers[0],
@@ -204,7 +217,8 @@ def add_op(p, out, begin, n, seconds):
     """Adds an op to a program, to the step before where that runs ops too.
 
     Args:
-        out: `Programs`; written.
+        p: `ProblemArrays`.
+        out: `ActionSteps`; written.
         begin, n: first step of the program and number of steps so far, int.
         seconds: of the op.
 
@@ -222,7 +236,7 @@ def begin_run(out, begin, n):
     """Makes the last step of a program one that runs ops.
 
     Args:
-        out: `Programs`; written.
+        out: `ActionSteps`; written.
         begin, n: first step of the program and number of steps so far, int.
 
     Returns:
@@ -244,7 +258,8 @@ def run(p, out, step, column, seconds):
     """Adds an op to a step that runs ops.
 
     Args:
-        out: `Programs`; written.
+        p: `ProblemArrays`.
+        out: `ActionSteps`; written.
         step: index, int.
         column: `FIRST` or `LATER`.
         seconds: of the op.
@@ -264,7 +279,7 @@ def last_rest_s(out, begin, n, column):
     """Finds how long the device rests after the ops before a step, which end that much before it is free.
 
     Args:
-        out: `Programs`.
+        out: `ActionSteps`.
         begin, n: first step of the program, and the step, int.
         column: `FIRST` or `LATER`.
 
@@ -282,7 +297,7 @@ def add_send(out, begin, n, row):
     """Notes in a program that a tensor is ready.
 
     Args:
-        out: `Programs`; written.
+        out: `ActionSteps`; written.
         begin, n: first step of the program and number of steps so far, int.
         row: of the tensor, int.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import N_KINDS, Agenda, Layout, PipelineArrays, Tables, pipeline_arrays
+from envs.pipeline.arrays import N_KINDS, ActionLayout, Agenda, PipelineArrays, Tables, pipeline_arrays
 from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.memory import pipeline_memory
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
@@ -20,7 +20,7 @@ from graphs.system.array_types import FloatArray
 
 
 class ActionTime(NamedTuple):
-    """When a device runs an action; the updates have kind and stage -1."""
+    """The time of an action on its device; the updates have kind and stage -1."""
 
     device: int
     kind: int
@@ -62,7 +62,7 @@ class PipelinedProblem:
 
     @cached_property
     def arrays(self) -> PipelineArrays:
-        """What the kernels read besides `Problem.arrays`."""
+        """The arrays that kernels read besides `Problem.arrays`."""
         return pipeline_arrays(self.problem)
 
     @cached_property
@@ -83,11 +83,11 @@ class PipelinedProblem:
         total_s, _, _ = self._run(stages)
         return float(total_s) if total_s >= 0 else np.inf
 
-    def _run(self, stages: Stages) -> tuple[float, Layout, Tables]:
+    def _run(self, stages: Stages) -> tuple[float, ActionLayout, Tables]:
         key = tuple(stages.devices.tolist())
         if key not in self._agendas:
             self._agendas[key] = self._agenda(stages)
-        found: tuple[float, Layout, Tables] = run_pipeline(
+        found: tuple[float, ActionLayout, Tables] = run_pipeline(
             self.problem.arrays,
             self.arrays,
             stages.device_of,

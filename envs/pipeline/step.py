@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE_ONCE, RUN, SEND, UNSET, Layout, Tables
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE_ONCE, RUN, SEND, UNSET, ActionLayout, Tables
 from envs.pipeline.programs import find_actions, find_rows, make_programs, sort_by_action
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
@@ -22,7 +22,7 @@ STUCK = -1.0
 
 
 class Clocks(NamedTuple):
-    """Where each device is; seconds, (n_devices,) each."""
+    """The progress of each device; seconds, (n_devices,) each."""
 
     free_s: FloatArray  # when it can start the next op
     end_s: FloatArray  # end of its last op
@@ -46,7 +46,7 @@ def run_pipeline(p, q, device_of, stage_of, devices, splits, n_microbatches, age
         agenda: `Agenda`; the times are written.
 
     Returns:
-        Step time in seconds, `STUCK` where devices wait for each other; `Layout`; `Tables`.
+        Step time in seconds, `STUCK` where devices wait for each other; `ActionLayout`; `Tables`.
     """
     n_devices, n_stages = len(p.memory), len(devices)
     n_actions = n_stages * N_KINDS + n_devices
@@ -61,7 +61,7 @@ def run_pipeline(p, q, device_of, stage_of, devices, splits, n_microbatches, age
         in_stage = action < n_stages * N_KINDS
         on_device[action] = devices[action // N_KINDS] if in_stage else action - n_stages * N_KINDS
     slot_of = np.full((n_rows, n_devices), -1, np.int32)
-    layout = Layout(action_ptr, ops, row_of, sum_row_of, slot_of)
+    layout = ActionLayout(action_ptr, ops, row_of, sum_row_of, slot_of)
     programs, n_slots = make_programs(p, q, device_of, layout, on_device)
     ready_s = np.full((n_rows, n_microbatches), UNSET)
     for tensor in range(len(p.producer)):
@@ -93,7 +93,7 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the times are written.
-        programs: `Programs`.
+        programs: `ActionSteps`.
         device: index, int.
         clocks: `Clocks`; written.
         free: when each link is free, seconds, by its clock; written.
@@ -133,7 +133,7 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the start of the entry is written.
-        programs: `Programs`.
+        programs: `ActionSteps`.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
         clocks, free, tables: as of `advance_device`; written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, PlacementError, check_placement
 from graphs.op_graph import OpGraph
-from graphs.system.json_fields import fields, kind_of, name
+from graphs.system.json_fields import fields, integer, kind_of, name
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
+STAGES = "stage_of"
+"""The key that a placement of a pipeline may have besides."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class NamedPlacement:
     Attributes:
         graph, cluster: names of the graph and the cluster that it is for.
         device_of: device name of each op name.
+        stage_of: number of the stage of op names; empty where there is none.
         where: the path, with which error messages begin.
     """
 
@@ -33,6 +36,7 @@ class NamedPlacement:
     cluster: str
     device_of: Mapping[str, str]
     where: str
+    stage_of: Mapping[str, int] = field(default_factory=dict)
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Resolves the names in the graph and the cluster.
@@ -51,7 +55,9 @@ class NamedPlacement:
                 known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
                 raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
-        placement = Placement(np.array(devices, dtype=np.int64))
+        stages = [self.stage_of.get(op, -1) for op in graph.op_names]
+        stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of)
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
@@ -60,7 +66,7 @@ class NamedPlacement:
 
     def _check_ops(self, graph: OpGraph) -> None:
         known = set(graph.op_names)
-        unknown = [op for op in self.device_of if op not in known]
+        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in known]
         if unknown:
             raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
         missing = [op for op in graph.op_names if op not in self.device_of]
@@ -105,7 +111,7 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
     Raises:
         FileFormatError: the value breaks the format.
     """
-    record = fields(value, where, KEYS, format=FORMAT)
+    record = fields(value, where, KEYS, {STAGES}, format=FORMAT)
     device_of = record["device_of"]
     if not isinstance(device_of, dict):
         at = f"{where}: device_of"
@@ -117,7 +123,18 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         cluster=name(record["cluster"], f"{where}: cluster"),
         device_of=device_of,
         where=where,
+        stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
     )
+
+
+def _stages(value: object, where: str) -> Mapping[str, int]:
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, op name to stage number")
+    found = {op: integer(stage, f"{where}: stage of {op!r}") for op, stage in value.items()}
+    for op, stage in found.items():
+        if stage < 0:
+            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected a number from 0")
+    return found
 
 
 def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, Any]:
@@ -128,5 +145,9 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
     """
     check_placement(graph, cluster, placement)
     devices = [cluster.devices[index].name for index in placement.device_of]
-    device_of = dict(zip(graph.op_names, devices, strict=True))
-    return {"format": FORMAT, "graph": graph.name, "cluster": cluster.name, "device_of": device_of}
+    record: dict[str, Any] = {"format": FORMAT, "graph": graph.name, "cluster": cluster.name}
+    record["device_of"] = dict(zip(graph.op_names, devices, strict=True))
+    if placement.stage_of is not None:
+        stages = zip(graph.op_names, placement.stage_of.tolist(), strict=True)
+        record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
+    return record

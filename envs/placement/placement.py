@@ -18,9 +18,15 @@ class PlacementError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Device index of each op in program order, int (n_ops,); -1 = not placed yet."""
+    """A device for every op.
+
+    Attributes:
+        device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
+        stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
+    """
 
     device_of: IntArray
+    stage_of: IntArray | None = None
 
 
 def single_device(graph: OpGraph, device: int) -> Placement:

@@ -85,7 +85,12 @@ class _Replica(NamedTuple):
 
 
 def simulate_data_parallel(problem: Problem) -> DataParallelStep:
-    """Simulates data parallelism on the devices that make its seconds per batch least.
+    """Simulates data parallelism on the devices that make its seconds per batch least."""
+    return min(data_parallel_steps(problem), key=lambda step: (step.seconds_per_batch, step.n_replicas))
+
+
+def data_parallel_steps(problem: Problem) -> list[DataParallelStep]:
+    """Simulates data parallelism on one device, two devices, and so on.
 
     Devices with the memory for a replica are taken fastest first, as many as pay. All replicas get equal
     batches, so the slowest one bounds the step. An all-reduce of a bucket starts when all replicas have its
@@ -102,21 +107,22 @@ def simulate_data_parallel(problem: Problem) -> DataParallelStep:
     if not len(candidates):
         candidates = fastest_first[:1]
     gradients, replicas = _replicas(problem, sample)
-    best: tuple[float, int, float] = (np.inf, 0, 0.0)
+    steps = []
     for n_replicas in range(1, len(candidates) + 1):
         ring = np.sort(candidates[:n_replicas])
         step_s = _step_s(problem, ring, gradients, [replicas[of_device[device]] for device in ring])
-        best = min(best, (step_s / n_replicas, n_replicas, step_s))
-    devices = np.sort(candidates[: best[1]])
-    return DataParallelStep(
-        devices=tuple(devices.tolist()),
-        step_s=best[2],
-        computing_s=float(problem.single_device_s[devices].max()),
-        gradient_bytes=float(problem.graph.tensor_bytes[gradients.tensor].sum()),
-        peak_bytes=peak_bytes[devices],
-        fits=bool(has_memory[devices].all()),
-        evaluations=2 * len(sample),
-    )
+        steps.append(
+            DataParallelStep(
+                devices=tuple(ring.tolist()),
+                step_s=step_s,
+                computing_s=float(problem.single_device_s[ring].max()),
+                gradient_bytes=float(problem.graph.tensor_bytes[gradients.tensor].sum()),
+                peak_bytes=peak_bytes[ring],
+                fits=bool(has_memory[ring].all()),
+                evaluations=2 * len(sample),
+            )
+        )
+    return steps
 
 
 def _alike(problem: Problem) -> tuple[IntArray, IntArray]:

@@ -8,9 +8,13 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.evaluation.handover.files import write_handover, write_trace
+from agent.evaluation.handover.pipeline import write_pipeline_handover
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import cut_into_stages
 from envs.placement.files import read_placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL
@@ -24,6 +28,7 @@ class WrittenPlacement:
     trial: Trial
     problem: Problem
     device_of: IntArray
+    stage_of: IntArray | None
     path: Path
 
 
@@ -33,6 +38,8 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     Returns:
         Lines: what bounds the best placement of the model on each cluster, or that one device does.
     """
+    if spec.pipeline is not None:
+        return _write_pipelines(spec, spec.pipeline, folder, trials)
     lines: list[str] = []
     for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
         found: dict[WrittenPlacement, list[str]] = {}
@@ -45,6 +52,24 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
         if found:
             best = min(found, key=lambda each: each.trial.rank)
             lines += ["", *_lines(best, found[best])]
+    return lines
+
+
+def _write_pipelines(
+    spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trials: Sequence[Trial]
+) -> list[str]:
+    """Writes files beside each pipeline; returns lines on the best one of each graph and cluster."""
+    lines: list[str] = []
+    for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
+        found: dict[WrittenPlacement, list[str]] = {}
+        for kept in group:
+            pipelined = PipelinedProblem(kept.problem, pipeline)
+            stages = cut_into_stages(kept.problem, kept.device_of, kept.stage_of)
+            name = kept.path.with_suffix("").name
+            step = pipelined.simulate(stages)
+            found[kept] = write_pipeline_handover(kept.path.parent, name, pipelined, stages, step)
+        best = min(found, key=lambda each: each.trial.rank)
+        lines += ["", *_lines(best, found[best])]
     return lines
 
 
@@ -65,4 +90,5 @@ def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterat
                     path = placement_path(folder, trial)
                     best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
             for path, trial in best.items():
-                yield WrittenPlacement(trial, problem, read_placement(path, graph, cluster).device_of, path)
+                placed = read_placement(path, graph, cluster)
+                yield WrittenPlacement(trial, problem, placed.device_of, placed.stage_of, path)

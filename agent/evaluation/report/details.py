@@ -9,13 +9,18 @@ from pathlib import Path
 from markupsafe import Markup
 
 from agent.evaluation.comparison.cells import milliseconds
+from agent.evaluation.handover.pipeline import stage_rows
 from agent.evaluation.report import layers, timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
+from agent.evaluation.report.pipeline_timeline import pipeline_timeline_figure, pipeline_timeline_height_in
 from agent.evaluation.report.rendering import Table, render
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
+from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
+from envs.pipeline.stages import Stages, cut_into_stages
 from envs.placement.files import read_placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
@@ -55,6 +60,8 @@ def read_placed(spec: EvaluationSpec, folder: Path, trial: Trial) -> Placed:
 
 def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) -> Markup:
     """Shows the graphs on which two placers differ most, one at a time; empty where there are none."""
+    if spec.pipeline is not None:
+        return _pipelines(spec, spec.pipeline, folder, pairs)
     graphs = []
     for pair in pairs[:MOST]:
         try:
@@ -67,6 +74,77 @@ def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) ->
     return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedPipeline:
+    """A pipeline of a trial, and the step under it."""
+
+    trial: Trial
+    pipelined: PipelinedProblem
+    stages: Stages
+    step: PipelineTime
+
+
+def read_pipeline(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trial: Trial) -> PlacedPipeline:
+    """Reads the pipeline that an evaluation keeps of a placer, and simulates the step.
+
+    Raises:
+        FileFormatError: it is damaged or not there.
+        PipelineError: it is no pipeline.
+    """
+    graph = next(each for each in spec.graphs if each.name == trial.graph)
+    cluster = next(each for each in spec.clusters if each.name == trial.cluster)
+    pipelined = PipelinedProblem(Problem(graph, cluster), pipeline)
+    placement = read_placement(placement_path(folder, trial), graph, cluster)
+    stages = cut_into_stages(pipelined.problem, placement.device_of, placement.stage_of)
+    return PlacedPipeline(trial, pipelined, stages, pipelined.simulate(stages))
+
+
+def _pipelines(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, pairs: Sequence[Pair]) -> Markup:
+    """Does what `detail_section` does for pipelines."""
+    graphs = []
+    for pair in pairs[:MOST]:
+        try:
+            sides = [read_pipeline(spec, pipeline, folder, trial) for trial in (pair.left, pair.right)]
+        except (FileFormatError, PipelineError):  # someone has removed or changed the file
+            continue
+        until_s = max(side.step.total_s for side in sides)
+        name = f"{pair.left.graph} on {pair.left.cluster}"
+        graphs.append({"name": name, "sides": [_pipeline_side(side, name, until_s) for side in sides]})
+    return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
+
+
+def _pipeline_side(placed: PlacedPipeline, graph: str, until_s: float) -> dict[str, object]:
+    """A pipeline as `details.html` shows it."""
+    pipelined, step = placed.pipelined, placed.step
+    rows = [
+        (
+            str(row.stage),
+            row.device,
+            f"{row.first_op} to {row.last_op}",
+            milliseconds(row.forward_s),
+            milliseconds(row.backward_s),
+            f"{row.peak_bytes / GIB:,.2f}",
+            f"{row.memory_bytes / GIB:,.2f}",
+        )
+        for row in stage_rows(pipelined, placed.stages, step)
+    ]
+    columns = ("stage", "device", "forward ops", "forward, ms", "backward, ms", "memory, GiB", "of")
+    return {
+        "name": placed.trial.placer,
+        "href": placement_path(Path(), placed.trial).as_posix(),
+        "step": milliseconds(step.total_s),
+        "more": f"{step.throughput_per_s:,.4g} microbatches a second, {step.bubble_share:.0%} bubble",
+        "devices": Table(columns, rows),
+        "timeline": as_svg(
+            pipeline_timeline_figure(pipelined, step, until_s),
+            timelines.WIDTH_IN,
+            pipeline_timeline_height_in(pipelined),
+            f"pipeline of {graph} by {placed.trial.placer}",
+        ),
+        "drawing": "",
+    }
+
+
 def _side(placed: Placed, graph: str, until_s: float) -> dict[str, object]:
     """A placement as `details.html` shows it."""
     problem, device_of = placed.problem, placed.device_of
@@ -75,7 +153,7 @@ def _side(placed: Placed, graph: str, until_s: float) -> dict[str, object]:
         "name": placed.name,
         "href": placement_path(Path(), placed.trial).as_posix(),
         "step": milliseconds(placed.step.total_s),
-        "sent": f"{placed.step.transfer_bytes / 1e6:,.1f}",
+        "more": f"{placed.step.transfer_bytes / 1e6:,.1f} MB sent",
         "devices": _device_table(placed),
         "timeline": as_svg(
             timelines.timeline_figure(problem, device_of, placed.step, until_s, links),

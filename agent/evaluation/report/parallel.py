@@ -20,7 +20,7 @@ def with_data_parallel(trials: Sequence[Trial], spec: EvaluationSpec | None) -> 
     Args:
         spec: of the evaluation; None adds nothing.
     """
-    if spec is None or DATA_PARALLEL in spec.placers:
+    if spec is None or DATA_PARALLEL in spec.placers or spec.pipeline is not None:
         return list(trials)
     graphs = {graph.name: graph for graph in spec.graphs}
     clusters = {cluster.name: cluster for cluster in spec.clusters}

@@ -18,6 +18,7 @@ from agent.evaluation.spec import _check_names
 from agent.placers.base import PLACERS
 from agent.placers.completion import complete_placement
 from envs.placement.files import read_placement
+from envs.placement.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate
 from graphs.system.csv_files import write_csv
@@ -109,7 +110,7 @@ def test_processes_find_what_one_process_finds(tmp_path):
 
 def test_given_placements_are_scored_under_their_name(tmp_path):
     graph = training_graph(2, 2, name="a")
-    given = {("a", "two", "mine"): np.ones(graph.n_ops, dtype=np.int64)}
+    given = {("a", "two", "mine"): Placement(np.ones(graph.n_ops, dtype=np.int64))}
     spec = small_spec(graphs=(graph,), placers=("single",), given=given)
     trials = evaluate(spec, tmp_path, report=quiet).trials
     assert [trial.placer for trial in trials] == ["mine", "single"]
@@ -126,7 +127,7 @@ def test_given_placements_are_scored_under_their_name(tmp_path):
         ({"clusters": (make_cluster(2), make_cluster(3))}, "cluster 'toy' is given twice"),
         ({"seeds": 0}, "give at least 1"),
         ({"graphs": ()}, "no graph is left"),
-        ({"given": {("a", "two", "heft"): np.zeros(1, dtype=np.int64)}}, "rename it"),
+        ({"given": {("a", "two", "heft"): Placement(np.zeros(1, dtype=np.int64))}}, "rename it"),
     ],
 )
 def test_specifications_that_cannot_be_made_are_refused(changes, clause):
@@ -232,7 +233,7 @@ def test_cells_of_csv_files_are_no_formulas(tmp_path):
 
 
 def test_names_that_cannot_be_printed_are_refused():
-    given = {("a", "two", "mine\x1b"): np.zeros(1, dtype=np.int64)}
+    given = {("a", "two", "mine\x1b"): Placement(np.zeros(1, dtype=np.int64))}
     with pytest.raises(EvaluationError, match=r"placement 'mine\\x1b' has a name .*; rename it"):
         small_spec(given=given)
 

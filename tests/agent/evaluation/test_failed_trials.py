@@ -15,6 +15,7 @@ from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, Budget
 from envs.placement.files import read_placement
+from envs.placement.placement import Placement
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 
 
@@ -76,9 +77,12 @@ def test_the_lowest_of_equal_seeds_keeps_its_placement(tmp_path):
     spec = small_spec(graphs=small_spec().graphs[:1], placers=("random",), budget=Budget(1))
     journal = TrialJournal(tmp_path / "journal.jsonl")
     for task in reversed(spec.tasks()):
-        trial, device_of = Worker(spec).run(task)
+        trial, found = Worker(spec).run(task)
+        assert found is not None
         trial = replace(trial, step_time_s=1.0)
-        _write_if_best(tmp_path, spec, journal, task, trial, np.full_like(device_of, task.seed))
+        _write_if_best(
+            tmp_path, spec, journal, task, trial, Placement(np.full_like(found.device_of, task.seed))
+        )
         journal.add(trial)
     kept = read_placement(placement_path(tmp_path, trial), spec.graphs[0], spec.clusters[0])
     assert (kept.device_of == 0).all()

@@ -23,6 +23,7 @@ PROBLEM = Problem(training_graph(2, 2), make_cluster(2))
 LOADED = """
 import sys
 import numpy as np
+from envs.placement.placement import Placement
 from numba.core.caching import FunctionCache
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec
@@ -59,7 +60,7 @@ spec = EvaluationSpec(
     orders=("topo", "b-level"),
     budget=Budget(200),
     policy=open_policy("pretrained", [graph]),
-    given={("g", "tight", "mine"): np.zeros(graph.n_ops, dtype=np.int64)},
+    given={("g", "tight", "mine"): Placement(np.zeros(graph.n_ops, dtype=np.int64))},
     coarsen=int(coarsen) or None,
 )
 worker = Worker(spec)

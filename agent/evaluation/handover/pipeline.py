@@ -1,0 +1,174 @@
+"""The files handed over with a pipeline: a table of its stages, a trace of its step, and what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.search import place_pipeline
+from agent.placers.base import Budget
+from envs.pipeline.schedules import LETTERS
+from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
+from envs.pipeline.stages import Stages, phases_of
+from graphs.system.csv_files import write_csv
+from graphs.system.errors import shortened
+from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+
+GIB = 2**30
+NAME_CHARS, OP_CHARS = 12, 20
+MICROSECONDS = 1e6
+UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage of a pipeline.
+
+    Attributes:
+        first_op, last_op: names of its first and last forward op in program order.
+        modules: modules of its forward ops, in program order, without those inside another one of them.
+        n_ops: forward and backward ops.
+        forward_s, backward_s: seconds of one microbatch.
+        resident_bytes: parameters, gradients and optimizer state.
+        peak_bytes, memory_bytes: most that its device holds, for all its stages, and what it has.
+    """
+
+    stage: int
+    device: str
+    first_op: str
+    last_op: str
+    modules: str
+    n_ops: int
+    forward_s: float
+    backward_s: float
+    resident_bytes: float
+    peak_bytes: float
+    memory_bytes: float
+
+
+def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) -> Iterator[StageRow]:
+    """Yields a row for each stage."""
+    problem, graph = pipelined.problem, pipelined.problem.graph
+    phase, seconds = phases_of(graph), pipelined.problem.op_seconds
+    for stage, device in enumerate(stages.devices.tolist()):
+        ops = np.flatnonzero(stages.stage_of == stage)
+        forward, backward = ops[phase[ops] == 0], ops[phase[ops] == 1]
+        piece = pipelined.chain.piece_of
+        pieces = np.unique(piece[forward])
+        resident = graph.resident_bytes[(stages.device_of == device) & np.isin(piece, pieces)].sum()
+        yield StageRow(
+            stage=stage,
+            device=problem.cluster.devices[device].name,
+            first_op=graph.op_names[forward[0]],
+            last_op=graph.op_names[forward[-1]],
+            modules=" ".join(_outermost(graph.modules[op] for op in forward.tolist())),
+            n_ops=len(ops),
+            forward_s=float(seconds[forward, device].sum()),
+            backward_s=float(seconds[backward, device].sum()),
+            resident_bytes=float(resident),
+            peak_bytes=float(step.peak_bytes[device]),
+            memory_bytes=problem.cluster.devices[device].memory_bytes,
+        )
+
+
+def _outermost(modules: Iterator[str]) -> list[str]:
+    """Module paths without repeats and without those inside another one; the root has no path."""
+    names = [name for name in dict.fromkeys(modules) if name]
+    known = set(names)
+
+    def is_inside(name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in known for end in range(1, len(parts)))
+
+    return [name for name in names if not is_inside(name)]
+
+
+def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str, Any]:
+    """Makes the trace of a pipelined step: a track per device, times in microseconds.
+
+    Source: the trace-event format, "JSON Object Format" with complete events ("X").
+    """
+    names = [device.name for device in pipelined.problem.cluster.devices]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": index, "args": {"name": name}}
+        for index, name in enumerate(names)
+    ]
+    events += [
+        {
+            "ph": "X",
+            "name": action_name(action),
+            "pid": 0,
+            "tid": action.device,
+            "ts": MICROSECONDS * action.start_s,
+            "dur": MICROSECONDS * (action.end_s - action.start_s),
+            "args": {"stage": action.stage, "microbatch": action.microbatch},
+        }
+        for action in step.actions
+        if action.end_s > action.start_s
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def action_name(action: ActionTime) -> str:
+    """Names an action as tables of schedules do, such as `2F0`: stage, kind, microbatch."""
+    if action.stage < 0:
+        return UPDATE
+    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
+
+
+def pipeline_lines(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) -> list[str]:
+    """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
+    count = pipelined.pipeline.microbatches
+    single = place_pipeline("single", pipelined, Budget(pipelined.problem.n_devices)).step
+    parallel = simulate_data_parallel_pipeline(pipelined)
+    others = [
+        (f"data parallelism on {parallel.n_replicas} devices", parallel.step_s, parallel.fits),
+        ("one device", single.total_s, single.fits),
+    ]
+    better = [(name, step_s) for name, step_s, fits in others if fits and step_s < step.total_s]
+    n_stages = len(stages.devices)
+    lines = [
+        f"use the pipeline: {n_stages} stages, {count} microbatches, schedule {pipelined.pipeline.schedule}"
+        if not better and n_stages > 1
+        else f"use {min(better, key=lambda each: each[1])[0]}: no pipeline is faster"
+        if better
+        else "use one device: no pipeline is faster",
+        f"pipeline: {_pace(count, step.total_s)}, {step.bubble_share:.0%} of the devices' time idle",
+    ]
+    for name, step_s, fits in others:
+        lines.append(f"{name}: {_pace(count, step_s)}" + ("" if fits else ", had it the memory"))
+    for row in stage_rows(pipelined, stages, step):
+        device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
+        lines.append(
+            f"stage {row.stage} on {device}, to {last}: "
+            f"{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
+            f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB"
+        )
+    return lines
+
+
+def _pace(count: int, step_s: float) -> str:
+    return f"{count / step_s:.4g} microbatches a second, {1e3 * step_s:.4g} ms a step"
+
+
+def write_pipeline_handover(
+    folder: Path, name: str, pipelined: PipelinedProblem, stages: Stages, step: PipelineTime
+) -> list[str]:
+    """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
+
+    The files are, after the name of the placement, `.stages.csv`, `.trace.json` and `.explain.txt`.
+
+    Args:
+        name: what the file names begin with.
+    """
+    columns = [item.name for item in fields(StageRow)]
+    write_csv(folder / f"{name}.stages.csv", columns, map(astuple, stage_rows(pipelined, stages, step)))
+    write_json_atomic(folder / f"{name}.trace.json", pipeline_trace(pipelined, step), indent=None)
+    lines = pipeline_lines(pipelined, stages, step)
+    write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
+    return lines

@@ -1,0 +1,1 @@
+"""Large-neighbourhood search: neighbourhoods and moves that networks choose, against choices without."""

@@ -19,8 +19,6 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
-    "clusters": "clusters of the problems",
-    "draws": "draws of each family to learn from",
     "evaluations": "budget of a placer, in evaluations",
     "every": "take only each N-th graph of a family",
     "families": "families of graphs",

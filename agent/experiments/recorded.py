@@ -233,19 +233,20 @@ class NeighbourhoodRow:
     cpu_s: float
 
 
-def neighbourhood_tables(file: Path) -> Iterator[str]:
-    """Yields each placer over `refine`, and what is learned over the best choices that are not."""
+def neighbourhoods_tables(file: Path) -> Iterator[str]:
+    """Yields each placer over `refine`, and choices by networks over others."""
     rows = read_rows(file, NeighbourhoodRow)
-    budgets, placers = axis(row.seconds for row in rows), axis(row.placer for row in rows)
-    head = ["", *(f"{budget:g} s" for budget in budgets)]
-    over = [[name, *(_over(rows, name, "refine", budget) for budget in budgets)] for name in placers[1:]]
-    yield markdown_table([["over refine", *head[1:]], *over])
-    pairs = [(own, other) for own in ("learned", "learned moves") for other in placers if other != own]
-    body = [
-        [f"{own} over {other}", *(_over(rows, own, other, budget) for budget in budgets)]
-        for own, other in pairs
-    ]
-    yield markdown_table([head, *body])
+    budgets = axis(row.seconds for row in rows)
+    first = [(name, "refine") for name in axis(row.placer for row in rows) if name != "refine"]
+    others = ("all units", "any kind", "bandit")
+    second = [("learned", other) for other in (*others, "random weights")]
+    second += [("learned moves", other) for other in (*others, "random moves")]
+    for title, pairs in (("over refine", first), ("", second)):
+        body = [
+            [own if title else f"{own} over {other}", *(_over(rows, own, other, each) for each in budgets)]
+            for own, other in pairs
+        ]
+        yield markdown_table([[title, *(f"{each:g} s" for each in budgets)], *body])
 
 
 def _over(rows: Sequence[NeighbourhoodRow], placer: str, other: str, seconds: float) -> str:
@@ -257,32 +258,3 @@ def _over(rows: Sequence[NeighbourhoodRow], placer: str, other: str, seconds: fl
         if name == placer and beside and row.feasible and beside.feasible:
             families[row.family][graph, cluster].append(float(np.log(row.step_s / beside.step_s)))
     return str(nested_interval([list(graphs.values()) for graphs in families.values()])) if families else "-"
-
-
-MEASURES = {
-    "n_placements": "placements",
-    "median_error": "error, median",
-    "p90_error": "error, 90th percentile",
-    "scaled_error": "error after one factor for all, median",
-    "spearman": "rank correlation, Spearman",
-    "kendall": "rank correlation, Kendall",
-    "retest": "rank correlation of the first and the last round of measurements, Kendall",
-    "regret": "regret of the simulator's best",
-}
-"""Fields of `Fidelity` in the order of the table."""
-
-
-def measured_tables(file: Path) -> Iterator[str]:
-    """Yields simulated against measured steps of placements."""
-    found = fidelity_of(read_rows(file, FidelityRow))
-    assert found is not None
-    shares = ("median_error", "p90_error", "scaled_error", "regret")
-    assert {item.name for item in fields(Fidelity)} == set(MEASURES)
-
-    def cell(name: str) -> str:
-        value = getattr(found, name)
-        return (
-            f"{value:.1%}" if name in shares else f"{value:.3f}" if isinstance(value, float) else str(value)
-        )
-
-    yield markdown_table([["measure", "found"], *([title, cell(name)] for name, title in MEASURES.items())])

@@ -34,3 +34,11 @@ EXPERIMENTS.register(
         tables="recorded:granularity_tables",
     ),
 )
+EXPERIMENTS.register(
+    "neighbourhoods",
+    Experiment(
+        "Can a network choose the neighbourhoods of a search?",
+        rows=("neighbourhoods.csv.gz",),
+        tables="recorded:neighbourhoods_tables",
+    ),
+)

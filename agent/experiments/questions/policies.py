@@ -45,14 +45,3 @@ for name, question in {
     "decoding": "How fast is a decision of a policy?",
 }.items():
     EXPERIMENTS.register(name, Experiment(question, rows=(f"{name}.csv",), tables=f"recorded:{name}_tables"))
-EXPERIMENTS.register(
-    "neighbourhoods",
-    Experiment(
-        "Can a network choose the neighbourhoods of a search?",
-        rows=("neighbourhoods.csv",),
-        run="neighbourhoods.answer:neighbourhood_rows",
-        tables="recorded:neighbourhood_tables",
-        settings={"seconds": (1.0, 10.0), "draws": 4},
-        quick={"seconds": (0.1,), "draws": 1},
-    ),
-)

@@ -1,1 +1,0 @@
-"""Large-neighbourhood search: neighbourhoods and moves that networks choose, against choices without."""

@@ -225,7 +225,7 @@ def place(
     inputs: Any = None,
     *,
     cluster: str | Cluster = "4xv100",
-    placer: str = "policy-refine",
+    placer: str = "auto",
     budget: int | None = None,
     seconds: float | None = None,
     policy: str | os.PathLike[str] = "pretrained",

@@ -1,4 +1,4 @@
-"""The placer for every budget: list schedules, the rule of `rollout`, a walk of the policy, then annealing."""
+"""The placer for every budget: list schedules, a rollout, a walk of the policy, annealing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
 ROLLOUT_COST, WALK_COST = 8.0, 3.0
-"""Most times as long as a list schedule the rule of `rollout` takes, and a walk of the policy as that rule."""
+"""At most, `rollout` takes so many times as long as a list schedule, and a walk of the policy as `rollout`."""
 SHARE = 0.4
 """Share of the seconds that are left in which such a start must end. Tuned on graphs that no test uses."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.placers.base import PLACERS, Budget, SearchState
+from agent.placers.base import PLACERS, Budget
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy import auto, decoding
 from agent.policy.placers import learned_placer

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
 
 ROLLOUT_COST, WALK_COST = 8.0, 3.0
-"""At most, `rollout` takes so many times as long as a list schedule, and a walk of the policy as `rollout`."""
+"""At most, `rollout` takes so many times as long as a list schedule, and a walk of a policy as `rollout`."""
 SHARE = 0.4
 """Share of the seconds that are left in which such a start must end. Tuned on graphs that no test uses."""
 

@@ -30,7 +30,7 @@ FLAGS = {
     "new": "draws of each family that nothing was tuned on",
     "orders": "traversal orders",
     "scarce": "memory of the fastest devices, as a share of what a graph keeps; others have enough",
-    "seconds": "processor seconds of a budget",
+    "seconds": "seconds of a budget",
     "seeds": "seeds of each search or training, from 0 on",
     "steps_in": "folder of measured steps, with a folder for each device",
     "trials": "benchmark settings",

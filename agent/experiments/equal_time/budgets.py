@@ -14,7 +14,7 @@ import numpy as np
 from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec
-from agent.experiments.equal_time.sealed import STANDARD, sealed_graphs
+from agent.experiments.equal_time.sealed import ALL, sealed_graphs
 from agent.experiments.launcher import evaluated
 from agent.experiments.rows import axis, grouped, markdown_table, read_rows
 from agent.placers.base import Budget
@@ -78,7 +78,7 @@ def budget_rows(
         n_known=1,
         n_new=1,
         how_seen=policy.stored.card.how_seen,
-        families=families or STANDARD,
+        families=families or ALL,
         first_seed=first_seed,
     )
     found: list[BudgetRow] = []

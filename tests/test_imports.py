@@ -18,7 +18,7 @@ ROOMS = (
     ("graphs",),
     ("envs.cluster",),
     ("envs.costs", "envs.placement", "envs.runtime"),
-    ("envs.problem_arrays", "envs.problem", "envs.coarse_problem", "envs.domain_randomization"),
+    ("envs.problem_arrays", "envs.problem", "envs.domain_randomization"),
     ("envs.simulator",),
     ("envs.mdp", "envs.pipeline"),
     ("envs",),

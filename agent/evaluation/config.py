@@ -58,13 +58,6 @@ class EvaluationConfig(Settings, error=EvaluationError):
     max_decompressed_bytes: int = option(
         MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
     )
-    coarsen: int | None = option(
-        None,
-        "place larger graphs as N groups of ops each",
-        group=GRAPHS,
-        least=1,
-        default_text="op by op",
-    )
 
     cluster: tuple[str, ...] = option(
         ("4xv100",), "presets or files", group=CLUSTERS, metavar="NAME|FILE", some=True

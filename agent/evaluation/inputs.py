@@ -60,7 +60,6 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         policy=policy,
         seen=seen,
         given=given,
-        coarsen=config.coarsen,
         granularity=config.granularity,
         pipeline=pipeline,
     )

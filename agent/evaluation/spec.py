@@ -23,7 +23,7 @@ from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 
-FORMAT = "placewalk.evaluation/2"
+FORMAT = "placewalk.evaluation/3"
 
 
 def placer_names() -> tuple[str, ...]:
@@ -63,8 +63,6 @@ class EvaluationSpec:
         policy: of the learned placers; None where there are none.
         seen: what the policy was shown of each graph in training, by name; nothing of one that is missing.
         given: placements to score as well: (graph, cluster, name) -> device of each op.
-        coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
-            are those of the graphs themselves in any case.
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
 
@@ -81,7 +79,6 @@ class EvaluationSpec:
     policy: EvaluatedPolicy | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
-    coarsen: int | None = None
     granularity: str = "op"
     pipeline: Pipeline | None = None
 
@@ -130,7 +127,6 @@ class EvaluationSpec:
             "seeds": self.seeds,
             "budget": asdict(self.budget),
             "policy": self.policy.digest if self.policy else "",
-            "coarsen": self.coarsen,
             "granularity": self.granularity,
             "pipeline": asdict(self.pipeline) if self.pipeline else None,
             "placements": sorted(
@@ -182,10 +178,6 @@ def _check(spec: EvaluationSpec) -> None:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")
-    if spec.coarsen is not None and spec.coarsen < 1:
-        raise EvaluationError(f"graphs of {spec.coarsen} groups; give at least 1 to --coarsen")
-    if spec.pipeline is not None and spec.coarsen is not None:
-        raise EvaluationError("--coarsen makes groups for one batch at a time; leave it out with --pipeline")
     if not spec.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 

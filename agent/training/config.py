@@ -194,13 +194,6 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     encoder: str = option("sage", "graph encoder", group=NETWORK)
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
-    left_out: tuple[str, ...] = option(
-        (),
-        "parts of the network to leave out, for an ablation: device/GROUP, node/FEATURE, head/graph, "
-        "encoder/round-K, ...",
-        group=NETWORK,
-        metavar="PART",
-    )
     ema_decay: float = option(
         0.95,
         "decay of the EMA of the weights at each update; the averaged policy is evaluated and saved",

@@ -11,7 +11,6 @@ import torch
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.policy.encoders.base import ENCODERS, check_size
-from agent.policy.parts import kept_without
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
@@ -72,7 +71,6 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     if not (config.timesteps or config.planned_dagger_rounds or config.planned_imitation_epochs):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
-    _check_parts(config)
     for cluster in [name for name in config.cluster if name != RANDOM]:
         get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
@@ -83,12 +81,6 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         left_out=tuple(left_out(graphs, config)),
         step_timer=_step_timer(config, runnable),
     )
-
-
-def _check_parts(config: TrainConfig) -> None:
-    kept_without(config.left_out, config.feature_set, config.rounds)
-    if config.left_out and config.init:
-        raise ConfigError("--left-out makes another network than that of --init; give one of them")
 
 
 def _check_measured(config: TrainConfig) -> None:

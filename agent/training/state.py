@@ -158,6 +158,6 @@ class TrainingState:
         if self._inputs.policy is not None:
             network = self._inputs.policy.network
         else:
-            shape = config.encoder, config.hidden, config.rounds, config.feature_set, config.left_out
+            shape = config.encoder, config.hidden, config.rounds, config.feature_set
             network = PlacementNetwork(current_shape(*shape))
         return Policy(network, MdpConfig.from_settings(config.to_json()))

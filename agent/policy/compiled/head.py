@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.policy.compiled.layers import Floats, add_product, add_scaled, by_input, silu
-from agent.policy.parts import InputFactors
 from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
 from envs.simulator.arrays import copy
@@ -42,10 +41,7 @@ class HeadScratch(NamedTuple):
 
 
 def head_arrays(
-    shape: NetworkShape,
-    weights: Mapping[str, Floats],
-    kept: InputFactors | None,
-    problems: Sequence[tuple[Floats, IntArray]],
+    shape: NetworkShape, weights: Mapping[str, Floats], problems: Sequence[tuple[Floats, IntArray]]
 ) -> HeadArrays:
     """Lays out the actor's head, by the names of the weights in `PlacementNetwork`.
 
@@ -54,9 +50,6 @@ def head_arrays(
             (n_ops,).
     """
     hidden, columns = shape.hidden, columns_of(shape.feature_set)
-    seen, pooled, single = np.ones(len(columns)), 1.0, 1.0
-    if kept is not None:
-        seen, pooled, single = np.array(kept.devices), kept.heads["pool"], kept.heads["devices"]
     n_nodes = np.cumsum([0, *(len(contexts) for contexts, _ in problems)])
     n_ops = np.cumsum([0, *(len(node_of) for _, node_of in problems)])
     row_of = [node_of + first for (_, node_of), first in zip(problems, n_nodes, strict=False)]
@@ -65,8 +58,8 @@ def head_arrays(
         row_of=np.concatenate(row_of),
         first_op=n_ops[:-1],
         columns=np.array(columns, dtype=np.int64),
-        pool_weight=by_input(weights["of_pool.weight"][:hidden], pooled * np.tile(seen, 3)),
-        device_weight=by_input(weights["of_device.weight"], single * seen),
+        pool_weight=by_input(weights["of_pool.weight"][:hidden]),
+        device_weight=by_input(weights["of_device.weight"]),
         hidden_weight=by_input(weights["actor.1.weight"]),
         hidden_bias=weights["actor.1.bias"],
         out_weight=weights["actor.3.weight"][0],

@@ -11,7 +11,6 @@ from agent.policy.compiled.head import HeadArrays, head_arrays
 from agent.policy.compiled.layers import Floats
 from agent.policy.graph_arrays import graph_arrays
 from agent.policy.mdp_config import MdpConfig
-from agent.policy.parts import InputFactors, kept_without
 from agent.policy.shape import NetworkShape
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -46,28 +45,20 @@ class CompiledPolicy:
     def head_arrays(self, problems: Sequence[Problem]) -> HeadArrays:
         """Encodes problems, and lays out what a walk reads of them and of the weights."""
         encoded = [(self.encode or self._encode)(problem) for problem in problems]
-        return head_arrays(self.shape, self.weights, self._kept, encoded)
+        return head_arrays(self.shape, self.weights, encoded)
 
     def _encode(self, problem: Problem) -> Encoded:
         graph = graph_arrays(problem)
         return contexts_of(graph, self._encoder), graph.node_of
 
     @cached_property
-    def _kept(self) -> InputFactors | None:
-        shape = self.shape
-        return kept_without(shape.left_out, shape.feature_set, shape.rounds) if shape.left_out else None
-
-    @cached_property
     def _encoder(self) -> EncoderArrays:
-        return encoder_arrays(self.shape, self.weights, self._kept)
+        return encoder_arrays(self.shape, self.weights)
 
 
 def weight_shapes(shape: NetworkShape) -> dict[str, tuple[int, ...]]:
     """Lists the weights of a network whose encoder is compiled, by their names in `PlacementNetwork`."""
-    hidden, out = shape.hidden, frozenset[int]()
-    if shape.left_out:
-        out = kept_without(shape.left_out, shape.feature_set, shape.rounds).rounds
-    rounds = [at for at in range(shape.rounds) if at not in out]
+    hidden, rounds = shape.hidden, range(shape.rounds)
     square, vector = (hidden, hidden), (hidden,)
     linear = {"weight": square, "bias": vector}
     of_round = {"norm.weight": vector, "norm.bias": vector, "own.weight": square, "own.bias": vector}

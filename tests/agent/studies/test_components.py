@@ -28,10 +28,9 @@ def test_the_base_has_every_component_that_it_could_do_without() -> None:
             leave_out(without, name)
 
 
-def test_groups_parts_and_replacements() -> None:
-    both = leave_out(BASE, "dagger+part:device/state")
-    assert (both.dagger_rounds, both.left_out) == (0, ("device/state",))
-    assert leave_out(both, "graph-embedding").left_out == ("device/state", "head/graph")
+def test_groups_and_replacements() -> None:
+    both = leave_out(BASE, "dagger+encoder")
+    assert (both.dagger_rounds, both.encoder) == (0, "none")
     assert leave_out(BASE, "order=bfs").order == ("bfs",)
 
 
@@ -39,8 +38,6 @@ def test_groups_parts_and_replacements() -> None:
     ("name", "message"),
     [
         ("luck", "unknown component 'luck'"),
-        ("part:device/luck", "no part 'device/luck'"),
-        ("part:encoder/round-9", "no part 'encoder/round-9'"),
         ("hidden=8,16", "by one value"),
         ("hidden=64", "has no 'hidden=64' to leave out: hidden is 64 already"),
     ],

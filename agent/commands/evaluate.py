@@ -135,7 +135,7 @@ def _compare(
     from agent.evaluation.run import evaluate
     from agent.evaluation.terminal_report import print_lines, print_tables, progress_bar
 
-    with progress_bar() as (report, show_time_left):
+    with progress_bar() as report:
         found = evaluate(
             spec,
             out,
@@ -143,7 +143,6 @@ def _compare(
             trial_timeout_s=trial_timeout,
             make_trials=_trial_maker(engine),
             report=report,
-            show_time_left=show_time_left,
             write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)

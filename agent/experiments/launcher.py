@@ -36,8 +36,8 @@ def evaluated(spec: EvaluationSpec, folder: Path) -> tuple[Trial, ...]:
         EvaluationError: the folder holds another evaluation.
         UnfinishedError: a trial failed.
     """
-    with progress_bar() as (report, show_time_left):
-        found = evaluate(spec, folder, report=report, show_time_left=show_time_left)
+    with progress_bar() as report:
+        found = evaluate(spec, folder, report=report)
     if found.failures:
         raise UnfinishedError(f"{len(found.failures)} trials failed; see {folder / 'failures.csv'}")
     return tuple(found.trials)

@@ -92,7 +92,10 @@ def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(
             "torchrun --nproc-per-node",
         ),
         (["--name", "a", "--graphs", "graphs.jsonl", "--seeds", "2"], "--seeds is for --context search"),
-        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--pairs"], "takes no --pairs"),
+        (
+            ["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--trials", "3"],
+            "takes no --trials",
+        ),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--vary", "x=1"], "setting 'x'"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "search"], "needs a space"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "ablation", "--without", "x"], "'x'"),

@@ -64,7 +64,7 @@ def _check_flags(base: TrainConfig, config: StudyConfig) -> None:
     """Refuses flags that would have no effect."""
     takes = {
         "grid": {"vary", "seeds", "cold_control"},
-        "ablation": {"without", "pairs", "seeds", "cold_control"},
+        "ablation": {"without", "seeds", "cold_control"},
         "search": {"vary", "trials", "prune"},
     }[base.context] | {"jobs", "attempts"}
     defaults = StudyConfig()

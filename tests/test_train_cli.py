@@ -179,7 +179,7 @@ def test_a_run_of_another_version_is_refused_in_one_line(
     config["sight"] = config.pop("feature_set")
     (run / "config.json").write_text(json.dumps(config))
     assert train_agent.main(["--resume", "--name", "old"]) == 2
-    assert "key 'sight' is called 'feature_set' in this version" in capsys.readouterr().err
+    assert "unknown key 'sight'; use name, families, " in capsys.readouterr().err
 
 
 def test_the_closing_lines_name_what_was_cut_short() -> None:

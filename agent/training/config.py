@@ -15,15 +15,6 @@ from graphs.system.settings import OPTION, Settings, option, option_of
 SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
 CONTEXTS = ("local", "search", "ablation", "grid", "distributed")
 ADVANTAGES = ("op", "graph", "batch")
-RENAMED = {
-    "sight": "feature_set",
-    "variants": "randomizations",
-    "practice": "dagger_rounds",
-    "practice_rate": "dagger_rate",
-    "averaging": "ema_decay",
-}
-"""Settings that earlier versions called otherwise, by the old name."""
-
 EXTENDABLE = ("name", "timesteps", "minutes", "max_decompressed_bytes")
 """Settings that `--resume` may change."""
 
@@ -40,7 +31,7 @@ class ConfigError(InputError):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
+class TrainConfig(Settings, error=ConfigError):
     """Everything that decides a training, all of it settable by flag or file.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -134,7 +135,7 @@ class PipelinedProblem:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
         ranks = stages.ranks
-        _check_schedule(self.pipeline, stages, self.problem)
+        check_schedule(self.pipeline, stages, [device.name for device in self.problem.cluster.devices])
         of_rank = device_actions(self.pipeline, len(ranks))
         actions: list[list[tuple[int, int]]] = [[] for _ in range(self.problem.n_devices)]
         for device, entries in zip(ranks.tolist(), of_rank, strict=True):
@@ -160,19 +161,26 @@ class PipelinedProblem:
         return busy.astype(np.float64)
 
 
-def _check_schedule(pipeline: Pipeline, stages: Stages, problem: Problem) -> None:
-    """Checks that the stages lie as the schedule wants them: round the devices, so many on each."""
+def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
+    """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
+
+    Args:
+        names: of the devices.
+
+    Raises:
+        PipelineError: they do not.
+    """
     n_each = pipeline.stages_per_device
     expected = np.tile(stages.ranks, n_each)
     if len(stages.devices) == len(expected) and (stages.devices == expected).all():
         return
-    names = [problem.cluster.devices[device].name for device in stages.devices.tolist()]
+    used = [names[device] for device in stages.devices.tolist()]
     rule = (
         f"schedule '{pipeline.schedule}' has {n_each} stages on each device, in rounds over the devices"
         if pipeline.name == INTERLEAVED
         else f"schedule '{pipeline.schedule}' has one stage on each device"
     )
-    raise PipelineError(f"{rule}, but the {len(names)} stages are on {', '.join(names)}")
+    raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
 
 
 def _action_times(agenda: Agenda, n_stages: int) -> list[ActionTime]:

@@ -13,7 +13,8 @@ from envs.pipeline.simulate import check_schedule
 from envs.pipeline.stages import Stages, phases_of
 from envs.runtime.cut import cut
 from envs.runtime.device_program import DeviceProgram, ExecutionError, Receive, Send
-from envs.runtime.microbatches import ActionSpan, DeviceWriter, Places
+from envs.runtime.device_writer import ActionSpan, DeviceWriter
+from envs.runtime.places import Places
 from graphs.capture.captured_step import CapturedStep
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
@@ -99,7 +100,8 @@ def _put_in_order(writers: Sequence[DeviceWriter]) -> None:
     while has_moved:
         has_moved = False
         for index, writer in enumerate(writers):
-            for each in writer.instructions[at[index] :]:
+            while at[index] < len(writer.instructions):
+                each = writer.instructions[at[index]]
                 if isinstance(each, Receive):
                     if each.transfer.index not in sent_at:
                         break

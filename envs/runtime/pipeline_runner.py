@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,8 +29,8 @@ class PipelineRunner(StepRunner):
         captured: of the module, or of one with equal shapes, on a microbatch.
         stages: of the captured graph.
         pipeline: schedule and number of microbatches.
-        module, processes, options, seed, check_finite: as a `StepRunner` takes them.
         batch_dim: dimension along which tensors of a whole batch are cut.
+        module, processes, settings: as a `StepRunner` takes them.
 
     Raises:
         PipelineError: the stages are none of this step, or the schedule cannot run them.
@@ -47,21 +46,11 @@ class PipelineRunner(StepRunner):
         processes: Devices,
         *,
         batch_dim: int = 0,
-        options: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        check_finite: bool = True,
+        **settings: Any,
     ) -> None:
         self.stages, self.pipeline, self.batch_dim = stages, pipeline, batch_dim
         self._n_batches = pipeline.microbatches
-        super().__init__(
-            captured,
-            stages.device_of,
-            module,
-            processes,
-            options=options,
-            seed=seed,
-            check_finite=check_finite,
-        )
+        super().__init__(captured, stages.device_of, module, processes, **settings)
 
     def action_times(self, step: StepTimes) -> list[ActionTime]:
         """Lists when each action ran, by device, in its order; the updates come last.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -218,4 +219,12 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "attention_backward": attention_backward,
 }
 """Functions that are no operators of torch's."""
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+# Pickle would look for `torch` in some module that imports it, also in a script that only the caller runs.
+copyreg.pickle(torch.memory_format, lambda value: (_memory_format, (str(value),)))
 _PLAIN_NAMES = {operator.getitem: "getitem"}

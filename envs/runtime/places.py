@@ -83,7 +83,7 @@ class Places:
 
     @cached_property
     def changed(self) -> dict[Made, tuple[Made, str]]:
-        """What makes the next value of each buffer that the step changes, and the buffer's path.
+        """The op behind the next value of each buffer that the step changes, and the buffer's path.
 
         Raises:
             ExecutionError: no op does.

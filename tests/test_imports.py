@@ -26,7 +26,7 @@ ROOMS = (
     ("agent.calibration", "agent.bounds"),
     ("agent.placers",),
     ("agent.pipelines",),
-    ("agent.policy",),
+    ("agent.policy", "agent.adaptation"),
     ("agent.training", "agent.evaluation"),
     ("agent.contexts",),
     ("agent.studies",),

@@ -7,15 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.measured.adapted import Placed, adapted
 from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity
 from agent.evaluation.results import Trial
-from agent.evaluation.run import placement_path
+from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
-from envs.placement.files import read_placement
+from envs.placement.files import read_placement, write_placement
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.machine import torch_devices
@@ -108,23 +111,41 @@ class MeasuringSession:
         return replace(spec, graphs=tuple(others))
 
     def best(
-        self, spec: EvaluationSpec, trials: Sequence[Trial], count: int, report: Report
+        self,
+        spec: EvaluationSpec,
+        trials: Sequence[Trial],
+        count: int,
+        report: Report,
+        *,
+        adapts: bool = False,
     ) -> list[MeasuredRow]:
         """Measures one device, and the best placements that the trials found; writes `measured.csv`.
 
         Args:
             count: greatest number of different placements per cluster, the shortest simulated steps first.
+            adapts: whether each measurement corrects the costs that the next placement is found with. The
+                first placement is the same. That of the shortest measured step is written to `adapted/`.
         """
         rows: list[MeasuredRow] = []
         graph = self._graph(spec)
         for cluster in spec.clusters:
             with self._meter(cluster) as meter:
                 measurements = self._measurements(cluster, meter)
-                chosen = self._chosen(spec, graph, cluster, trials, count)
+                found, single = self._found(spec, graph, cluster, trials)
+                chosen, what = found[:count], f"steps on {cluster.name}"
+                if adapts and found:
+                    chosen = adapted(
+                        Problem(graph, cluster), found, measurements, count, partial(report, what)
+                    )
+                chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
+                of_cluster: list[MeasuredRow] = []
                 for done, (trial, device_of) in enumerate(chosen):
-                    report(f"steps on {cluster.name}", done, len(chosen))
-                    rows.append(_measured_row(trial, measurements, device_of))
-                report(f"steps on {cluster.name}", len(chosen), len(chosen))
+                    report(what, done, len(chosen))
+                    of_cluster.append(_measured_row(trial, measurements, device_of))
+                report(what, len(chosen), len(chosen))
+                if adapts:
+                    self._write_shortest(graph, cluster, of_cluster, chosen)
+                rows += of_cluster
         _write(self._folder / "measured.csv", MeasuredRow, rows)
         return rows
 
@@ -145,19 +166,28 @@ class MeasuringSession:
         _write(self._folder / "fidelity.csv", FidelityRow, rows)
         return rows
 
-    def _chosen(
-        self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial], count: int
-    ) -> list[tuple[Trial, IntArray]]:
+    def _found(
+        self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial]
+    ) -> tuple[list[Placed], list[Placed]]:
+        """Lists the different placements of a cluster, the best first, and that of one device alone."""
         placed = [each for each in trials if each.is_placement]
         of_cluster = [each for each in placed if (each.graph, each.cluster) == (self.name, cluster.name)]
         best_seed = {(each.placer, each.order): each for each in sorted(of_cluster, key=_worst_first)}
-        found: dict[bytes, tuple[Trial, IntArray]] = {}
+        found: dict[bytes, Placed] = {}
         for trial in sorted(best_seed.values(), key=lambda each: each.rank):
             placement = read_placement(placement_path(self._folder, trial), graph, cluster)
             found.setdefault(placement.device_of.tobytes(), (trial, placement.device_of))
-        chosen = list(found.values())[:count]
-        single = [pair for pair in found.values() if pair[0].placer == "single" and pair not in chosen]
-        return chosen + single
+        return list(found.values()), [pair for pair in found.values() if pair[0].placer == "single"]
+
+    def _write_shortest(
+        self, graph: OpGraph, cluster: Cluster, rows: Sequence[MeasuredRow], chosen: Sequence[Placed]
+    ) -> None:
+        """Writes the placement of the shortest measured step, if one could be run."""
+        ran = [(row.measured_s, index) for index, row in enumerate(rows) if row.measured_s is not None]
+        if ran:
+            path = adapted_path(self._folder, cluster.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_placement(path, graph, cluster, Placement(chosen[min(ran)[1]][1]))
 
     def _graph(self, spec: EvaluationSpec) -> OpGraph:
         return next(graph for graph in spec.graphs if graph.name == self.name)
@@ -170,6 +200,11 @@ class MeasuringSession:
         model = self._model
         with DeviceProcesses(self._devices[cluster.name], self._timeout_s) as processes:
             yield StepMeter(model.captured, model.module, model.inputs, processes)
+
+
+def adapted_path(folder: Path, cluster: str) -> Path:
+    """Path of the placement with the shortest measured step of those that were found with corrected costs."""
+    return folder / "adapted" / f"{file_name(cluster)}.json"
 
 
 def _worst_first(trial: Trial) -> tuple[bool, float, int]:

@@ -25,6 +25,7 @@ FLAGS = {
     "new": "draws of each family that nothing was tuned on",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
+    "worlds": "draws of true costs, of each graph and cluster",
 }
 """Help of each setting of an experiment."""
 

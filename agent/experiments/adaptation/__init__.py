@@ -1,0 +1,1 @@
+"""Few measurements: searches that correct their costs, against others."""

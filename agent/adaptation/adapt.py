@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import norm
@@ -25,28 +24,13 @@ Measure = Callable[[IntArray], float]
 """Measures the step of a placement, in seconds; NaN if it cannot be run."""
 
 
-@dataclass(frozen=True, eq=False)
-class Adaptation:
-    """Placements in the order in which they were measured.
-
-    Attributes:
-        devices_of: device of each op, (n, n_ops).
-        seconds: measured, (n,); NaN if a placement cannot be run.
-        posterior: what the measurements say of the costs; None without a measured step.
-    """
-
-    devices_of: IntArray
-    seconds: FloatArray
-    posterior: Posterior | None
-
-
 def adapt(
     models: Sequence[Corrections],
     starts: Sequence[IntArray],
     measure: Measure,
     count: int,
     rng: np.random.Generator,
-) -> Adaptation:
+) -> tuple[IntArray, FloatArray]:
     """Measures placements, the first of `starts` first, and searches with corrected costs between them.
 
     The next placement is that of greatest expected improvement on the shortest measured step.
@@ -56,21 +40,25 @@ def adapt(
         starts: placements that were found with the costs of the problem, best first; at least one.
         measure: called with the device of each op, (n_ops,).
         count: placements to measure; fewer are if the searches find no others.
+
+    Returns:
+        What was measured, in this order: devices of the ops, (n, n_ops), and seconds, (n,).
     """
     pool = {_key(each): np.asarray(each, dtype=np.int64) for each in starts}
-    next_one: IntArray | None = next(iter(pool.values()))
     found: dict[bytes, tuple[IntArray, float]] = {}
+    next_one: IntArray | None = next(iter(pool.values()))
     posterior = None
-    while next_one is not None and len(found) < count:
+    while next_one is not None:
         found[_key(next_one)] = next_one, measure(next_one)
-        if len(found) < count:
-            posterior = _learned(models, found.values(), posterior)
-            for each in _searched(posterior, list(pool.values()), rng) if posterior else ():
-                pool.setdefault(_key(each), each)
+        if len(found) == count:
+            break
+        posterior = _learned(models, found.values(), posterior)
+        for each in _searched(posterior, list(pool.values()), rng) if posterior else ():
+            pool.setdefault(_key(each), each)
         candidates = [each for key, each in pool.items() if key not in found]
         next_one = _most_promising(posterior, candidates, rng)
     devices_of, seconds = zip(*found.values(), strict=True)
-    return Adaptation(np.stack(devices_of), np.array(seconds), posterior)
+    return np.stack(devices_of), np.array(seconds)
 
 
 def _learned(

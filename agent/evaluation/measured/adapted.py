@@ -48,11 +48,11 @@ def adapted(
 
     (best, first), others = found[0], [device_of for trial, device_of in found[1:] if trial.feasible]
     known = {device_of.tobytes(): trial for trial, device_of in found}
-    made = adapt(models_of(problem), [first, *others], measure, count, np.random.default_rng(0))
+    made, _ = adapt(models_of(problem), [first, *others], measure, count, np.random.default_rng(0))
 
     def trial_of(number: int, device_of: IntArray) -> Trial:
         simulated_s = simulate_problem(problem, device_of).total_s
         drawn = replace(best, placer=ADAPT, order="", seed=number, step_time_s=simulated_s)
         return known.get(device_of.tobytes(), drawn)
 
-    return [(trial_of(number, each), each) for number, each in enumerate(made.devices_of)]
+    return [(trial_of(number, each), each) for number, each in enumerate(made)]

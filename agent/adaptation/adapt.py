@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.stats import norm
 
 from agent.adaptation.corrections import Corrections
-from agent.adaptation.posterior import Posterior, fit
+from agent.adaptation.posterior import Posterior, prior
 from agent.placers.base import Budget, SearchState
-from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
+from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 
-EVALUATIONS, SEARCHES, FROM_KNOWN = 5000, 4, 2
-"""Evaluations of a search, and searches before a measurement: one with the most probable costs, the others
-with drawn ones."""
+EVALUATIONS = 4000
+"""Of each of the two searches before a measurement, one with the most probable costs, one with drawn ones."""
 DRAWS, MOST_CANDIDATES = 32, 64
 """Draws of the costs that choose the next placement, and placements that they choose from."""
 
@@ -33,7 +32,8 @@ def adapt(
 ) -> tuple[IntArray, FloatArray]:
     """Measures placements, the first of `starts` first, and searches with corrected costs between them.
 
-    The next placement is that of greatest expected improvement on the shortest measured step.
+    The next placement is that of greatest expected improvement on the shortest measured step (Jones et al.,
+    Efficient Global Optimization of Expensive Black-Box Functions, 1998).
 
     Args:
         models: of the costs, as `models_of` makes them.
@@ -44,69 +44,45 @@ def adapt(
     Returns:
         What was measured, in this order: devices of the ops, (n, n_ops), and seconds, (n,).
     """
-    pool = {_key(each): np.asarray(each, dtype=np.int64) for each in starts}
+    pool = {each.tobytes(): each for each in starts}
     found: dict[bytes, tuple[IntArray, float]] = {}
-    next_one: IntArray | None = next(iter(pool.values()))
-    posterior = None
-    while next_one is not None:
-        found[_key(next_one)] = next_one, measure(next_one)
+    posterior, next_one = prior(models), starts[0]
+    while True:
+        seconds = measure(next_one)
+        found[next_one.tobytes()] = next_one, seconds
         if len(found) == count:
             break
-        posterior = _learned(models, found.values(), posterior)
-        for each in _searched(posterior, list(pool.values()), rng) if posterior else ():
-            pool.setdefault(_key(each), each)
+        if seconds > 0:
+            posterior = posterior.updated(next_one, seconds)
+        for costs in (posterior.likely, posterior.draw(rng)):
+            for each in _searched(costs[0].corrected(costs[1]), list(pool.values()), rng):
+                pool.setdefault(each.tobytes(), each)
         candidates = [each for key, each in pool.items() if key not in found]
-        next_one = _most_promising(posterior, candidates, rng)
-    devices_of, seconds = zip(*found.values(), strict=True)
-    return np.stack(devices_of), np.array(seconds)
+        if not candidates:
+            break
+        next_one = _most_promising(posterior, np.stack(candidates), rng)
+    devices_of, steps_s = zip(*found.values(), strict=True)
+    return np.stack(devices_of), np.array(steps_s)
 
 
-def _learned(
-    models: Sequence[Corrections], found: Iterable[tuple[IntArray, float]], before: Posterior | None
-) -> Posterior | None:
-    """Fits every model to the placements that could be run; None if there is none."""
-    good = [(device_of, seconds) for device_of, seconds in found if seconds > 0]
-    if not good:
-        return None
-    measured, log_s = np.stack([each for each, _ in good]), np.log([seconds for _, seconds in good])
-    starts = [fit.mean for fit in before.fits] if before else [np.zeros(len(each.names)) for each in models]
-    fits = [fit(model, measured, log_s, start) for model, start in zip(models, starts, strict=True)]
-    return Posterior(measured, log_s, fits)
+def _searched(problem: Problem, known: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:
+    """Searches from heuristics and the placements that are known; returns the best that have the memory."""
+    search = SearchState(problem, Budget(EVALUATIONS + len(known)))
+    search.score(np.stack(known))
+    refine(search, rng)
+    return [leader.device_of for leader in search.leaders if leader.score[0] == 0.0]
 
 
-def _key(device_of: IntArray) -> bytes:
-    return np.ascontiguousarray(device_of, dtype=np.int64).tobytes()
-
-
-def _searched(posterior: Posterior, known: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:
-    """Searches with the most probable costs, and with drawn ones, from the placements that are known."""
-    found: list[IntArray] = []
-    for number in range(SEARCHES):
-        corrections, logs = posterior.draw(rng) if number % 2 else posterior.likely
-        search = SearchState(corrections.corrected(logs), Budget(EVALUATIONS))
-        if number < FROM_KNOWN:
-            search.score(np.stack(known))
-            anneal_from_leaders(search, rng)
-        else:
-            refine(search, rng)
-        found += [leader.device_of for leader in search.leaders if leader.score[0] == 0.0]
-    return found
-
-
-def _most_promising(
-    posterior: Posterior | None, candidates: list[IntArray], rng: np.random.Generator
-) -> IntArray | None:
-    """Returns the placement of greatest expected improvement, None if there is none."""
-    if posterior is None or not candidates:
-        return next(iter(candidates), None)
-    mean, _ = posterior.predict(posterior.likely, np.stack(candidates))
-    kept = [candidates[index] for index in np.argsort(mean, kind="stable")[:MOST_CANDIDATES]]
-    best = posterior.log_s.min()
-    gain = np.zeros(len(kept))
+def _most_promising(posterior: Posterior, candidates: IntArray, rng: np.random.Generator) -> IntArray:
+    """Returns the placement of greatest expected improvement, of candidates (n, n_ops)."""
+    mean, _ = posterior.predict(posterior.likely, candidates)
+    candidates = candidates[np.argsort(mean, kind="stable")[:MOST_CANDIDATES]]
+    best = posterior.log_s.min() if len(posterior.log_s) else mean.max()
+    gain = np.zeros(len(candidates))
     for _ in range(DRAWS):
-        mean, spread = posterior.predict(posterior.draw(rng), np.stack(kept))
+        mean, spread = posterior.predict(posterior.draw(rng), candidates)
         spread = np.maximum(spread, 1e-6)
         by = (best - mean) / spread
         gain += spread * (by * norm.cdf(by) + norm.pdf(by))
-    found: IntArray = kept[int(gain.argmax())]
+    found: IntArray = candidates[int(gain.argmax())]
     return found

@@ -4,22 +4,22 @@ any step is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from envs.cluster.cluster import COPIES, SHARING
+from envs.cluster.cluster import COPIES, MAX_SLOWDOWN, SHARING
 from envs.costs.op_classes import op_class
 from envs.problem import Problem
-from envs.simulator.simulate import step_time_s
+from envs.simulator.simulate import step_times_s
 from graphs.system.array_types import FloatArray, IntArray
 
 SPREADS = {
     "all": 0.2,
     "launch": 0.3,
     "latency": 0.3,
+    "overlap": 0.2,
     "class": 0.2,
     "device": 0.2,
     "link": 0.3,
@@ -31,10 +31,10 @@ Held-out ops of boards without measurements of their own are wrong by 10 to 40 %
 steps by 5 to 26 %, transfers by 2 to 15 %, and by datasheets by 30 to 87 % (the pages `costs_of_ops`,
 `costs_of_steps` and `costs_of_links`).
 """
-REACH = 0.1
-"""Share of the work of a step whose move to other devices makes the errors of two placements differ."""
 MOST = np.log(10.0)
 """Greatest logarithm of a factor, either way."""
+MOST_PAIRED = 4
+"""Devices up to which each pair has a factor of its own; with more, each sender has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,29 +60,23 @@ class CorrectedProblem(Problem):
 class Corrections:
     """The factors by which the costs of a problem may be wrong.
 
-    Arrays of logarithms of factors are (n_factors,), in the order of `names`.
+    There is one factor each for all costs, launches, latencies, and the slowdown of ops by copies. There are
+    others for the classes of ops, devices, links of about equal bandwidth, and pairs of devices.
 
     Attributes:
         problem: with the costs that are corrected.
-        kinds: kinds of factors, of `SPREADS`; others stay 1.
     """
 
     problem: Problem
-    kinds: Sequence[str] = tuple(SPREADS)
-
-    @cached_property
-    def names(self) -> list[tuple[str, str]]:
-        """Kind and name of each factor."""
-        found = {"all": ["all"], "launch": ["launch"], "latency": ["latency"]}
-        found["class"] = self._classes[0]
-        found["device"] = [device.name for device in self.problem.cluster.devices]
-        found["link"], found["pair"] = ([str(number) for number in range(of.max() + 1)] for of in self._links)
-        return [(kind, name) for kind in self.kinds for name in found[kind]]
 
     @cached_property
     def spreads(self) -> FloatArray:
         """Standard deviation of the logarithm of each factor before any measurement, (n_factors,)."""
-        return np.array([SPREADS[kind] for kind, _ in self.names])
+        return np.repeat(list(SPREADS.values()), self._sizes)
+
+    def of_kind(self, factors: FloatArray) -> dict[str, FloatArray]:
+        """Splits an array of all factors, (n_factors,), into views by kind."""
+        return dict(zip(SPREADS, np.split(factors, np.cumsum(self._sizes)[:-1]), strict=True))
 
     def corrected(self, logs: FloatArray) -> Problem:
         """Returns the problem with corrected costs.
@@ -90,79 +84,66 @@ class Corrections:
         Args:
             logs: logarithms of the factors, (n_factors,).
         """
-        of = self._of_kind(np.exp(np.clip(logs, -MOST, MOST)))
+        of = self.of_kind(np.exp(np.clip(logs, -MOST, MOST)))
         problem, cluster = self.problem, self.problem.cluster
-        launch_s, (_, class_of), (link_of, pair_of) = self._launch_s, self._classes, self._links
-        work_s = (problem.op_seconds - launch_s) * of["class"][class_of][:, None] * of["device"]
-        host = of["all"] * of["launch"]
+        (link_of, pair_of), launch = self._links, float(of["all"][0] * of["launch"][0])
+        work_s = (problem.op_seconds - self._launch_s) * of["class"][self._class_of][:, None] * of["device"]
+        devices = cluster.devices
+        overlap = float(of["overlap"][0]) if cluster.schedule == "program" else 1.0
+        slowdowns = [max(1.0, min(device.overlap_slowdown * overlap, MAX_SLOWDOWN)) for device in devices]
+        if slowdowns != [device.overlap_slowdown for device in devices]:
+            pairs = zip(devices, slowdowns, strict=True)
+            devices = tuple(replace(device, overlap_slowdown=slowdown) for device, slowdown in pairs)
         return CorrectedProblem(
             problem.graph,
             replace(
                 cluster,
+                devices=devices,
                 bytes_per_s=cluster.bytes_per_s / (of["all"] * of["link"][link_of] * of["pair"][pair_of]),
                 latency_s=cluster.latency_s * of["all"] * of["latency"],
-                issue_s=cluster.issue_s * float(host[0]),
-                op_gap_s=cluster.op_gap_s * float(host[0]),
-                transfer_gap_s=cluster.transfer_gap_s * float(host[0]),
+                issue_s=cluster.issue_s * launch,
+                op_gap_s=cluster.op_gap_s * launch,
+                transfer_gap_s=cluster.transfer_gap_s * launch,
             ),
-            launch_s * host + work_s * of["all"],
+            self._launch_s * launch + work_s * of["all"],
         )
 
     def log_steps(self, logs: FloatArray, devices_of: IntArray) -> FloatArray:
         """Simulates placements with corrected costs; returns the logarithms of their step times, (n,)."""
-        problem = self.corrected(logs)
-        found: FloatArray = np.log([step_time_s(problem, device_of) for device_of in devices_of])
-        return found
+        return np.log(step_times_s(self.corrected(logs), devices_of))
 
-    def _of_kind(self, factors: FloatArray) -> dict[str, FloatArray]:
-        found = {kind: np.ones(1) for kind in SPREADS}
-        found["class"] = np.ones(len(self._classes[0]))
-        found["link"], found["pair"] = (np.ones(of.max() + 1) for of in self._links)
-        kinds = np.array([kind for kind, _ in self.names])
-        return found | {kind: factors[kinds == kind] for kind in self.kinds}
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Number of factors of each kind, in the order of `SPREADS`."""
+        link_of, pair_of = self._links
+        counts = [self._class_of.max(), self.problem.n_devices - 1, link_of.max(), pair_of.max()]
+        return [1, 1, 1, 1, *(int(count) + 1 for count in counts)]
 
     @cached_property
     def _launch_s(self) -> FloatArray:
-        launch_s = np.array([device.launch_s for device in self.problem.cluster.devices])
-        found: FloatArray = np.minimum(self.problem.op_seconds, launch_s)
-        return found
+        """Seconds of each op that launching takes, (n_ops, n_devices)."""
+        launch_s = [device.launch_s for device in self.problem.cluster.devices]
+        return np.minimum(self.problem.op_seconds, launch_s)
 
     @cached_property
-    def _classes(self) -> tuple[list[str], IntArray]:
-        """Classes of the ops that take time, and the number of each op's class, (n_ops,)."""
-        of = [op_class(kind) for kind in self.problem.graph.op_types]
-        names = sorted({of[op] for op in np.flatnonzero(self.problem.op_seconds.max(axis=1))}) or ["other"]
-        number = {name: index for index, name in enumerate(names)}
-        return names, np.array([number.get(name, 0) for name in of], dtype=np.int64)
+    def _class_of(self) -> IntArray:
+        """Number of the class of each op among those that take time, (n_ops,)."""
+        takes_time = self.problem.op_seconds.any(axis=1)
+        names = np.array([op_class(kind) for kind in self.problem.graph.op_types])
+        return np.unique(np.where(takes_time, names, names[takes_time.argmax()]), return_inverse=True)[1]
 
     @cached_property
     def _links(self) -> tuple[IntArray, IntArray]:
-        """Number of the link of each pair of devices among links alike, and of the pair, both (n, n).
-
-        If there are more pairs than `MOST_PAIRS`, the links of a sender count as one.
-        """
-        cluster, n = self.problem.cluster, self.problem.n_devices
+        """Number of the kind of link, by bandwidth, and of the pair between two devices, both (n, n)."""
+        n = self.problem.n_devices
         rows, columns = np.indices((n, n))
-        alike = np.stack([cluster.bytes_per_s, cluster.latency_s, cluster.n_half_matrix], axis=-1)
-        alike[np.eye(n, dtype=bool)] = alike[0, -1]
-        link_of = np.unique(alike.reshape(n * n, 3), axis=0, return_inverse=True)[1].reshape(n, n)
-        low, high = np.minimum(rows, columns), np.maximum(rows, columns)
-        pair_of = rows if n > MOST_PAIRED else high * (high - 1) // 2 + low
-        pair_of[np.eye(n, dtype=bool)] = 0
+        high, low = np.maximum(rows, columns), np.minimum(rows, columns)
+        is_link = rows != columns
+        pair_of = np.where(is_link, rows if n > MOST_PAIRED else high * (high - 1) // 2 + low, 0)
+        link_of = np.zeros((n, n), dtype=np.int64)
+        speeds = np.rint(np.log2(self.problem.cluster.bytes_per_s[is_link]))
+        link_of[is_link] = np.unique(speeds, return_inverse=True)[1]
         return link_of, pair_of
-
-
-MOST_PAIRED = 4
-"""Devices up to which each pair has a factor of its own; with more, each sender has."""
-
-
-def likeness(problem: Problem, devices_of: IntArray, others: IntArray) -> FloatArray:
-    """Compares placements; returns 1 for equal ones, less the more work is elsewhere, (n, n_others)."""
-    work_s = problem.op_seconds.mean(axis=1)
-    share = work_s / work_s.sum()
-    apart = np.stack([(devices_of != other) @ share for other in others], axis=1)
-    found: FloatArray = np.exp(-apart / REACH)
-    return found
 
 
 def models_of(problem: Problem) -> list[Corrections]:

@@ -19,13 +19,14 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
+    "clusters": "presets or files of clusters",
+    "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "known": "draws of each family of the benchmark set",
     "new": "draws of each family that nothing was tuned on",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
-    "worlds": "draws of true costs, of each graph and cluster",
 }
 """Help of each setting of an experiment."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -12,11 +13,9 @@ from agent.adaptation.corrections import models_of
 from agent.evaluation.results import Trial
 from envs.problem import Problem
 from envs.runtime.step_time_store import StepTimeStore
-from envs.simulator.simulate import simulate_problem
+from envs.simulator.simulate import step_time_s
 from graphs.system.array_types import IntArray
 
-ADAPT = "adapt"
-"""The placer of these placements in `measured.csv`; their seed is their number."""
 Placed = tuple[Trial, IntArray]
 """A trial, and the device of each op, (n_ops,)."""
 
@@ -25,10 +24,10 @@ def adapted(
     problem: Problem,
     found: Sequence[Placed],
     measurements: StepTimeStore,
-    count: int,
+    n_measured: int,
     report: Callable[[int, int], None],
 ) -> list[Placed]:
-    """Measures the best placement, and `count - 1` others that are found with corrected costs.
+    """Measures the best placement, and others that are found with corrected costs.
 
     Args:
         found: different placements of the trials, the best first.
@@ -36,23 +35,23 @@ def adapted(
         report: called with (measurements made, measurements in all) before each.
 
     Returns:
-        What was measured, in that order; fewer than `count` where the searches find no others.
+        What was measured, in that order; fewer than `n_measured` where the searches find no others. New
+        placements are trials of a placer `adapt`, and their seed is their number.
     """
-    n_made = 0
+    made = count()
 
     def measure(device_of: IntArray) -> float:
-        nonlocal n_made
-        report(n_made, count)
-        n_made += 1
+        report(next(made), n_measured)
         return measurements.measure(device_of).median_s
 
-    (best, first), others = found[0], [device_of for trial, device_of in found[1:] if trial.feasible]
-    known = {device_of.tobytes(): trial for trial, device_of in found}
-    made, _ = adapt(models_of(problem), [first, *others], measure, count, np.random.default_rng(0))
-
-    def trial_of(number: int, device_of: IntArray) -> Trial:
-        simulated_s = simulate_problem(problem, device_of).total_s
-        drawn = replace(best, placer=ADAPT, order="", seed=number, step_time_s=simulated_s)
-        return known.get(device_of.tobytes(), drawn)
-
-    return [(trial_of(number, each), each) for number, each in enumerate(made)]
+    trials = {device_of.tobytes(): trial for trial, device_of in found}
+    starts = [device_of for trial, device_of in found if trial.feasible] or [found[0][1]]
+    devices_of, _ = adapt(models_of(problem), starts, measure, n_measured, np.random.default_rng(0))
+    new = replace(found[0][0], placer="adapt", order="")
+    return [
+        (
+            trials.get(each.tobytes()) or replace(new, seed=number, step_time_s=step_time_s(problem, each)),
+            each,
+        )
+        for number, each in enumerate(devices_of)
+    ]

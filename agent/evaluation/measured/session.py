@@ -30,6 +30,8 @@ from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv
 
+ADAPTED = "adapted"
+"""Folder of the placement with the shortest measured step on each cluster."""
 Report = Callable[[str, int, int], None]
 """Called with what is measured, how much of it is done, and how much there is in all."""
 
@@ -131,21 +133,18 @@ class MeasuringSession:
         for cluster in spec.clusters:
             with self._meter(cluster) as meter:
                 measurements = self._measurements(cluster, meter)
-                found, single = self._found(spec, graph, cluster, trials)
-                chosen, what = found[:count], f"steps on {cluster.name}"
+                found, what = self._found(spec, graph, cluster, trials), f"steps on {cluster.name}"
+                single = [pair for pair in found if pair[0].placer == "single"]
                 if adapts and found:
-                    chosen = adapted(
+                    found = adapted(
                         Problem(graph, cluster), found, measurements, count, partial(report, what)
                     )
+                chosen = found[:count]
                 chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
-                of_cluster: list[MeasuredRow] = []
-                for done, (trial, device_of) in enumerate(chosen):
-                    report(what, done, len(chosen))
-                    of_cluster.append(_measured_row(trial, measurements, device_of))
-                report(what, len(chosen), len(chosen))
+                measured = list(_measured_rows(chosen, measurements, partial(report, what)))
                 if adapts:
-                    self._write_shortest(graph, cluster, of_cluster, chosen)
-                rows += of_cluster
+                    self._write_shortest(graph, cluster, measured, chosen)
+                rows += measured
         _write(self._folder / "measured.csv", MeasuredRow, rows)
         return rows
 
@@ -168,8 +167,8 @@ class MeasuringSession:
 
     def _found(
         self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial]
-    ) -> tuple[list[Placed], list[Placed]]:
-        """Lists the different placements of a cluster, the best first, and that of one device alone."""
+    ) -> list[Placed]:
+        """Lists the different placements of a cluster, the best first."""
         placed = [each for each in trials if each.is_placement]
         of_cluster = [each for each in placed if (each.graph, each.cluster) == (self.name, cluster.name)]
         best_seed = {(each.placer, each.order): each for each in sorted(of_cluster, key=_worst_first)}
@@ -177,17 +176,17 @@ class MeasuringSession:
         for trial in sorted(best_seed.values(), key=lambda each: each.rank):
             placement = read_placement(placement_path(self._folder, trial), graph, cluster)
             found.setdefault(placement.device_of.tobytes(), (trial, placement.device_of))
-        return list(found.values()), [pair for pair in found.values() if pair[0].placer == "single"]
+        return list(found.values())
 
     def _write_shortest(
-        self, graph: OpGraph, cluster: Cluster, rows: Sequence[MeasuredRow], chosen: Sequence[Placed]
+        self, graph: OpGraph, cluster: Cluster, rows: Sequence[MeasuredRow], placed: Sequence[Placed]
     ) -> None:
         """Writes the placement of the shortest measured step, if one could be run."""
-        ran = [(row.measured_s, index) for index, row in enumerate(rows) if row.measured_s is not None]
+        ran = [(row.measured_s, number) for number, row in enumerate(rows) if row.measured_s is not None]
         if ran:
-            path = adapted_path(self._folder, cluster.name)
+            path = self._folder / ADAPTED / f"{file_name(cluster.name)}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_placement(path, graph, cluster, Placement(chosen[min(ran)[1]][1]))
+            write_placement(path, graph, cluster, Placement(placed[min(ran)[1]][1]))
 
     def _graph(self, spec: EvaluationSpec) -> OpGraph:
         return next(graph for graph in spec.graphs if graph.name == self.name)
@@ -202,14 +201,18 @@ class MeasuringSession:
             yield StepMeter(model.captured, model.module, model.inputs, processes)
 
 
-def adapted_path(folder: Path, cluster: str) -> Path:
-    """Path of the placement with the shortest measured step of those that were found with corrected costs."""
-    return folder / "adapted" / f"{file_name(cluster)}.json"
-
-
 def _worst_first(trial: Trial) -> tuple[bool, float, int]:
     """Sorts seeds so that the one whose placement was kept comes last."""
     return (trial.feasible, -trial.step_time_s, -trial.seed)
+
+
+def _measured_rows(
+    placed: Sequence[Placed], measurements: StepTimeStore, report: Callable[[int, int], None]
+) -> Iterator[MeasuredRow]:
+    for done, (trial, device_of) in enumerate(placed):
+        report(done, len(placed))
+        yield _measured_row(trial, measurements, device_of)
+    report(len(placed), len(placed))
 
 
 def _measured_row(trial: Trial, measurements: StepTimeStore, device_of: IntArray) -> MeasuredRow:

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.adaptation.adapt import adapt
-from agent.adaptation.corrections import Corrections, models_of
+from agent.adaptation.adapt import EVALUATIONS, adapt
+from agent.adaptation.corrections import models_of
 from agent.experiments.adaptation.worlds import Meter
+from agent.placers.base import Budget, SearchState
 from agent.placers.heuristics.contiguous import cut
+from agent.placers.search.refine import refine
 from agent.placers.units import per_unit, unit_seconds, units_by_layer
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS
@@ -40,20 +42,27 @@ class Case(NamedTuple):
     rng: np.random.Generator
 
 
+def adapted(case: Case) -> None:
+    """Corrects classes, devices, links and rules."""
+    adapt(models_of(case.problem), case.starts, case.meter, case.n_measured, case.rng)
+
+
+def random_corrections(case: Case) -> None:
+    """Measures what searches with drawn corrections find, without a fit."""
+    models, rng = models_of(case.problem), case.rng
+    case.meter(case.starts[0])
+    for _ in range(case.n_measured - 1):
+        model = models[rng.integers(len(models))]
+        drawn = model.corrected(model.spreads * rng.standard_normal(len(model.spreads)))
+        search = SearchState(drawn, Budget(2 * EVALUATIONS))
+        refine(search, rng)
+        case.meter(search.result().placement.device_of)
+
+
 def best_of(case: Case) -> None:
     """Measures what searches with other seeds found."""
     for start in case.starts[: case.n_measured]:
         case.meter(start)
-
-
-def adapted(case: Case) -> None:
-    """Corrects classes, devices, links and rules."""
-    adapt(models_of(case.problem), case.starts[:1], case.meter, case.n_measured, case.rng)
-
-
-def one_factor(case: Case) -> None:
-    """Corrects one factor of all costs."""
-    adapt([Corrections(case.problem, ("all",))], case.starts[:1], case.meter, case.n_measured, case.rng)
 
 
 def annealing(case: Case) -> None:
@@ -91,7 +100,7 @@ def reinforcement(case: Case) -> None:
 
 STRATEGIES: dict[str, Callable[[Case], None]] = {
     "adapt": adapted,
-    "one factor": one_factor,
+    "random corrections": random_corrections,
     "best of K": best_of,
     "annealing": annealing,
     "reinforcement": reinforcement,

@@ -3,26 +3,18 @@
 from agent.experiments.experiment import EXPERIMENTS, Experiment
 
 EXPERIMENTS.register(
-    "adapt",
+    "adaptation",
     Experiment(
         "What do few measurements gain?",
-        rows=("adapt.csv.gz",),
+        rows=("adaptation.csv.gz",),
         run="adaptation.answer:regret_rows",
         tables="adaptation.answer:regret_tables",
         settings={
             "clusters": ("4xv100-sxm2", "4xa100-pcie", "3090+2080+titan"),
-            "families": (),
-            "new": 2,
-            "first_seed": 3000,
-            "worlds": 2,
+            "known": 3,
+            "seeds": 3,
             "evaluations": 10_000,
         },
-        quick={
-            "clusters": ("4xv100-sxm2",),
-            "families": ("mixer",),
-            "new": 1,
-            "worlds": 1,
-            "evaluations": 1000,
-        },
+        quick={"clusters": ("4xv100-sxm2",), "known": 1, "seeds": 1, "evaluations": 1000},
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from agent.adaptation.adapt import adapt
 from agent.adaptation.corrections import CorrectedProblem, Corrections, models_of
-from agent.adaptation.posterior import Posterior, fit
+from agent.adaptation.posterior import Posterior, prior
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.costs.op_classes import op_class
@@ -44,37 +44,73 @@ def steps(problem: Problem, devices_of: IntArray) -> FloatArray:
 
 def test_factors_of_one_change_nothing(problem: Problem) -> None:
     corrections, placements = Corrections(problem), draws(problem, 4)
-    logs = np.zeros(len(corrections.names))
+    logs = np.zeros(len(corrections.spreads))
     np.testing.assert_allclose(np.exp(corrections.log_steps(logs, placements)), steps(problem, placements))
 
 
+def learned(models: list[Corrections], placements: IntArray, log_s: FloatArray) -> Posterior:
+    posterior = prior(models)
+    for device_of, seconds in zip(placements, np.exp(log_s), strict=True):
+        posterior = posterior.updated(device_of, seconds)
+    return posterior
+
+
+def twice(corrections: Corrections, kind: str, number: int = 0) -> Problem:
+    """The problem with one factor of 2."""
+    logs = np.zeros(len(corrections.spreads))
+    corrections.of_kind(logs)[kind][number] = np.log(2)
+    return corrections.corrected(logs)
+
+
 def test_each_factor_corrects_what_it_names(problem: Problem) -> None:
-    corrections = Corrections(problem)
-    launch_s = problem.cluster.devices[0].launch_s
-    work_s = np.maximum(problem.op_seconds - launch_s, 0.0)
-    is_gemm = np.array([op_class(kind) == "gemm" for kind in problem.graph.op_types])[:, None]
-    more = {
-        ("class", "gemm"): work_s * is_gemm,
-        ("device", problem.cluster.devices[1].name): work_s * [0.0, 1.0],
-        ("launch", "launch"): np.minimum(problem.op_seconds, launch_s),
-        ("all", "all"): problem.op_seconds,
-        ("link", "0"): 0.0,
+    corrections, cluster = Corrections(problem), problem.cluster
+    launch_s = np.minimum(problem.op_seconds, cluster.devices[0].launch_s)
+    work_s = problem.op_seconds - launch_s
+    classes = [op_class(kind) for kind in problem.graph.op_types]
+    takes_time = problem.op_seconds.any(axis=1)
+    names = sorted({name for name, takes in zip(classes, takes_time, strict=True) if takes})
+    is_gemm = np.array([name == "gemm" for name in classes])[:, None]
+    more: dict[tuple[str, int], FloatArray] = {
+        ("class", names.index("gemm")): work_s * is_gemm,
+        ("device", 1): work_s * [0.0, 1.0],
+        ("launch", 0): launch_s,
+        ("all", 0): problem.op_seconds,
+        ("link", 0): 0.0 * work_s,
+        ("pair", 0): 0.0 * work_s,
+        ("latency", 0): 0.0 * work_s,
     }
-    for name, added in more.items():
-        twice = np.where([each == name for each in corrections.names], np.log(2), 0.0)
-        found = corrections.corrected(twice)
+    for (kind, number), added in more.items():
+        found = twice(corrections, kind, number)
         np.testing.assert_allclose(found.op_seconds, problem.op_seconds + added, rtol=1e-12)
-        slower = 2 if name[0] in ("link", "all") else 1
-        np.testing.assert_allclose(problem.cluster.bytes_per_s, slower * found.cluster.bytes_per_s)
+        slower = 2 if kind in ("all", "link", "pair") else 1
+        np.testing.assert_allclose(cluster.bytes_per_s, slower * found.cluster.bytes_per_s)
+        later = 2 if kind in ("all", "latency") else 1
+        np.testing.assert_allclose(found.cluster.latency_s, later * cluster.latency_s)
+
+
+def test_copies_slow_ops_only_where_a_program_is_issued(problem: Problem) -> None:
+    fifo = Problem(problem.graph, get_cluster("2xk80"))
+    fifo = Problem(fifo.graph, replace(fifo.cluster, schedule="fifo"))
+    for each, slowdown in ((problem, 2.0), (fifo, 1.0)):
+        found = twice(Corrections(each), "overlap").cluster.devices
+        assert [device.overlap_slowdown for device in found] == [slowdown] * 2
+
+
+def test_links_of_about_equal_bandwidth_share_a_factor() -> None:
+    problem = Problem(load_family("gpt")[0], get_cluster("2x4xa100"))
+    by_link = [twice(Corrections(problem), "link", number).cluster.bytes_per_s for number in (0, 1)]
+    is_slower = [problem.cluster.bytes_per_s / each > 1.5 for each in by_link]
+    local = np.arange(8)[:, None] // 4 == np.arange(8) // 4
+    between = ~np.eye(8, dtype=bool)
+    np.testing.assert_array_equal(is_slower[0][between], ~local[between])
+    np.testing.assert_array_equal(is_slower[1][between], local[between])
 
 
 def test_a_fit_predicts_placements_that_were_not_measured(problem: Problem) -> None:
     truth, corrections, placements = slow_second(problem), Corrections(problem), draws(problem, 16)
     log_s = np.log(steps(truth, placements))
-    start = np.zeros(len(corrections.names))
-    found = fit(corrections, placements[:6], log_s[:6], start)
-    known = Posterior(placements[:6], log_s[:6], [found])
-    before = corrections.log_steps(start, placements[6:]) - log_s[6:]
+    known = learned([corrections], placements[:6], log_s[:6])
+    before = corrections.log_steps(np.zeros(len(corrections.spreads)), placements[6:]) - log_s[6:]
     after = known.predict(known.likely, placements[6:])[0] - log_s[6:]
     assert np.abs(before).mean() > 0.2
     assert np.abs(after).mean() < 0.05
@@ -83,9 +119,7 @@ def test_a_fit_predicts_placements_that_were_not_measured(problem: Problem) -> N
 def test_a_prediction_of_what_was_measured_is_sure(problem: Problem) -> None:
     corrections, placements = Corrections(problem), draws(problem, 3)
     log_s = np.log(steps(problem, placements))
-    posterior = Posterior(
-        placements, log_s, [fit(corrections, placements, log_s, np.zeros(len(corrections.names)))]
-    )
+    posterior = learned([corrections], placements, log_s)
     costs = posterior.draw(np.random.default_rng(0))
     _, at_measured = posterior.predict(costs, placements)
     _, elsewhere = posterior.predict(costs, 1 - placements)
@@ -100,8 +134,7 @@ def test_the_rule_by_which_links_are_shared_is_found() -> None:
         :, problem.graph.unit_of
     ]
     log_s = np.log(steps(truth, placements))
-    fits = [fit(model, placements, log_s, np.zeros(len(model.names))) for model in models]
-    likely, _ = Posterior(placements, log_s, fits).likely
+    likely, _ = learned(models, placements, log_s).likely
     assert likely.problem.cluster.sharing == "egress"
 
 
@@ -139,5 +172,5 @@ def test_placements_that_cannot_run_are_passed_over(problem: Problem) -> None:
 
     _, found = adapt(models_of(problem), [start, 1 - start], measure, 3, np.random.default_rng(0))
     assert np.isnan(found).tolist() == [True, False, False]
-    _, alone = adapt(models_of(problem), [start], lambda each: np.nan, 3, np.random.default_rng(0))
-    assert len(alone) == 1
+    others, _ = adapt(models_of(problem), [start], lambda each: np.nan, 3, np.random.default_rng(0))
+    assert len({each.tobytes() for each in others}) == 3

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.experiments.adaptation.answer import RegretRow, regret_tables
+from agent.experiments.adaptation import answer
+from agent.experiments.adaptation.answer import RegretRow, regret_rows, regret_tables
 from agent.experiments.adaptation.strategies import STRATEGIES, Case
 from agent.experiments.adaptation.worlds import CONTENTION, MOST, MOST_OF_OP, Meter, draw_world
 from agent.experiments.rows import write_rows
@@ -58,10 +59,34 @@ def test_what_is_out_of_memory_is_no_answer(problem: Problem) -> None:
     assert meter(fits) == pytest.approx(meter.answer_s(2), rel=0.2)
 
 
-def test_a_table_has_the_mean_regret_and_its_interval(tmp_path: Path) -> None:
-    row = RegretRow("a", "f", "c", 0, CONTENTION[0], "adapt", 10, 1.21)
-    rows = [row, replace(row, graph="b", ratio=1.0)]
-    write_rows(tmp_path / "adapt.csv.gz", rows)
-    by_count, by_contention = regret_tables(tmp_path / "adapt.csv.gz")
-    assert by_count.splitlines()[-1] == "| adapt | 10.0% (0.0% to 21.0%) |"
-    assert by_contention.splitlines()[-1] == "| adapt | 10.0% (0.0% to 21.0%) |  |  |"
+def test_tables_have_mean_regrets_and_worlds_lost(tmp_path: Path) -> None:
+    adapt = RegretRow("a", "f", "c", 0, CONTENTION[0], "adapt", 10, 1.21)
+    best = replace(adapt, strategy="best of K", ratio=1.1)
+    other = {"graph": "b", "ratio": 1.0}
+    write_rows(tmp_path / "rows.csv", [adapt, best, replace(adapt, **other), replace(best, **other)])
+    by_count, by_kind = (table.splitlines() for table in regret_tables(tmp_path / "rows.csv"))
+    assert by_count[2] == "| adapt | 10.0% (0.0% to 21.0%) |"
+    assert by_count[-2] == "| adapt over best of K | 1.049 (1.000 to 1.100) |"
+    assert by_count[-1] == "| share of worlds lost by 1% | 50.0% |"
+    assert by_kind[0] == "| strategy | as simulated | seed 0 |"
+    assert by_kind[2] == "| adapt | 10.0% (0.0% to 21.0%) | 10.0% (0.0% to 21.0%) |"
+
+
+def test_rows_of_a_graph_and_cluster_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def first_only(case: Case) -> None:
+        made.append(case.problem.graph.name)
+        case.meter(case.starts[0])
+
+    monkeypatch.setattr(answer, "FAMILIES", ("gpt",))
+    monkeypatch.setattr(answer, "STRATEGIES", {"first": first_only})
+    monkeypatch.setattr(answer, "COUNTS", (1, 2))
+    settings = {"clusters": ("4xv100:2",), "known": 1, "seeds": 3, "evaluations": 100}
+    (rows,) = regret_rows(tmp_path, **settings)
+    assert len(rows) == 6
+    assert {row.contention for row in rows} == set(CONTENTION)
+    assert len(made) == 3
+    (again,) = regret_rows(tmp_path, **settings)
+    assert again == rows
+    assert len(made) == 3

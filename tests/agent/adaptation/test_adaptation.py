@@ -9,7 +9,7 @@ import pytest
 
 from agent.adaptation.adapt import adapt
 from agent.adaptation.corrections import CorrectedProblem, Corrections, models_of
-from agent.adaptation.posterior import Posterior, prior
+from agent.adaptation.posterior import UNLIKELY, Posterior, prior
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.costs.op_classes import op_class
@@ -126,6 +126,14 @@ def test_a_prediction_of_what_was_measured_is_sure(problem: Problem) -> None:
     assert at_measured.max() < elsewhere.min()
 
 
+def test_an_improbable_model_is_dropped(problem: Problem) -> None:
+    placements, known = draws(problem, 1), prior(models_of(problem)[:2])
+    probable, other = known.fits
+    fits = [probable, replace(other, log_evidence=-UNLIKELY - 1)]
+    (left,) = replace(known, fits=fits).updated(placements[0], steps(problem, placements)[0]).fits
+    assert left.corrections is probable.corrections
+
+
 def test_the_rule_by_which_links_are_shared_is_found() -> None:
     problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
     truth = Problem(problem.graph, replace(problem.cluster, sharing="egress"))
@@ -150,8 +158,15 @@ def test_adapting_measures_the_start_first_and_nothing_twice(problem: Problem) -
     found, seconds, start = adapted(problem, slow_second(problem))
     np.testing.assert_array_equal(found[0], start)
     assert len({each.tobytes() for each in found}) == len(seconds) == COUNT
-    again, _, _ = adapted(problem, slow_second(problem))
-    np.testing.assert_array_equal(found, again)
+    again, _, _ = adapted(problem, slow_second(problem), 2)
+    np.testing.assert_array_equal(found[:2], again)
+
+
+def test_one_device_is_measured_once(problem: Problem) -> None:
+    alone = Problem(problem.graph, problem.cluster.first(1))
+    found, seconds, start = adapted(alone, alone)
+    np.testing.assert_array_equal(found, [start])
+    assert seconds.tolist() == [step_time_s(alone, start)]
 
 
 def test_adapting_finds_what_search_with_true_costs_finds(problem: Problem) -> None:

@@ -16,7 +16,7 @@ from graphs.system.array_types import FloatArray, IntArray
 
 EVALUATIONS = 4000
 """Of each of the two searches before a measurement, one with the most probable costs, one with drawn ones."""
-DRAWS, MOST_CANDIDATES = 32, 64
+DRAWS, MOST_CANDIDATES = 16, 64
 """Draws of the costs that choose the next placement, and placements that they choose from."""
 
 Measure = Callable[[IntArray], float]

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from envs.cluster.cluster import COPIES, MAX_SLOWDOWN, SHARING
+from envs.cluster.cluster import COPIES, MAX_SLOWDOWN
 from envs.costs.op_classes import op_class
 from envs.problem import Problem
 from envs.simulator.simulate import step_times_s
@@ -149,7 +149,7 @@ class Corrections:
 def models_of(problem: Problem) -> list[Corrections]:
     """Lists models of the costs: with the rules of the cluster, and with other rules of its links."""
     graph, cluster = problem.graph, problem.cluster
-    others = [replace(cluster, sharing=rule) for rule in SHARING if rule != cluster.sharing]
+    others = [replace(cluster, sharing=rule) for rule in ("egress", "pair") if rule != cluster.sharing]
     if cluster.schedule == "program" and cluster.transfer_per == "destination":
         others += [replace(cluster, copies=rule) for rule in COPIES if rule != cluster.copies]
     if cluster.n_devices == 1:

@@ -24,6 +24,7 @@ from graphs.system.array_types import IntArray
 
 OPS = range(100, 401)
 COUNTS = (1, 3, 5, 10, 20)
+"""Numbers of measurements; the last one is for the first seed alone."""
 BEST_KNOWN = 5
 """Times the evaluations of a search that the best known placement of a world is searched with."""
 HARM = 0.01
@@ -82,12 +83,13 @@ def _of_problem(problem: Problem, worlds: Iterable[tuple[int, str]], evaluations
         seed = [number, *f"{name} {cluster}".encode()]
         world = draw_world(problem, contention, np.random.default_rng(seed))
         meters = {strategy: Meter(world, np.random.default_rng([*seed, 1])) for strategy in STRATEGIES}
+        counts = COUNTS[:-1] if number else COUNTS
         for strategy, run in STRATEGIES.items():
-            run(Case(problem, starts, meters[strategy], COUNTS[-1], np.random.default_rng([*seed, 2])))
+            run(Case(problem, starts, meters[strategy], counts[-1], np.random.default_rng([*seed, 2])))
         known = [each for meter in meters.values() for each in meter.devices_of]
         best_s = step_time_s(world, _searched(world, BEST_KNOWN * evaluations, 0, known))
         for strategy, meter in meters.items():
-            for count in COUNTS:
+            for count in counts:
                 ratio = meter.answer_s(count) / best_s
                 yield RegretRow(
                     name, problem.graph.family, cluster, number, contention, strategy, count, ratio

@@ -13,7 +13,7 @@ EXPERIMENTS.register(
             "clusters": ("4xv100-sxm2", "4xa100-pcie", "3090+2080+titan"),
             "known": 3,
             "seeds": 3,
-            "evaluations": 10_000,
+            "evaluations": 5000,
         },
         quick={"clusters": ("4xv100-sxm2",), "known": 1, "seeds": 1, "evaluations": 1000},
     ),

@@ -84,7 +84,7 @@ def test_rows_of_a_graph_and_cluster_are_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(answer, "COUNTS", (1, 2))
     settings = {"clusters": ("4xv100:2",), "known": 1, "seeds": 3, "evaluations": 100}
     (rows,) = regret_rows(tmp_path, **settings)
-    assert len(rows) == 6
+    assert len(rows) == 4
     assert {row.contention for row in rows} == set(CONTENTION)
     assert len(made) == 3
     (again,) = regret_rows(tmp_path, **settings)

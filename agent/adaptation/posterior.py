@@ -95,7 +95,7 @@ class Posterior:
 
 
 def prior(models: Sequence[Corrections]) -> Posterior:
-    """What is known of models of one problem before any step is measured."""
+    """Returns the models of one problem as they are before any step is measured."""
     fits = [Fit(each, np.zeros(len(each.spreads)), np.diag(each.spreads), 0.0) for each in models]
     return Posterior(np.zeros((0, models[0].problem.graph.n_ops), dtype=np.int64), np.zeros(0), fits)
 

@@ -19,8 +19,6 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
-    "clusters": "presets or files of clusters",
-    "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "known": "draws of each family of the benchmark set",

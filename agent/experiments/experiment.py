@@ -63,7 +63,7 @@ class Experiment:
 EXPERIMENTS = Registry[Experiment](
     "experiment",
     ExperimentError,
-    [f"{__package__}.questions.{name}" for name in ("equal_time", "budgets", "recorded", "adaptation")],
+    [f"{__package__}.questions.{name}" for name in ("equal_time", "budgets", "recorded")],
 )
 """Experiments by name; a page of results has the name of its experiment."""
 

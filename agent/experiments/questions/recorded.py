@@ -12,6 +12,7 @@ SETTLED = {
         "module_moves": "What do moves of whole modules gain?",
         "granularity": "What does placing whole modules cost?",
         "neighbourhoods": "Can a network choose the neighbourhoods of a search?",
+        "adaptation": "What do few measurements gain?",
         "bounds": "How tight is the lower bound?",
         "bounds_memory": "What does memory add to the lower bound?",
     },
@@ -33,6 +34,7 @@ SETTLED = {
 """Questions by their names, which the functions that yield their tables bear, by the modules of these."""
 ROWS = {
     "neighbourhoods": ("neighbourhoods.csv.gz",),
+    "adaptation": ("adaptation.csv.gz",),
     "bounds": tuple(f"bounds_{level}.csv" for level in LEVELS),
     "bounds_memory": tuple(
         f"bounds_memory_{cluster}_{level}.csv" for cluster in ("gpu+cpu", "a100+v100") for level in LEVELS[:2]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from agent.evaluation.comparison.intervals import nested_interval
+from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.experiments.equal_time.paired import LEVEL
 from agent.experiments.rows import (
     RecordedRow,
@@ -29,6 +30,8 @@ SAME_STEP = 1e-6
 """Steps that differ by less, as a share, are equal."""
 MOST_TRIED = 0.1
 """A budget of more than this share of the placements that differ finds the optimum by trying."""
+TEN, HARM = 10, 0.01
+"""Measurements after which adaptation is compared by world, and the loss to the best of K that is counted."""
 N_SEALED = 15
 """Families of the sealed set when optima were measured."""
 
@@ -109,6 +112,43 @@ def _over(rows: Sequence[RecordedRow], placer: str, other: str, seconds: float) 
             log = float(np.log(row["step_s"] / beside["step_s"]))
             families[row["family"]][graph, cluster].append(log)
     return str(nested_interval([list(graphs.values()) for graphs in families.values()])) if families else "-"
+
+
+def adaptation_tables(file: Path) -> Iterator[str]:
+    """Yields regrets by number of measurements, and after ten by the rules of the world and by seed."""
+    rows = read_table(file)
+    counts = {f"{key} measured": own for key, own in _by_strategy(rows, "measurements").items()}
+    over, lost = ["adapt over best of K"], [f"share of worlds lost by {HARM:.0%}"]
+    for own in counts.values():
+        pairs = zip(own["adapt"], own["best of K"], strict=True)
+        ratios = [{**row, "ratio": row["ratio"] / other["ratio"]} for row, other in pairs]
+        over.append(str(_ratio(ratios)))
+        lost.append(f"{np.mean([row['ratio'] > 1 + HARM for row in ratios]):.1%}")
+    yield markdown_table([*_regrets(counts), over, lost])
+    ten = [row for row in rows if row["measurements"] == TEN]
+    seeds = {f"seed {key}": own for key, own in _by_strategy(ten, "seed").items()}
+    yield markdown_table(_regrets(_by_strategy(ten, "contention") | seeds))
+
+
+def _by_strategy(rows: Sequence[RecordedRow], by: str) -> dict[Any, dict[str, list[RecordedRow]]]:
+    groups = grouped(rows, lambda row: row[by])
+    return {key: grouped(groups[key], lambda row: row["strategy"]) for key in sorted(groups)}
+
+
+def _regrets(columns: Mapping[str, Mapping[str, Sequence[RecordedRow]]]) -> list[list[str]]:
+    body = [["strategy", *columns]]
+    for strategy in next(iter(columns.values())):
+        means = [_ratio(own[strategy]) for own in columns.values()]
+        body.append([strategy, *(f"{m - 1:.1%} ({low - 1:.1%} to {high - 1:.1%})" for m, low, high in means)])
+    return body
+
+
+def _ratio(rows: Sequence[RecordedRow]) -> Interval:
+    """Resamples families, graphs on clusters, and worlds."""
+    families: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        families[row["family"]][row["graph"], row["cluster"]].append(float(np.log(row["ratio"])))
+    return nested_interval([list(graphs.values()) for graphs in families.values()])
 
 
 def optimality_tables(file: Path) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""Few measurements: searches that correct their costs, against others."""

@@ -13,7 +13,7 @@ from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
 from agent.training.references import list_schedule_s
-from envs.mdp.batched_env import StepTimer
+from agent.training.step_timer import StepTimer
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.system.array_types import IntArray

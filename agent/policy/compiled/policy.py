@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agent.policy.compiled.encoder import EncoderArrays, contexts_of, encoder_arrays
-from agent.policy.compiled.head import HeadArrays, head_arrays
+from agent.policy.compiled.head import Contexts, HeadArrays, head_arrays, join_contexts
 from agent.policy.compiled.layers import Floats
 from agent.policy.graph_arrays import graph_arrays
 from agent.policy.mdp_config import MdpConfig
@@ -44,8 +44,11 @@ class CompiledPolicy:
 
     def head_arrays(self, problems: Sequence[Problem]) -> HeadArrays:
         """Encodes problems, and lays out what a walk reads of them and of the weights."""
-        encoded = [(self.encode or self._encode)(problem) for problem in problems]
-        return head_arrays(self.shape, self.weights, encoded)
+        return self.head_over(join_contexts([(self.encode or self._encode)(each) for each in problems]))
+
+    def head_over(self, contexts: Contexts) -> HeadArrays:
+        """Lays out what a walk reads of problems that are encoded, and of the weights."""
+        return head_arrays(self.shape, self.weights, contexts)
 
     def _encode(self, problem: Problem) -> Encoded:
         graph = graph_arrays(problem)

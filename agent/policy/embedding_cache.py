@@ -89,7 +89,7 @@ class EmbeddingCache:
         """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         union = self._union(tuple(present.tolist()))
-        return self._network.contexts(union)[union.start[which] + self._node(problem, op)]
+        return self._network.contexts(union).index_select(0, union.start[which] + self._node(problem, op))
 
     def _node(self, problem: Tensor, op: Tensor) -> Tensor:
         """Node of each op within its graph, int64 (n,)."""

@@ -41,7 +41,7 @@ class PlacementNetwork(nn.Module):
         """Computes the part of the heads that no placement changes, float32 (n_nodes of all, 2 * hidden)."""
         embedding = self.encoder(batch)
         summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
-        context: Tensor = self.of_op(embedding) + self.of_graph(summary)[batch.member]
+        context: Tensor = self.of_op(embedding) + self.of_graph(summary).index_select(0, batch.member)
         return context
 
     def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:

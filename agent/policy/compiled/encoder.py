@@ -75,12 +75,13 @@ def contexts_of(graph: GraphArrays, arrays: EncoderArrays) -> Floats:
     state, message, contexts = (np.zeros((n_nodes, hidden), dtype=np.float32) for _ in range(3))
     rows = np.zeros((3, max(hidden, len(arrays.graph_weight))), dtype=np.float32)
     encode(
-        graph.nodes, graph.graph, _neighbours(graph.edges, n_nodes), arrays, state, message, rows, contexts
+        graph.nodes, graph.graph, neighbours_of(graph.edges, n_nodes), arrays, state, message, rows, contexts
     )
     return contexts
 
 
-def _neighbours(edges: IntArray, n_nodes: int) -> Neighbours:
+def neighbours_of(edges: IntArray, n_nodes: int) -> Neighbours:
+    """Sorts edges, producer and consumer by producer, int64 (2, n_edges), by node."""
     producer, consumer = edges
     by_consumer = np.argsort(consumer, kind="stable")
 

@@ -45,7 +45,7 @@ def make(problems: Sequence[Problem], **arguments: Any) -> tuple[MaskablePPO, Co
     """A policy of no training, whose choices are far from uniform."""
     collector = Collector(problems, N_PLACES, seed=3, **arguments)
     torch.manual_seed(1)
-    policy = Policy(PlacementNetwork(current_shape("sage", 24, 2, "rollout", ())))
+    policy = Policy(PlacementNetwork(current_shape("sage", 24, 2)))
     torch.nn.init.normal_(policy.network.actor[-1].weight)
     config = TrainConfig(n_envs=N_PLACES, n_steps=N_STEPS, gae_lambda=0.9)
     ppo = make_ppo(config, collector, lambda: policy, lambda: 1e-3, seed=0, device="cpu")

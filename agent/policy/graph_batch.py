@@ -127,4 +127,5 @@ def _mean(edges: Tensor, state: Tensor) -> Tensor:
     """Averages the rows of each target's sources; 0 without any."""
     source, target = edges
     total = torch.zeros_like(state).index_add(0, target, state.index_select(0, source))
-    return total / target.bincount(minlength=len(state)).clamp(min=1)[:, None]
+    mean: Tensor = total / target.bincount(minlength=len(state)).clamp(min=1)[:, None]
+    return mean

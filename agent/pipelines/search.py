@@ -23,10 +23,12 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+        order: pieces in the order in which stages take them; empty = program order.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,8 @@ class PipelineResult:
         step: the pipelined step.
         evaluations: plans that it simulated.
         wall_s, cpu_s: seconds that it took, and processor seconds.
+        is_proven: whether no plan of stages that are contiguous in program order, without replicas, has a
+            shorter step and fits.
     """
 
     cuts: Cuts
@@ -47,6 +51,7 @@ class PipelineResult:
     evaluations: int
     wall_s: float
     cpu_s: float
+    is_proven: bool
 
 
 def check_pipeline(pipelined: PipelinedProblem) -> None:
@@ -73,6 +78,7 @@ class PipelineSearch(SearchState):
         check_pipeline(pipelined)
         self.pipelined, self.chain = pipelined, pipelined.chain
         self.cuts: Cuts | None = None
+        self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
 
     @property
@@ -94,7 +100,7 @@ class PipelineSearch(SearchState):
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
         devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
-        return self.chain.stages(np.array(cuts.first), devices)
+        return self.chain.stages(np.array(cuts.first), devices, np.array(cuts.order) if cuts.order else None)
 
     def score_cuts(self, cuts: Cuts) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best.
@@ -148,7 +154,8 @@ class PipelineSearch(SearchState):
         assert self.cuts is not None, "a placer scores at least one plan"
         stages = self.stages(self.cuts)
         step = self.pipelined.simulate(stages)
-        return PipelineResult(self.cuts, stages, step, found.evaluations, found.wall_s, found.cpu_s)
+        spent = (found.evaluations, found.wall_s, found.cpu_s)
+        return PipelineResult(self.cuts, stages, step, *spent, self.is_proven)
 
 
 PipelineStrategy = Callable[[PipelineSearch, np.random.Generator], None]
@@ -187,7 +194,7 @@ def place_pipeline(
     return PIPELINE_PLACERS[name].place(pipelined, budget, rng or np.random.default_rng(0))
 
 
-MODULES = ("annealing", "equal")
+MODULES = ("annealing", "equal", "dynamic.placers", "exact")
 PIPELINE_PLACERS = Registry[PipelinePlacer](
     "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
 )

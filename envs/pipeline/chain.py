@@ -76,14 +76,19 @@ class Chain:
             np.subtract.at(found[direction], high + 1, size)
         return found.cumsum(axis=1)[:, :-1]
 
-    def stages(self, first: IntArray, devices: IntArray) -> Stages:
+    def stages(self, first: IntArray, devices: IntArray, order: IntArray | None = None) -> Stages:
         """Cuts the chain into stages.
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
             devices: device of each stage, int64 (n_stages,).
+            order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
+                piece may come before one whose forward ops it reads from.
         """
-        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))[self.piece_of]
+        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))
+        if order is not None:
+            stage_of = stage_of[np.argsort(order)]
+        stage_of = stage_of[self.piece_of]
         return Stages(devices[stage_of], np.where(self._in_stage, stage_of, -1), devices)
 
     @cached_property

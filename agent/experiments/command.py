@@ -19,8 +19,10 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
+    "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
+    "graphs": "names of graphs",
     "known": "draws of each family of the benchmark set",
     "new": "draws of each family that nothing was tuned on",
     "seconds": "seconds of a budget",

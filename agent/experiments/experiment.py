@@ -60,10 +60,9 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
+QUESTIONS = ("equal_time", "pipelines", "recorded")
 EXPERIMENTS = Registry[Experiment](
-    "experiment",
-    ExperimentError,
-    [f"{__package__}.questions.{name}" for name in ("equal_time", "budgets", "recorded")],
+    [f"{__package__}.questions.{name}" for name in ("experiment", "equal_time", "budgets", "recorded")],
 )
 """Experiments by name; a page of results has the name of its experiment."""
 

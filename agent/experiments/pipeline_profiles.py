@@ -31,10 +31,10 @@ PLACERS = ("single", "equal-layers", "equal-params", "equal-time", *PROGRAMMES, 
 COUNTS = (2, 4, 8)
 EQUAL, UNEQUAL = "equal", "half at half speed"
 FAST, SLOW, MICROBATCHES = "fast", "slow", 8
-MEMORY_BYTES, BYTES_PER_S, LATENCY_S = 80e9, 12e9, 1e-5
+MEMORY_BYTES, BYTES_PER_S, LATENCY_S = 1e12, 12e9, 1e-5
 PEAK_FLOPS_PER_S, PEAK_BYTES_PER_S = 15.7e12, 900e9
-EXACT, EXACT_PIECES, EXACT_DEVICES = "exact", 80, 4
-"""The placer that proves plans, and the largest problems that it gets."""
+EXACT, EXACT_PIECES, EXACT_DEVICES, EXACT_SECONDS = "exact", 50, 4, 600.0
+"""The placer that proves plans, the largest problems that it gets, and its seconds."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def profile_rows(folder: Path, graphs: Sequence[str], evaluations: int) -> Itera
 
 
 def profile_row(pipelined: PipelinedProblem, speeds: str, placer: str, evaluations: int) -> ProfileRow:
-    """Runs a placer; `exact` has ten times the evaluations."""
-    count = 10 * evaluations if placer == EXACT else evaluations
-    result = place_pipeline(placer, pipelined, Budget(count))
+    """Runs a placer; `exact` has twenty times the evaluations."""
+    budget = Budget(20 * evaluations, EXACT_SECONDS) if placer == EXACT else Budget(evaluations)
+    result = place_pipeline(placer, pipelined, budget)
     return ProfileRow(
         pipelined.problem.graph.name,
         pipelined.problem.n_devices,
@@ -143,8 +143,6 @@ def profile_tables(file: Path) -> Iterator[str]:
     for what, attribute in (("step", "step_s"), ("max-load", "max_load_s")):
         ratios: dict[str, dict[Case, float]] = defaultdict(dict)
         for case, rows in cases.items():
-            if not all(row.fits for row in rows.values()):
-                continue
             best = min(getattr(rows[name], attribute) for name in PROGRAMMES)
             for name, row in rows.items():
                 if name != EXACT or row.proven:

@@ -6,10 +6,10 @@ EXPERIMENTS.register(
     "pipeline_profiles",
     Experiment(
         "Which placer splits published profiles into the fastest pipelines?",
-        rows=("pipeline_profiles.csv",),
+        rows=("pipeline_profiles.csv.gz",),
         run="pipeline_profiles:profile_rows",
         tables="pipeline_profiles:profile_tables",
-        settings={"graphs": (), "evaluations": 2_000},
+        settings={"graphs": (), "evaluations": 1_000},
         quick={"graphs": ("pipedream_gnmt", "pipedream_alexnet"), "evaluations": 100},
     ),
 )

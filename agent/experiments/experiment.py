@@ -60,9 +60,9 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
-QUESTIONS = ("equal_time", "pipelines", "recorded")
+QUESTIONS = ("equal_time", "budgets", "pipelines", "recorded")
 EXPERIMENTS = Registry[Experiment](
-    [f"{__package__}.questions.{name}" for name in ("experiment", "equal_time", "budgets", "recorded")],
+    "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
 )
 """Experiments by name; a page of results has the name of its experiment."""
 

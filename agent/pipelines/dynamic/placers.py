@@ -21,8 +21,8 @@ MOST_WORK = 2e9
 """Combinations of two ideals, a row of traffic or a choice and a use, that a programme tries at most."""
 MEMORY_SHARES = (1.0, 0.9, 0.8, 0.65, np.inf)
 """Shares of the memory that plans take in turn, until one fits; memory is an estimate until simulated."""
-CAN_REPLICATE = "replicas" in Cuts._fields
-"""Says whether the simulator has replicas and recomputation of stages."""
+CAN_REPLICATE = False
+"""Says whether `Cuts` has replicas and recomputation of stages, which `cuts_of` then hands over."""
 
 
 @dataclass(frozen=True)

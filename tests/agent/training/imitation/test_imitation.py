@@ -124,7 +124,7 @@ def test_demonstrations_of_other_problems_are_refused(problems: list[Problem], t
             read_searched(tmp_path, others)
 
 
-@pytest.mark.parametrize(("weight", "found"), [(float("nan"), "the loss is nan"), (1e18, "is inf|is nan")])
+@pytest.mark.parametrize(("weight", "found"), [(float("nan"), "the loss is nan"), (1e38, "is inf|is nan")])
 def test_no_step_is_made_by_numbers_that_are_not_finite(
     problems: list[Problem], weight: float, found: str
 ) -> None:

@@ -27,7 +27,7 @@ AUTO = "auto"
 LARGE_OPS = 3_000
 """Ops from which on a graph counts as large."""
 LONG_S, LONGEST_S = 0.3, 1.0
-"""Large graphs are placed within the first budget and longer ones, others within the second and shorter ones."""
+"""Large graphs are placed within the first budget and longer ones, others within the second and less."""
 
 
 @dataclass(frozen=True)

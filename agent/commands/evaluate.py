@@ -95,6 +95,8 @@ def _measuring(
 ) -> MeasuringSession | None:
     if not (measure.profile or measure.measured or measure.fidelity):
         return None
+    if config.pipeline and (measure.measured or measure.fidelity):
+        raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
     from agent.evaluation.measured.session import MeasuringSession
 
     return MeasuringSession(config, spec.clusters, out, measure.measure_timeout)

@@ -14,6 +14,7 @@ from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import PIPELINE_PLACERS, place_pipeline
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
 from envs.cluster.cluster import Cluster
+from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import cut_into_stages
 from envs.placement.placement import Placement
@@ -115,11 +116,11 @@ class TrialRunner:
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)
 
     def _warm_up_pipeline(self, placer: str, pipelined: PipelinedProblem) -> None:
-        kind = (placer, pipelined.pipeline.schedule)
+        kind = (placer, pipelined.pipeline.name)
         if kind in self._warm:
             return
         problem = Problem(warm_up_graph(), warm_up_cluster(pipelined.problem.cluster))
-        warm = PipelinedProblem(problem, pipelined.pipeline)
+        warm = PipelinedProblem(problem, Pipeline(pipelined.pipeline.name))
         if placer == DATA_PARALLEL:
             simulate_data_parallel_pipeline(warm)
         else:

@@ -89,7 +89,11 @@ class MeasuringSession:
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._folder, self._timeout_s = folder, timeout_s
         self._model: RunnableModel = load_runnable(
-            config.model, optimizer=config.optimizer, training=not config.inference
+            config.model,
+            optimizer=config.optimizer,
+            training=not config.inference,
+            split=config.split,
+            batch_dim=config.batch_dim,
         )
 
     @property

@@ -123,7 +123,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     problem = Problem(prepared(graph, precision, granularity), chosen)
     problem.check_feasible()
     if wanted is not None:
-        return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured)
+        return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
     return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
 
 
@@ -181,6 +181,7 @@ def _place_pipeline(
     budget: Budget,
     seed: int,
     captured: CapturedStep | None,
+    batch_dim: int,
 ) -> PipelinePlan:
     pipelined = PipelinedProblem(problem, pipeline)
     check_pipeline(pipelined)
@@ -201,6 +202,7 @@ def _place_pipeline(
         evaluations=found.evaluations,
         wall_s=found.wall_s,
         captured=captured,
+        batch_dim=batch_dim,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.evaluation.handover.pipeline import (
     PipelineBaselines,
@@ -18,10 +19,15 @@ from agent.evaluation.handover.pipeline import (
 )
 from agent.pipelines.data_parallel import DataParallelPipeline
 from agent.plan import PlacedGraph
-from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages
 from graphs.system.errors import shortened
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from envs.runtime.torch_stages import TorchStages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -34,12 +40,14 @@ class PipelinePlan(PlacedGraph):
         step_time: one pipelined step, simulated: seconds, microbatches a second, bubble share, peak bytes,
             whether it is feasible, and when each action runs.
         baselines: one device and data parallelism, with as many microbatches.
+        batch_dim: dimension of a module's inputs that microbatches are cut from.
     """
 
     pipeline: Pipeline
     stages: Stages
     step_time: PipelineTime
     baselines: PipelineBaselines
+    batch_dim: int = 0
 
     @property
     def single(self) -> PipelineTime:
@@ -70,6 +78,29 @@ class PipelinePlan(PlacedGraph):
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
         write_pipeline_trace(path, self._pipelined, self.step_time)
+
+    def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
+        """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.
+
+        Args:
+            module: that was placed, or one of equal shapes with values; its own parameters are trained.
+            device: torch device of this rank, such as `cuda:0`.
+
+        Returns:
+            The stages: `step` computes gradients, `parameters` are for an optimizer, `cuts` says how many ops
+            moved, `split_spec`, `schedule` and `csv` are for torch.
+
+        Raises:
+            PipelineError: a graph without module was placed, or torch cannot run the plan.
+            ExecutionError: the module is another one, or has no values.
+        """
+        from envs.runtime.torch_stages import TorchStages
+
+        if self.captured is None:
+            raise PipelineError("only a graph was placed; place the module to run its stages")
+        return TorchStages(
+            self._pipelined, self.stages, self.captured, module, device=device, batch_dim=self.batch_dim
+        )
 
     def _hand_over(self, folder: Path) -> None:
         write_pipeline_handover(

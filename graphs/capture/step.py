@@ -57,6 +57,12 @@ class Step(nn.Module):
         by_path = {f"model.{path}": tensor for path, tensor in zip(self.state, state, strict=True)}
         return torch.func.functional_call(self, by_path, tuple(tensors))
 
+    def on(self, module: nn.Module) -> Step:
+        """Returns the same step of another module, of which no copy is made."""
+        other = copy.copy(self)
+        other._modules = {"model": module}
+        return other
+
     def forward(self, *tensors: Tensor) -> Any:
         """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
         fresh = iter(tensors)

@@ -26,7 +26,7 @@ from graphs.dataset import load_family
 
 GRAPH = load_family("gpt")[0]
 PIPELINE = Pipeline("1f1b", 8)
-CLUSTER = replace(get_cluster("2xk80"), sharing="pair")
+CLUSTER = get_cluster("4xv100:2")
 
 
 class Classifier(nn.Module):
@@ -64,7 +64,7 @@ def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
     assert 1 <= plan.evaluations <= 60
     first, *others = str(plan).splitlines()
     assert first == pipeline_advice(2, plan.step_time, plan.baselines)
-    assert others[0] == f"{GRAPH.name} on 2xk80 by refine: 2 stages, 8 microbatches, schedule 1f1b"
+    assert others[0] == f"{GRAPH.name} on 4xv100:2 by refine: 2 stages, 8 microbatches, schedule 1f1b"
     assert f"{plan.step_time.throughput_per_s:.4g} microbatches a second" in others[1]
     assert plan.explain().startswith(first)
     assert "stage 1 on gpu" in plan.explain()

@@ -60,7 +60,7 @@ def check_pipeline(pipelined: PipelinedProblem) -> None:
     Raises:
         PipelineError: the cluster cannot run it, or the graph has too few pieces.
     """
-    check_cluster(pipelined.problem)
+    check_cluster(pipelined.problem.cluster)
     pipeline, n_pieces = pipelined.pipeline, pipelined.chain.n_pieces
     if n_pieces < pipeline.stages_per_device:
         graph = shortened(pipelined.problem.graph.name)
@@ -113,18 +113,12 @@ class PipelineSearch(SearchState):
             return self._scores[cuts]
         stages = self.stages(cuts)
         total_s = self.pipelined.step_time_s(stages)
-        over_bytes = 0.0 if self._always_fits or total_s == np.inf else self._over_bytes(stages)
+        over_bytes = 0.0 if self.pipelined.always_fits or total_s == np.inf else self._over_bytes(stages)
         score = self._scores[cuts] = (over_bytes, total_s)
         if self.cuts is None or score < self.best_score:
             self.cuts = cuts
         self.keep(stages.device_of, total_s, over_bytes)
         return score
-
-    @cached_property
-    def _always_fits(self) -> bool:
-        graph = self.problem.graph
-        most = graph.resident_bytes.sum() + self.pipeline.microbatches * graph.tensor_bytes.sum()
-        return bool(most <= self.problem.cluster.memory_bytes.min())
 
     def _over_bytes(self, stages: Stages) -> float:
         step = self._short(len(stages.devices)).simulate(stages)

@@ -66,3 +66,16 @@ class Pipeline:
     def splits_backward(self) -> bool:
         """Says whether the gradients of weights are computed in actions of their own."""
         return self.name == ZERO_BUBBLE
+
+
+def check_one_stage_each(pipeline: Pipeline) -> None:
+    """Checks that a walk can place a pipeline: it begins one stage on each device that it uses.
+
+    Raises:
+        PipelineError: the schedule has several.
+    """
+    if pipeline.name == INTERLEAVED:
+        raise PipelineError(
+            f"schedule '{pipeline.schedule}' has several stages on a device, but episodes and policies place "
+            f"one on each; use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
+        )

@@ -5,8 +5,9 @@ times of a program are therefore sums that hold for every microbatch; what diffe
 The first microbatch has sums of its own, as it adds no gradients.
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `device_of` the device of each op, and
-`stage_of` the stage of each op, int64 (n_ops,) both. Action `stage * N_KINDS + kind` is that of a stage, and
-the updates of device `d` are action `n_stages * N_KINDS + d`.
+`stage_of` the stage of each op, int64 (n_ops,) both. An op on device -1 is unplaced: it does not run,
+and its outputs are there from time 0; gradients are added up even if their update is unplaced. Action
+`stage * N_KINDS + kind` is that of a stage; the updates of device `d` are action `n_stages * N_KINDS + d`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ def find_actions(p, q, device_of, stage_of, n_stages, splits, action_of):
         stage_of: stage of each op, int64 (n_ops,).
         n_stages: int.
         splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
-        action_of: action of each op, -1 for sources, int64 (n_ops,); written.
+        action_of: action of each op, -1 for sources and unplaced ops, int64 (n_ops,); written.
     """
     for op in range(len(device_of) - 1, -1, -1):
         phase = q.phase[op]
-        if phase < 0:
+        if phase < 0 or device_of[op] < 0:
             action_of[op] = -1
         elif phase == OPTIMIZER_PHASE:
             action_of[op] = n_stages * N_KINDS + device_of[op]
@@ -65,7 +66,7 @@ def is_waited_for(p, q, stage_of, action_of, op):
         tensor = p.output_item[k]
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
-            if q.phase[reader] != BACKWARD_PHASE:
+            if q.phase[reader] != BACKWARD_PHASE or stage_of[reader] < 0:
                 continue
             if stage_of[reader] != stage_of[op] or action_of[reader] % N_KINDS == BACKWARD:
                 return True
@@ -94,7 +95,7 @@ def find_rows(p, q, device_of, row_of, sum_row_of):
         home = device_of[p.producer[tensor]]
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
-            if device_of[reader] == home:
+            if device_of[reader] == home or device_of[reader] < 0 or home < 0:
                 continue
             if q.is_gradient[tensor] and q.phase[reader] == OPTIMIZER_PHASE:
                 if sum_row_of[tensor] < 0:
@@ -157,7 +158,7 @@ def make_programs(p, q, device_of, layout, devices):
             for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
                 tensor = p.input_item[k]
                 source = device_of[p.producer[tensor]]
-                if source == device:
+                if source == device or source < 0:
                     continue
                 is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
                 row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]

@@ -10,6 +10,7 @@ from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationErr
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
 from agent.placers.base import Budget
+from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
@@ -45,10 +46,10 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
     pipeline = make_pipeline(config.pipeline, config.microbatches, config.split)
-    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
+    placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
-    if pipeline is None and any(name in LEARNED for name in placers):
+    if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
         policy = open_policy(config.policy, graphs)
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
@@ -67,6 +68,11 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
+
+
+def _without_policy() -> tuple[str, ...]:
+    """Names of the placers of pipelines that are compared by default: no policy for pipelines is shipped."""
+    return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
 
 
 def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:

@@ -9,10 +9,12 @@ from zlib import crc32
 
 import numpy as np
 
+from agent.evaluation.policies import EvaluatedPolicy, make_pipeline_placer
 from agent.evaluation.results import DATA_PARALLEL
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import PIPELINE_PLACERS, place_pipeline
+from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
+from agent.policy.pipelines import LEARNED_PIPELINES
 from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -87,6 +89,7 @@ class TrialRunner:
         given: Placement | None,
         *,
         seed: int,
+        policy: EvaluatedPolicy | None = None,
     ) -> PipelineRun:
         """Runs a placer of pipelines or data parallelism, or times a given placement.
 
@@ -94,11 +97,12 @@ class TrialRunner:
             placer: by name.
             given: a placement to time; None = the placer finds one.
             seed: of the placer's randomness, beside the names of graph and placer.
+            policy: of learned placers.
 
         Raises:
             PipelineError: the schedule cannot run the placement.
         """
-        self._warm_up_pipeline(placer, pipelined)
+        self._warm_up_pipeline(placer, pipelined, policy)
         graph = pipelined.problem.graph.name
         began, cpu_began = time.perf_counter(), time.process_time()
         if placer == DATA_PARALLEL:
@@ -109,13 +113,15 @@ class TrialRunner:
             run = _timed(given, pipelined.simulate(stages), 1)
         else:
             rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
-            found = place_pipeline(placer, pipelined, budget, rng)
+            found = make_pipeline_placer(placer, policy).place(pipelined, budget, rng)
             placement = Placement(found.stages.device_of, found.stages.stage_of)
             run = _timed(placement, found.step, found.evaluations)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)
 
-    def _warm_up_pipeline(self, placer: str, pipelined: PipelinedProblem) -> None:
+    def _warm_up_pipeline(
+        self, placer: str, pipelined: PipelinedProblem, policy: EvaluatedPolicy | None
+    ) -> None:
         kind = (placer, pipelined.pipeline.name)
         if kind in self._warm:
             return
@@ -124,8 +130,9 @@ class TrialRunner:
         if placer == DATA_PARALLEL:
             simulate_data_parallel_pipeline(warm)
         else:
-            name = placer if placer in PIPELINE_PLACERS else "single"
-            place_pipeline(name, warm, Budget(evaluations=50))
+            known = placer in PIPELINE_PLACERS or placer in LEARNED_PIPELINES
+            name = placer if known else "single"
+            make_pipeline_placer(name, policy).place(warm, Budget(evaluations=50), np.random.default_rng(0))
         self._warm.add(kind)
 
     def warm_up_simulator(self, cluster: Cluster) -> None:

@@ -89,7 +89,10 @@ class Worker:
 
     def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
         given = self.spec.given.get(self.spec.key(task)[:3])
-        found = self._runner.run_pipeline(task.placer, pipelined, self.spec.budget, given, seed=task.seed)
+        spec = self.spec
+        found = self._runner.run_pipeline(
+            task.placer, pipelined, spec.budget, given, seed=task.seed, policy=spec.policy
+        )
         trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
         trial = replace(
             trial,

@@ -32,7 +32,12 @@ def annealing(search: PipelineSearch, rng: np.random.Generator) -> None:
 @pipeline_placer("refine", uses_rng=True)
 def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Starts from plans of equal time on several orders and numbers of devices, descends, then anneals."""
-    scored: list[tuple[tuple[float, float], Cuts]] = []
+    refine_from(search, (), rng)
+
+
+def refine_from(search: PipelineSearch, starts: Sequence[Cuts], rng: np.random.Generator) -> None:
+    """Does what `refine` does, with other starts before its own."""
+    scored = [(search.score_cuts(cuts), cuts) for cuts in starts]
     for ranks in start_orders(search, rng):
         if scored and (not search.left or search.progress > SHARES[0]):
             break

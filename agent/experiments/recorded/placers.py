@@ -114,6 +114,20 @@ def _over(rows: Sequence[RecordedRow], placer: str, other: str, seconds: float) 
     return str(nested_interval([list(graphs.values()) for graphs in families.values()])) if families else "-"
 
 
+def pipeline_policy_tables(file: Path) -> Iterator[str]:
+    """Yields placers over `refine`, and what each takes and finds with the greatest budget."""
+    rows = read_table(file)
+    budgets = axis(row["seconds"] for row in rows)
+    body = []
+    for name in axis(row["placer"] for row in rows)[1:]:
+        own = [row for row in rows if row["placer"] == name and row["seconds"] == budgets[-1]]
+        found = mean_cell(row["step_s"] for row in own if row["feasible"])
+        cells = [_over(rows, name, "refine", each) for each in budgets]
+        body.append([name, *cells, mean_cell(row["cpu_s"] for row in own), found])
+    heads = [f"{each:g} s" for each in budgets]
+    yield markdown_table([["placer", *heads, "processor seconds", "over one device"], *body])
+
+
 def adaptation_tables(file: Path) -> Iterator[str]:
     """Yields regrets by number of measurements, and after ten by the rules of the world and by seed."""
     rows = read_table(file)

@@ -19,15 +19,12 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
-    "clusters": "clusters that are drawn for each graph",
     "evaluations": "budget of a placer, in evaluations",
-    "every": "take only each N-th graph of a family",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "graphs": "names of graphs",
     "known": "draws of each family of the benchmark set",
     "new": "draws of each family that nothing was tuned on",
-    "policy": "folder of the run of a policy, or `pretrained`",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
 }

@@ -12,6 +12,7 @@ SETTLED = {
         "module_moves": "What do moves of whole modules gain?",
         "granularity": "What does placing whole modules cost?",
         "neighbourhoods": "Can a network choose the neighbourhoods of a search?",
+        "pipeline_policy": "Does a policy place pipelines better than search?",
         "adaptation": "What do few measurements gain?",
         "bounds": "How tight is the lower bound?",
         "bounds_memory": "What does memory add to the lower bound?",
@@ -34,6 +35,7 @@ SETTLED = {
 """Questions by their names, which the functions that yield their tables bear, by the modules of these."""
 ROWS = {
     "neighbourhoods": ("neighbourhoods.csv.gz",),
+    "pipeline_policy": ("pipeline_policy.csv.gz",),
     "adaptation": ("adaptation.csv.gz",),
     "bounds": tuple(f"bounds_{level}.csv" for level in LEVELS),
     "bounds_memory": tuple(

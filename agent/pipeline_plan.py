@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.evaluation.handover.pipeline import (
     PipelineBaselines,
@@ -27,7 +27,10 @@ from graphs.system.errors import shortened
 if TYPE_CHECKING:
     from torch import nn
 
+    from envs.runtime.pipeline_runner import PipelineRunner
+    from envs.runtime.runner import Devices
     from envs.runtime.torch_stages import TorchStages
+    from graphs.capture.captured_step import CapturedStep
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -105,6 +108,15 @@ class PipelinePlan(PlacedGraph):
     def _hand_over(self, folder: Path) -> None:
         write_pipeline_handover(
             folder, self.placer, self._pipelined, self.stages, self.step_time, self.baselines
+        )
+
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> PipelineRunner:
+        from envs.runtime.pipeline_runner import PipelineRunner
+
+        return PipelineRunner(
+            captured, self.stages, self.pipeline, module, devices, batch_dim=self.batch_dim, **settings
         )
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ from graphs.system.errors import shortened
 if TYPE_CHECKING:
     from torch import nn
 
-    from envs.runtime.runner import StepRunner
+    from envs.runtime.runner import Devices, StepRunner
     from graphs.capture.captured_step import CapturedStep
 
 TORCHRUN = "torchrun"
@@ -80,6 +80,66 @@ class PlacedGraph:
         self._hand_over(target)
 
     def _hand_over(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    def compile(
+        self,
+        module: nn.Module,
+        *,
+        devices: Sequence[str] | str | None = None,
+        seed: int = 0,
+        timeout_s: float | None = None,
+        check_finite: bool = True,
+        **options: Any,
+    ) -> StepRunner:
+        """Starts the devices, and gives them their parts of the step and of the module's state.
+
+        Args:
+            module: that was placed, or one of equal shapes with values; it is not changed.
+            devices: the torch device that each device of the cluster stands for, such as
+                `["cuda:0", "cuda:1", "cpu"]`, by default what the cluster says; or `torchrun`, where that
+                started a process for each device and all of them call this.
+            seed: of random numbers, such as dropout's; each device draws its own.
+            timeout_s: seconds after which a step has taken too long; None = never.
+            check_finite: whether a step whose loss is not finite is an error.
+            options: of the optimizer, such as `lr`; torch's defaults otherwise.
+
+        Returns:
+            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes. That of a
+            pipeline is a `PipelineRunner`, whose `step` takes the whole batch or a list of microbatches.
+
+        Raises:
+            ExecutionError: a graph without module was placed, this machine lacks a device, the module is
+                another one, or the step cannot be run.
+        """
+        from envs.runtime.backends.processes import DeviceProcesses
+        from envs.runtime.backends.torchrun import TorchrunDevices
+        from envs.runtime.device_program import ExecutionError
+        from envs.runtime.machine import torch_devices
+
+        if self.captured is None:
+            raise ExecutionError("only a graph was placed; place the module to run it")
+        found: Devices
+        if devices == TORCHRUN:
+            found = TorchrunDevices(timeout_s)
+        else:
+            names = torch_devices(self.cluster) if devices is None else list(devices)
+            found = DeviceProcesses(names, timeout_s)
+        try:
+            if found.n_devices != self.cluster.n_devices:
+                raise ExecutionError(
+                    f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
+                )
+            return self._runner(
+                self.captured, module, found, options=options, seed=seed, check_finite=check_finite
+            )
+        except BaseException:
+            found.close()
+            raise
+
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> StepRunner:
         raise NotImplementedError
 
     def _ops_line(self) -> str:
@@ -154,66 +214,12 @@ class Plan(PlacedGraph):
     def _hand_over(self, folder: Path) -> None:
         write_handover(folder, self.placer, self._problem, self.placement.device_of)
 
-    def compile(
-        self,
-        module: nn.Module,
-        *,
-        devices: Sequence[str] | str | None = None,
-        seed: int = 0,
-        timeout_s: float | None = None,
-        check_finite: bool = True,
-        **options: Any,
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
     ) -> StepRunner:
-        """Starts the devices, and gives them their parts of the step and of the module's state.
+        from envs.runtime.runner import StepRunner
 
-        Args:
-            module: that was placed, or one of equal shapes with values; it is not changed.
-            devices: the torch device that each device of the cluster stands for, such as
-                `["cuda:0", "cuda:1", "cpu"]`, by default what the cluster says; or `torchrun`, where that
-                started a process for each device and all of them call this.
-            seed: of random numbers, such as dropout's; each device draws its own.
-            timeout_s: seconds after which a step has taken too long; None = never.
-            check_finite: whether a step whose loss is not finite is an error.
-            options: of the optimizer, such as `lr`; torch's defaults otherwise.
-
-        Returns:
-            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes.
-
-        Raises:
-            ExecutionError: a graph without module was placed, this machine lacks a device, the module is
-                another one, or the step cannot be run.
-        """
-        from envs.runtime.backends.processes import DeviceProcesses
-        from envs.runtime.backends.torchrun import TorchrunDevices
-        from envs.runtime.device_program import ExecutionError
-        from envs.runtime.machine import torch_devices
-        from envs.runtime.runner import Devices, StepRunner
-
-        if self.captured is None:
-            raise ExecutionError("only a graph was placed; place the module to run it")
-        found: Devices
-        if devices == TORCHRUN:
-            found = TorchrunDevices(timeout_s)
-        else:
-            names = torch_devices(self.cluster) if devices is None else list(devices)
-            found = DeviceProcesses(names, timeout_s)
-        try:
-            if found.n_devices != self.cluster.n_devices:
-                raise ExecutionError(
-                    f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
-                )
-            return StepRunner(
-                self.captured,
-                self.placement.device_of,
-                module,
-                found,
-                options=options,
-                seed=seed,
-                check_finite=check_finite,
-            )
-        except BaseException:
-            found.close()
-            raise
+        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
 
     def __str__(self) -> str:
         ratio = self.ratio_to_single

@@ -126,6 +126,19 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
     assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
 
 
+def test_a_plan_of_a_pipeline_runs() -> None:
+    torch.manual_seed(0)
+    module = Classifier()
+    batch = {"features": torch.randn(12, 8), "labels": torch.arange(12) % 8}
+    plan = place(
+        module, batch, cluster=CLUSTER, pipeline="1f1b", split=3, placer="equal-time", optimizer="sgd"
+    )
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.1) as runner:
+        found = float(runner.step(batch))
+    assert len(set(plan.placement.device_of.tolist())) == 2
+    assert found == pytest.approx(float(module(**batch)["loss"].detach()), rel=1e-5)
+
+
 def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
     batch = {
         "ids": torch.arange(12).view(6, 2),

@@ -86,7 +86,10 @@ def check_cluster(cluster: Cluster) -> None:
     """
     where = f"cluster '{shortened(cluster.name)}'"
     if cluster.sharing == "egress":
-        raise PipelineError(f"{where} shares links by 'egress'; a pipeline needs 'pair' or 'none'")
+        raise PipelineError(
+            f"{where} shares links by 'egress', which pipelines do not simulate; print it by "
+            '`evaluate.py --print-cluster`, set "sharing" to "pair" and give that file'
+        )
     if cluster.schedule != "program":
         raise PipelineError(f"{where} has schedule '{cluster.schedule}'; a pipeline needs 'program'")
     if cluster.copies != "stream":

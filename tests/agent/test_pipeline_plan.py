@@ -160,7 +160,10 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
         ({"pipeline": "2f2b"}, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
         ({"pipeline": "1f1b", "placer": "heft"}, "unknown placer 'heft'; use annealing, "),
         ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
-        ({"pipeline": "1f1b", "cluster": "8xa100"}, "shares links by 'egress'; a pipeline needs 'pair'"),
+        (
+            {"pipeline": "1f1b", "cluster": "8xa100"},
+            "shares links by 'egress', which pipelines do not simulate",
+        ),
         (
             {"pipeline": "interleaved-1f1b:99"},
             "needs 99 stages on a device, but graph 'Classifier' can be cut",

@@ -95,7 +95,10 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
         ),
         (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
         (["--pipeline", "1f1b", "--placers", "heft"], "unknown placer 'heft'; use annealing"),
-        (["--pipeline", "1f1b", "--cluster", "8xa100"], "shares links by 'egress'; a pipeline needs 'pair'"),
+        (
+            ["--pipeline", "1f1b", "--cluster", "8xa100"],
+            "shares links by 'egress', which pipelines do not simulate",
+        ),
         (["--pipeline", "interleaved-1f1b:400"], "needs 400 stages on a device, but"),
         (["--pipeline", "interleaved-1f1b", "--placers", "policy", "--include-seen"], "place one on each"),
     ],

@@ -12,12 +12,15 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
+from envs.mdp.batched_env import BatchedPlacementEnv
 from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.placement_env import PlacementEnv
 from envs.mdp.visits import is_incremental
+from envs.pipeline.pipeline import Pipeline
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
+from graphs.dataset import load_family
 from graphs.orders import ORDERS, OrderError
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
@@ -141,6 +144,45 @@ def test_threads_change_nothing(mdp: str) -> None:
         np.testing.assert_array_equal(done, same_over)
         for episode in np.flatnonzero(done):
             begin(int(episode))
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline("1f1b", 4)])
+def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round(
+    pipeline: Pipeline | None,
+) -> None:
+    """Each episode is repeated in a single environment, decision by decision."""
+    problems = (
+        some_problems()
+        if pipeline is None
+        else [Problem(graph, get_cluster("4xv100:2")) for graph in load_family("gpt")[:3]]
+    )
+    env, single = (
+        BatchedPlacementEnv(problems, 3, pipeline=pipeline, seed=5),
+        PlacementEnv(problems, pipeline=pipeline),
+    )
+    seen, rng, taken = env.reset(), np.random.default_rng(0), [[] for _ in range(3)]
+    ended: list[int] = []
+    while len(ended) < 4 * len(problems):
+        masks = env.env_method("action_masks")
+        np.testing.assert_array_equal(masks, seen["mask"] > 0)
+        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
+        before = seen
+        seen, rewards, dones, infos = env.step(actions)
+        for episode, (action, done, info) in enumerate(zip(actions, dones, infos, strict=True)):
+            taken[episode].append((before["devices"][episode], action, rewards[episode]))
+            assert done == ("result" in info)
+            if done:
+                ended.append(info["result"].problem)
+                shown, _ = single.reset(options={"problem": ended[-1]})
+                for devices, chosen, reward in taken[episode]:
+                    np.testing.assert_allclose(shown["devices"], devices, rtol=1e-5, atol=1e-5)
+                    shown, same, _, _, last = single.step(chosen)
+                    assert same == pytest.approx(reward, rel=1e-5, abs=1e-6)
+                assert last["result"].step_time_s == pytest.approx(info["result"].step_time_s)
+                assert info["episode"]["l"] == len(taken[episode])
+                taken[episode] = []
+    counts = np.bincount(ended, minlength=len(problems))
+    assert counts.max() - counts.min() <= 3
 
 
 def test_a_device_without_free_memory_is_masked_and_refused() -> None:

@@ -23,10 +23,12 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+        recomputed: whether each stage runs forward again before its backward actions; empty = none does.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
+    recomputed: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ class PipelineSearch(SearchState):
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
         devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
-        return self.chain.stages(np.array(cuts.first), devices)
+        recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
+        return self.chain.stages(np.array(cuts.first), devices, recomputed)
 
     def score_cuts(self, cuts: Cuts) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best.

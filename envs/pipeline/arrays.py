@@ -16,6 +16,8 @@ from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import FloatArray, IntArray
 
 N_KINDS = len(KINDS)
+BACKWARD_PHASE, OPTIMIZER_PHASE, RECOMPUTED_PHASE = range(1, 4)
+"""Values of `PipelineArrays.phase` that kernels compare with; the last is that of second runs."""
 UNSET = -1.0
 """A time that is not known yet."""
 
@@ -30,7 +32,7 @@ FIRST, LATER = range(2)
 class PipelineArrays(NamedTuple):
     """The arrays of a pipelined step besides `ProblemArrays`."""
 
-    phase: IntArray  # (n_ops,) 0 forward, 1 backward, 2 optimizer, -1 parameters and inputs
+    phase: IntArray  # (n_ops,) 0 forward, -1 parameters and inputs, or one of the constants above
     is_parameter: IntArray  # (n_ops,) 1 = there is one of it for all microbatches
     is_gradient: (
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op

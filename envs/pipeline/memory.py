@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.programs import OPTIMIZER_PHASE
+from envs.pipeline.arrays import OPTIMIZER_PHASE
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from envs.simulator.memory import Holdings, add_held
 from graphs.system.jit import kernel

@@ -13,12 +13,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE, RECEIVE_ONCE, RUN, SEND, ActionSteps
-from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT
+from envs.pipeline.arrays import (
+    BACKWARD_PHASE,
+    FIRST,
+    LATER,
+    N_KINDS,
+    OPTIMIZER_PHASE,
+    RECEIVE,
+    RECEIVE_ONCE,
+    RECOMPUTED_PHASE,
+    RUN,
+    SEND,
+    ActionSteps,
+)
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
-
-BACKWARD_PHASE, OPTIMIZER_PHASE = 1, 2
 
 
 @kernel
@@ -32,11 +42,11 @@ def find_actions(p, q, device_of, stage_of, n_stages, splits, action_of):
         stage_of: stage of each op, int64 (n_ops,).
         n_stages: int.
         splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
-        action_of: action of each op, -1 for sources, int64 (n_ops,); written.
+        action_of: action of each op, -1 for sources and where there is no stage, int64 (n_ops,); written.
     """
     for op in range(len(device_of) - 1, -1, -1):
         phase = q.phase[op]
-        if phase < 0:
+        if phase < 0 or device_of[op] < 0:
             action_of[op] = -1
         elif phase == OPTIMIZER_PHASE:
             action_of[op] = n_stages * N_KINDS + device_of[op]
@@ -44,7 +54,7 @@ def find_actions(p, q, device_of, stage_of, n_stages, splits, action_of):
             waited = not splits or is_waited_for(p, q, stage_of, action_of, op)
             action_of[op] = stage_of[op] * N_KINDS + (BACKWARD if waited else WEIGHT)
         else:
-            action_of[op] = stage_of[op] * N_KINDS + FORWARD
+            action_of[op] = stage_of[op] * N_KINDS + (RECOMPUTE if phase == RECOMPUTED_PHASE else FORWARD)
 
 
 @kernel

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline, PipelineError
 
-FORWARD, BACKWARD, WEIGHT = KINDS = range(3)
+FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
 """Kinds of actions. A schedule that splits the backward pass runs in `BACKWARD` what other stages wait for,
-and in `WEIGHT` the rest."""
-LETTERS = "FBW"
-"""A letter for each kind, as in the tables of `torch.distributed.pipelining`."""
+and in `WEIGHT` the rest. A recomputed stage runs forward ops again in `RECOMPUTE`, before `BACKWARD`."""
+LETTERS = "FBWR"
+"""A letter for each kind, as in the tables of `torch.distributed.pipelining`, which has no `R`."""
 
 
 class Action(NamedTuple):
@@ -28,17 +28,28 @@ class Action(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def device_actions(pipeline: Pipeline, n_devices: int) -> tuple[tuple[Action, ...], ...]:
+def device_actions(
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = ()
+) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
     Args:
         n_devices: that hold stages, numbered by their first stage.
+        recomputed: stages that run forward again before each of their backward actions.
 
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
     make = {GPIPE: gpipe, ONE_F_ONE_B: one_f_one_b, INTERLEAVED: interleaved, ZERO_BUBBLE: zero_bubble}
-    return tuple(tuple(make[pipeline.name](pipeline, n_devices, rank)) for rank in range(n_devices))
+    orders = (make[pipeline.name](pipeline, n_devices, rank) for rank in range(n_devices))
+    return tuple(tuple(_with_recomputation(order, recomputed)) for order in orders)
+
+
+def _with_recomputation(actions: Iterator[Action], recomputed: tuple[int, ...]) -> Iterator[Action]:
+    for action in actions:
+        if action.kind == BACKWARD and action.stage in recomputed:
+            yield action._replace(kind=RECOMPUTE)
+        yield action
 
 
 def gpipe(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:

@@ -8,14 +8,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import N_KINDS, ActionLayout, Agenda, PipelineArrays, Tables, pipeline_arrays
+from envs.pipeline.arrays import (
+    N_KINDS,
+    OPTIMIZER_PHASE,
+    ActionLayout,
+    Agenda,
+    PipelineArrays,
+    Tables,
+    pipeline_arrays,
+)
 from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.memory import pipeline_memory
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
 from envs.pipeline.schedules import device_actions
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
 from envs.problem import Problem
+from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray
 
 
@@ -71,7 +81,11 @@ class PipelinedProblem:
         return chain_of(self.problem)
 
     @cached_property
-    def _agendas(self) -> dict[tuple[int, ...], Agenda]:
+    def _second_runs(self) -> SecondRuns:
+        return second_runs(self.problem.arrays, self.arrays)
+
+    @cached_property
+    def _agendas(self) -> dict[tuple[tuple[int, ...], ...], Agenda]:
         return {}
 
     def step_time_s(self, stages: Stages) -> float:
@@ -80,22 +94,25 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        total_s, _, _ = self._run(stages)
+        total_s, _, _ = self._run(*self._arrays_of(stages))
         return float(total_s) if total_s >= 0 else np.inf
 
-    def _run(self, stages: Stages) -> tuple[float, ActionLayout, Tables]:
-        key = tuple(stages.devices.tolist())
-        if key not in self._agendas:
-            self._agendas[key] = self._agenda(stages)
+    def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
+        """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
+        if stages.recomputed:
+            return with_second_runs(self._second_runs, stages)
+        return self.problem.arrays, self.arrays, stages
+
+    def _run(self, p: ProblemArrays, q: PipelineArrays, stages: Stages) -> tuple[float, ActionLayout, Tables]:
         found: tuple[float, ActionLayout, Tables] = run_pipeline(
-            self.problem.arrays,
-            self.arrays,
+            p,
+            q,
             stages.device_of,
             stages.stage_of,
             stages.devices,
             self.pipeline.splits_backward,
             self.pipeline.microbatches,
-            self._agendas[key],
+            self._agenda(stages),
         )
         return found
 
@@ -105,37 +122,43 @@ class PipelinedProblem:
         Raises:
             PipelineError: the schedule cannot run these stages.
         """
-        total_s, layout, tables = self._run(stages)
-        agenda = self._agendas[tuple(stages.devices.tolist())]
+        p, q, stages = self._arrays_of(stages)
+        total_s, layout, tables = self._run(p, q, stages)
+        agenda = self._agenda(stages)
         if total_s < 0:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 "other; place each backward op where the forward ops are that it belongs to"
             )
         peak = np.zeros(self.problem.n_devices)
-        arrays = self.problem.arrays
-        pipeline_memory(arrays, self.arrays, stages.device_of, agenda, layout, tables, total_s, peak)
-        busy_s = self._busy_s(stages)
+        pipeline_memory(p, q, stages.device_of, agenda, layout, tables, total_s, peak)
+        busy_s = self._busy_s(p, q, stages)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
             busy_s=busy_s,
             bubble_share=1 - float(busy_s.sum()) / whole_s if whole_s else 0.0,
             peak_bytes=peak,
-            fits=bool((peak <= arrays.memory).all()),
+            fits=bool((peak <= p.memory).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
             actions=tuple(_action_times(agenda, len(stages.devices))),
         )
 
     def _agenda(self, stages: Stages) -> Agenda:
-        """Lists what each device runs.
+        """Lists what each device runs; the times are those of the last simulation.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
+        key = (tuple(stages.devices.tolist()), stages.recomputed)
+        if key not in self._agendas:
+            self._agendas[key] = self._new_agenda(stages)
+        return self._agendas[key]
+
+    def _new_agenda(self, stages: Stages) -> Agenda:
         ranks = stages.ranks
         _check_schedule(self.pipeline, stages, self.problem)
-        of_rank = device_actions(self.pipeline, len(ranks))
+        of_rank = device_actions(self.pipeline, len(ranks), stages.recomputed)
         actions: list[list[tuple[int, int]]] = [[] for _ in range(self.problem.n_devices)]
         for device, entries in zip(ranks.tolist(), of_rank, strict=True):
             actions[device] = [(each.stage * N_KINDS + each.kind, each.microbatch) for each in entries]
@@ -147,16 +170,16 @@ class PipelinedProblem:
         ptr = np.cumsum([0, *(len(each) for each in actions)])
         return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), np.zeros(len(flat)), np.zeros(len(flat)))
 
-    def _busy_s(self, stages: Stages) -> FloatArray:
+    def _busy_s(self, p: ProblemArrays, q: PipelineArrays, stages: Stages) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
-        problem, count = self.problem, self.pipeline.microbatches
-        ops = np.arange(problem.graph.n_ops)
-        seconds = problem.op_seconds[ops, stages.device_of] * np.where(self.arrays.phase == 2, 1, count)
-        makers = problem.graph.tensor_producer
-        home = stages.device_of[makers]
-        added = self.arrays.accumulate_s[np.arange(len(makers)), home] * (count - 1)
-        n = problem.n_devices
-        busy = np.bincount(stages.device_of, seconds, n) + np.bincount(home, added, n)
+        n, count = self.problem.n_devices, self.pipeline.microbatches
+        ops = np.flatnonzero(stages.device_of >= 0)
+        home = stages.device_of[ops]
+        seconds = p.op_seconds[ops, home] * np.where(q.phase[ops] == OPTIMIZER_PHASE, 1, count)
+        sums = np.flatnonzero(q.is_gradient)
+        adds_on = stages.device_of[p.producer[sums]]
+        added = q.accumulate_s[sums, adds_on] * (count - 1)
+        busy = np.bincount(home, seconds, n) + np.bincount(adds_on, added, n)
         return busy.astype(np.float64)
 
 

@@ -23,11 +23,13 @@ class Stages:
         device_of: device of each op, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
         devices: device of each stage, int64 (n_stages,).
+        recomputed: stages whose forward ops run again before each backward action, ascending.
     """
 
     device_of: IntArray
     stage_of: IntArray
     devices: IntArray
+    recomputed: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> IntArray:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, device_actions
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs import build_graph
 
 Instance = tuple[object, ...]
-"""`("op", op, microbatch)` or `("add", tensor, microbatch)`; what exists once has microbatch 0."""
+"""`("op", op, microbatch)`, `("again", op, microbatch)` for the second run of a recomputed op, or
+`("add", tensor, microbatch)`; what exists once has microbatch 0."""
 
 
 @dataclass
@@ -58,6 +59,7 @@ class _Plain:
             for source, phase in zip(graph.is_source.tolist(), graph.phases, strict=True)
         ]
         self.device = stages.device_of.tolist()
+        self.recomputed = self.find_recomputed()
         self.step = PlainStep()
         self.arrival: dict[tuple[Instance, int, int], float] = {}
         self.sent: dict[tuple[Instance, int, int], float] = {}
@@ -77,8 +79,13 @@ class _Plain:
         waited = self.waited_for()
         sequences: dict[int, list[Instance]] = defaultdict(list)
         ranks = stages.ranks.tolist()
-        for device, actions in zip(ranks, device_actions(self.pipeline, len(ranks)), strict=True):
+        of_rank = device_actions(self.pipeline, len(ranks), stages.recomputed)
+        for device, actions in zip(ranks, of_rank, strict=True):
             for action in actions:
+                if action.kind == RECOMPUTE:
+                    again = sorted(op for op in self.recomputed if stages.stage_of[op] == action.stage)
+                    sequences[device] += [("again", op, action.microbatch) for op in again]
+                    continue
                 for op in range(graph.n_ops):
                     if stages.stage_of[op] != action.stage or self.kind(op, waited) != action.kind:
                         continue
@@ -106,10 +113,25 @@ class _Plain:
                     found.add(op)
         return found
 
+    def find_recomputed(self) -> set[int]:
+        """Forward ops of recomputed stages that backward ops of the same stage need, directly or not."""
+        stage_of, found = self.stages.stage_of, set()
+        for op in reversed(range(self.graph.n_ops)):
+            if self.phase[op] == "forward" and stage_of[op] in self.stages.recomputed:
+                for reader in self.graph.successors.row(op).tolist():
+                    if stage_of[reader] == stage_of[op] and (
+                        self.phase[reader] == "backward" or reader in found
+                    ):
+                        found.add(op)
+        return found
+
     def instance(self, tensor: int, reader: Instance) -> Instance:
         """The instance that makes what a reader reads of a tensor."""
-        maker = int(self.graph.tensor_producer[tensor])
+        maker, op = int(self.graph.tensor_producer[tensor]), int(str(reader[1]))
         microbatch = int(str(reader[2]))
+        in_stage = self.stages.stage_of[op] == self.stages.stage_of[maker]
+        if maker in self.recomputed and in_stage and (reader[0] == "again" or self.phase[op] == "backward"):
+            return ("again", maker, microbatch)
         is_update = self.phase[int(str(reader[1]))] == "optimizer"
         if self.graph.op_types[maker] == "parameter":
             return ("op", maker, 0)
@@ -172,6 +194,10 @@ class _Plain:
                             self.step.held.append((key[2], self.arrival[key], uses[key], size))
                 if home != owned_on:
                     self.step.held.append((home, since, until, size))
+                second: Instance = ("again", maker_op, microbatch)
+                if second in self.step.start_s:
+                    until = max(self.step.finish_s[second], uses[second, tensor, home])
+                    self.step.held.append((home, self.step.start_s[second], until, size))
 
     def made_s(self, maker: Instance) -> float | None:
         if maker[0] == "op" and self.phase[int(str(maker[1]))] == "source":
@@ -181,7 +207,7 @@ class _Plain:
     def try_run(self, device: int, instance: Instance) -> bool:
         cluster = self.problem.cluster
         ready = 0.0
-        if instance[0] == "op":
+        if instance[0] != "add":
             for tensor in self.graph.inputs.row(int(str(instance[1]))).tolist():
                 maker = self.instance(tensor, instance)
                 home = self.device[int(self.graph.tensor_producer[tensor])]
@@ -219,7 +245,7 @@ class _Plain:
         return self.arrival[key]
 
     def seconds(self, instance: Instance, device: int) -> float:
-        if instance[0] == "op":
+        if instance[0] != "add":
             return float(self.problem.op_seconds[int(str(instance[1])), device])
         size = float(self.graph.tensor_bytes[int(str(instance[1]))])
         add = {"name": "add", "type": "aten.add.Tensor", "bytes_moved": 3 * size}

@@ -65,9 +65,11 @@ def random_training_graph(rng: np.random.Generator, n_layers: int) -> OpGraph:
         for later in range(layer + 1, n_layers):
             if layer in inputs_of[later]:
                 read("grad", later, op)
-        read("out", layer, op)
+        if rng.random() < 0.6:
+            read("out", layer, op)
         for before in inputs_of[layer]:
-            read("out", before, op)
+            if rng.random() < 0.6:
+                read("out", before, op)
         for owner in sorted({layer if has_weights[layer] else -1, tied[layer]} - {-1}):
             read("weight", owner, op)
             make(f"of weight {owner}", layer, op)

@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.files import cluster_from_json
+from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import cut_into_stages
 from envs.placement.files import placement_from_json
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import (
@@ -31,9 +34,16 @@ DATA = Path(__file__).parent / "data"
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "interleaved-1f1b:3", "zero-bubble")
 
 
-@settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), schedule=st.sampled_from(SCHEDULES), rounds=st.integers(1, 3))
-def test_pipelined_step_is_that_of_the_plain_simulation(seed: int, schedule: str, rounds: int) -> None:
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    schedule=st.sampled_from(SCHEDULES),
+    rounds=st.integers(1, 3),
+    recomputes=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_pipelined_step_is_that_of_the_plain_simulation(
+    seed: int, schedule: str, rounds: int, recomputes: float
+) -> None:
     rng = np.random.default_rng(seed)
     n_ranks = int(rng.integers(1, 5))
     microbatches = n_ranks * rounds if rounds > 1 else int(rng.integers(1, n_ranks + 1))
@@ -42,6 +52,8 @@ def test_pipelined_step_is_that_of_the_plain_simulation(seed: int, schedule: str
     n_layers = int(rng.integers(n_ranks * pipeline.stages_per_device, 16))
     problem = Problem(random_training_graph(rng, n_layers), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
+    recomputed = np.flatnonzero(rng.random(len(stages.devices)) < recomputes)
+    stages = replace(stages, recomputed=tuple(recomputed.tolist()))
     plain = plain_step(problem, pipeline, stages)
     try:
         found = PipelinedProblem(problem, pipeline).simulate(stages)
@@ -68,6 +80,18 @@ def test_one_microbatch_is_the_step_of_the_program(schedule: str) -> None:
         step = simulate_problem(problem, stages.device_of)
         assert found.total_s == pytest.approx(step.total_s, rel=1e-12)
         np.testing.assert_allclose(found.peak_bytes, step.peak_bytes, rtol=1e-12)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
+    pipelined = PipelinedProblem(problem, Pipeline("gpipe", 8))
+    stages = pipelined.chain.stages(np.array([0]), np.array([1]))
+    kept, again = (pipelined.simulate(replace(stages, recomputed=each)) for each in ((), (0,)))
+    forward_s = problem.op_seconds[pipelined.arrays.phase == 0, 1].sum()
+    assert kept.total_s < again.total_s <= kept.total_s + 8 * (forward_s + 1e-4)
+    assert again.total_s > kept.total_s + 0.8 * 8 * forward_s
+    assert again.peak_bytes[1] < 0.5 * kept.peak_bytes[1]
+    assert [each.kind for each in again.actions].count(RECOMPUTE) == 8
 
 
 def test_reference_answers_are_met() -> None:

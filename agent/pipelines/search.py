@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -23,11 +24,13 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+        replicas: devices of each stage, which are taken from `ranks` in turn; empty = one each.
         recomputed: whether each stage runs forward again before its backward actions; empty = none does.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
+    replicas: tuple[int, ...] = ()
     recomputed: tuple[bool, ...] = ()
 
 
@@ -95,9 +98,15 @@ class PipelineSearch(SearchState):
 
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
-        devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
-        return self.chain.stages(np.array(cuts.first), devices, recomputed)
+        if cuts.replicas:
+            left = iter(cuts.ranks)
+            replicas = tuple(tuple(islice(left, count)) for count in cuts.replicas)
+            devices = np.array([each[0] for each in replicas])
+        else:
+            replicas = ()
+            devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
+        return self.chain.stages(np.array(cuts.first), devices, recomputed, replicas)
 
     def score_cuts(self, cuts: Cuts) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best.

@@ -76,16 +76,22 @@ class Chain:
             np.subtract.at(found[direction], high + 1, size)
         return found.cumsum(axis=1)[:, :-1]
 
-    def stages(self, first: IntArray, devices: IntArray, recomputed: tuple[int, ...] = ()) -> Stages:
+    def stages(
+        self,
+        first: IntArray,
+        devices: IntArray,
+        recomputed: tuple[int, ...] = (),
+        replicas: tuple[tuple[int, ...], ...] = (),
+    ) -> Stages:
         """Cuts the chain into stages.
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
-            devices: device of each stage, int64 (n_stages,).
-            recomputed: stages that run their forward ops again, ascending.
+            devices, recomputed, replicas: as of `Stages`.
         """
         stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))[self.piece_of]
-        return Stages(devices[stage_of], np.where(self._in_stage, stage_of, -1), devices, recomputed)
+        placed = np.where(self._in_stage, stage_of, -1)
+        return Stages(devices[stage_of], placed, devices, recomputed, replicas)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

@@ -6,6 +6,7 @@ its stage needs it, directly or through other second runs. So what follows knows
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def with_second_runs(runs: SecondRuns, stages: Stages) -> tuple[ProblemArrays, P
     p = runs.p._replace(
         input_ptr=input_ptr, input_item=input_item, consumer_ptr=consumer_ptr, consumer_item=consumer_item
     )
-    return p, runs.q, Stages(device_of, stage_of, stages.devices, stages.recomputed)
+    return p, runs.q, replace(stages, device_of=device_of, stage_of=stage_of)
 
 
 @kernel(entry=True, allocates=True)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from envs.pipeline.agenda import agenda_of, replicas_of
 from envs.pipeline.arrays import (
     N_KINDS,
     OPTIMIZER_PHASE,
-    ActionLayout,
+    UNSET,
     Agenda,
     PipelineArrays,
-    Tables,
+    Replicas,
     pipeline_arrays,
 )
 from envs.pipeline.chain import Chain, chain_of
-from envs.pipeline.memory import pipeline_memory
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
-from envs.pipeline.schedules import device_actions
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
+from envs.simulator.all_reduce import ring_seconds
 from graphs.system.array_types import FloatArray
 
 
@@ -85,7 +86,7 @@ class PipelinedProblem:
         return second_runs(self.problem.arrays, self.arrays)
 
     @cached_property
-    def _agendas(self) -> dict[tuple[tuple[int, ...], ...], Agenda]:
+    def _agendas(self) -> dict[tuple[object, ...], tuple[Agenda, Replicas]]:
         return {}
 
     def step_time_s(self, stages: Stages) -> float:
@@ -94,8 +95,8 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        total_s, _, _ = self._run(*self._arrays_of(stages))
-        return float(total_s) if total_s >= 0 else np.inf
+        total_s = self._run(*self._arrays_of(stages), np.zeros(0))
+        return total_s if total_s >= 0 else np.inf
 
     def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
         """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
@@ -103,16 +104,18 @@ class PipelinedProblem:
             return with_second_runs(self._second_runs, stages)
         return self.problem.arrays, self.arrays, stages
 
-    def _run(self, p: ProblemArrays, q: PipelineArrays, stages: Stages) -> tuple[float, ActionLayout, Tables]:
-        found: tuple[float, ActionLayout, Tables] = run_pipeline(
+    def _run(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, peak: FloatArray) -> float:
+        agenda, replicas = self._agenda(stages)
+        found: float = run_pipeline(
             p,
             q,
             stages.device_of,
             stages.stage_of,
-            stages.devices,
+            replicas,
             self.pipeline.splits_backward,
             self.pipeline.microbatches,
-            self._agenda(stages),
+            agenda,
+            peak,
         )
         return found
 
@@ -123,16 +126,15 @@ class PipelinedProblem:
             PipelineError: the schedule cannot run these stages.
         """
         p, q, stages = self._arrays_of(stages)
-        total_s, layout, tables = self._run(p, q, stages)
-        agenda = self._agenda(stages)
+        peak = np.zeros(self.problem.n_devices)
+        total_s = self._run(p, q, stages, peak)
+        agenda, replicas = self._agenda(stages)
         if total_s < 0:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 "other; place each backward op where the forward ops are that it belongs to"
             )
-        peak = np.zeros(self.problem.n_devices)
-        pipeline_memory(p, q, stages.device_of, agenda, layout, tables, total_s, peak)
-        busy_s = self._busy_s(p, q, stages)
+        busy_s = self._busy_s(p, q, stages, replicas)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
@@ -141,70 +143,57 @@ class PipelinedProblem:
             peak_bytes=peak,
             fits=bool((peak <= p.memory).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
-            actions=tuple(_action_times(agenda, len(stages.devices))),
+            actions=tuple(_action_times(agenda, replicas)),
         )
 
-    def _agenda(self, stages: Stages) -> Agenda:
+    def _agenda(self, stages: Stages) -> tuple[Agenda, Replicas]:
         """Lists what each device runs; the times are those of the last simulation.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        key = (tuple(stages.devices.tolist()), stages.recomputed)
+        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas)
         if key not in self._agendas:
-            self._agendas[key] = self._new_agenda(stages)
-        return self._agendas[key]
+            replicas = replicas_of(stages, self.problem.n_devices)
+            self._agendas[key] = (agenda_of(self.pipeline, self.problem, stages, replicas), replicas)
+        agenda, replicas = self._agendas[key]
+        if stages.replicas:
+            replicas = replicas._replace(reduce_s=self._reduce_s(stages, replicas))
+        return agenda, replicas
 
-    def _new_agenda(self, stages: Stages) -> Agenda:
-        ranks = stages.ranks
-        _check_schedule(self.pipeline, stages, self.problem)
-        of_rank = device_actions(self.pipeline, len(ranks), stages.recomputed)
-        actions: list[list[tuple[int, int]]] = [[] for _ in range(self.problem.n_devices)]
-        for device, entries in zip(ranks.tolist(), of_rank, strict=True):
-            actions[device] = [(each.stage * N_KINDS + each.kind, each.microbatch) for each in entries]
-        updates = len(stages.devices) * N_KINDS
-        last = self.pipeline.microbatches
-        for device, each in enumerate(actions):
-            each.append((updates + device, last))
-        flat = np.array([entry for each in actions for entry in each], dtype=np.int64)
-        ptr = np.cumsum([0, *(len(each) for each in actions)])
-        return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), np.zeros(len(flat)), np.zeros(len(flat)))
+    def _reduce_s(self, stages: Stages, replicas: Replicas) -> FloatArray:
+        """Seconds to reduce the gradients of each stage, by its first device, or `UNSET`, (n_devices,)."""
+        gradients = np.flatnonzero(self.arrays.is_gradient)
+        home = stages.device_of[self.problem.graph.tensor_producer[gradients]]
+        sizes = np.zeros(self.problem.n_devices)
+        np.add.at(sizes, home, self.problem.graph.tensor_bytes[gradients])
+        found = np.full(self.problem.n_devices, UNSET)
+        for head in np.unique(home[replicas.n_replicas[home] > 1]).tolist():
+            ring = replicas.member[head, : replicas.n_replicas[head]]
+            found[head] = ring_seconds(self.problem, ring, sizes[head : head + 1])[0]
+        return found
 
-    def _busy_s(self, p: ProblemArrays, q: PipelineArrays, stages: Stages) -> FloatArray:
+    def _busy_s(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, replicas: Replicas) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
-        n, count = self.problem.n_devices, self.pipeline.microbatches
-        ops = np.flatnonzero(stages.device_of >= 0)
-        home = stages.device_of[ops]
-        seconds = p.op_seconds[ops, home] * np.where(q.phase[ops] == OPTIMIZER_PHASE, 1, count)
-        sums = np.flatnonzero(q.is_gradient)
-        adds_on = stages.device_of[p.producer[sums]]
-        added = q.accumulate_s[sums, adds_on] * (count - 1)
-        busy = np.bincount(home, seconds, n) + np.bincount(adds_on, added, n)
-        return busy.astype(np.float64)
+        found = np.zeros(self.problem.n_devices)
+        is_update = q.phase == OPTIMIZER_PHASE
+        for device, (head, number, count) in enumerate(zip(*replicas[2:5], strict=True)):
+            n_run = len(range(number, self.pipeline.microbatches, count))
+            here = stages.device_of == head
+            sums = here[p.producer] & (q.is_gradient > 0)
+            found[device] = (
+                n_run * p.op_seconds[here & ~is_update, device].sum()
+                + p.op_seconds[here & is_update, device].sum()
+                + (n_run - 1) * q.accumulate_s[sums, device].sum()
+            )
+        return found
 
 
-def _check_schedule(pipeline: Pipeline, stages: Stages, problem: Problem) -> None:
-    """Checks that the stages lie as the schedule wants them: round the devices, so many on each."""
-    n_each = pipeline.stages_per_device
-    expected = np.tile(stages.ranks, n_each)
-    if len(stages.devices) == len(expected) and (stages.devices == expected).all():
-        return
-    names = [problem.cluster.devices[device].name for device in stages.devices.tolist()]
-    rule = (
-        f"schedule '{pipeline.schedule}' has {n_each} stages on each device, in rounds over the devices"
-        if pipeline.name == INTERLEAVED
-        else f"schedule '{pipeline.schedule}' has one stage on each device"
-    )
-    raise PipelineError(f"{rule}, but the {len(names)} stages are on {', '.join(names)}")
-
-
-def _action_times(agenda: Agenda, n_stages: int) -> list[ActionTime]:
-    found = []
+def _action_times(agenda: Agenda, replicas: Replicas) -> Iterator[ActionTime]:
     for device in range(len(agenda.ptr) - 1):
         for entry in range(agenda.ptr[device], agenda.ptr[device + 1]):
-            stage, kind = divmod(int(agenda.action[entry]), N_KINDS)
-            if stage >= n_stages:
-                stage = kind = -1
+            replica, kind = divmod(int(agenda.action[entry]), N_KINDS)
+            in_stage = replica < len(replicas.stage)
+            stage, kind = (int(replicas.stage[replica]), kind) if in_stage else (-1, -1)
             start_s, end_s = float(agenda.start_s[entry]), float(agenda.end_s[entry])
-            found.append(ActionTime(device, kind, stage, int(agenda.microbatch[entry]), start_s, end_s))
-    return found
+            yield ActionTime(device, kind, stage, int(agenda.microbatch[entry]), start_s, end_s)

@@ -20,20 +20,22 @@ class Stages:
     """A placement cut into stages.
 
     Attributes:
-        device_of: device of each op, int64 (n_ops,).
+        device_of: device of each op, the first one of its stage, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
-        devices: device of each stage, int64 (n_stages,).
+        devices: first device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
+        replicas: all devices of each stage, the first one first; empty = one each.
     """
 
     device_of: IntArray
     stage_of: IntArray
     devices: IntArray
     recomputed: tuple[int, ...] = ()
+    replicas: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> IntArray:
-        """The devices that hold stages, in the order of their first stage, int64 (n_ranks,)."""
+        """The first devices of stages, in the order of their first stage, int64 (n_ranks,)."""
         _, first = np.unique(self.devices, return_index=True)
         ranks: IntArray = self.devices[np.sort(first)]
         return ranks

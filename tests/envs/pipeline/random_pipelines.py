@@ -76,9 +76,13 @@ def random_training_graph(rng: np.random.Generator, n_layers: int) -> OpGraph:
     for layer in range(n_layers):
         if has_weights[layer]:
             op = add(f"u{layer}", "optim.adam", "optimizer", layer)
+            make("state", layer, op)
             read("weight", layer, op)
+            if rng.random() < 0.3:
+                read("out", layer, op)
             for kind, other in list(tensors):
-                if kind == f"of weight {layer}":
+                wanted = kind == f"of weight {layer}"
+                if wanted or (kind == "state" and other < layer and rng.random() < 0.3):
                     read(kind, other, op)
     return build_graph("random", "random", ops, list(tensors.values()))
 

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from envs.cluster.files import cluster_from_json
 from envs.cluster.presets import get_cluster
+from envs.pipeline.arrays import pipeline_arrays
+from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import cut_into_stages
+from envs.pipeline.stages import Stages, cut_into_stages
 from envs.placement.files import placement_from_json
 from envs.problem import Problem
+from envs.simulator.all_reduce import ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
@@ -34,7 +37,7 @@ DATA = Path(__file__).parent / "data"
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "interleaved-1f1b:3", "zero-bubble")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     schedule=st.sampled_from(SCHEDULES),
@@ -52,8 +55,37 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     n_layers = int(rng.integers(n_ranks * pipeline.stages_per_device, 16))
     problem = Problem(random_training_graph(rng, n_layers), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
-    recomputed = np.flatnonzero(rng.random(len(stages.devices)) < recomputes)
-    stages = replace(stages, recomputed=tuple(recomputed.tolist()))
+    _check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    recomputes=st.sampled_from([0.0, 0.5]),
+)
+def test_replicas_are_those_of_the_plain_simulation(seed: int, schedule: str, recomputes: float) -> None:
+    rng = np.random.default_rng(seed)
+    n_ranks, n_devices = int(rng.integers(1, 4)), int(rng.integers(3, 8))
+    pipeline = Pipeline(schedule, int(rng.integers(1, 9)))
+    problem = Problem(
+        random_training_graph(rng, int(rng.integers(n_ranks, 9))), random_pipeline_cluster(rng, n_devices)
+    )
+    stages = _recomputed(rng, random_stages(rng, problem, n_ranks, 1), recomputes)
+    replicas = [[device] for device in stages.devices.tolist()]
+    for device in np.setdiff1d(np.arange(n_devices), stages.devices).tolist():
+        stage = int(rng.integers(n_ranks + 1))
+        if stage < n_ranks and len(replicas[stage]) < pipeline.microbatches:
+            replicas[stage].append(device)
+    _check_is_plain(problem, pipeline, replace(stages, replicas=tuple(map(tuple, replicas))))
+
+
+def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stages:
+    chosen = np.flatnonzero(rng.random(len(stages.devices)) < share)
+    return replace(stages, recomputed=tuple(chosen.tolist()))
+
+
+def _check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
     plain = plain_step(problem, pipeline, stages)
     try:
         found = PipelinedProblem(problem, pipeline).simulate(stages)
@@ -65,7 +97,11 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     busy_s = sum(plain.finish_s[each] - plain.start_s[each] for each in plain.start_s)
     assert found.busy_s.sum() == pytest.approx(busy_s, rel=1e-9)
     resident = np.bincount(stages.device_of, problem.graph.resident_bytes, problem.n_devices)
-    peak = [plain.peak_bytes(device, float(held)) for device, held in enumerate(resident)]
+    first = {device: devices[0] for devices in stages.replicas for device in devices}
+    peak = [
+        plain.peak_bytes(device, float(resident[first.get(device, device)]))
+        for device in range(problem.n_devices)
+    ]
     np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9)
 
 
@@ -92,6 +128,34 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert again.total_s > kept.total_s + 0.8 * 8 * forward_s
     assert again.peak_bytes[1] < 0.5 * kept.peak_bytes[1]
     assert [each.kind for each in again.actions].count(RECOMPUTE) == 8
+
+
+def test_replicas_of_the_whole_model_share_the_microbatches() -> None:
+    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
+    whole = chain_of(problem).stages(np.array([0]), np.array([2]))
+    alone = PipelinedProblem(problem, Pipeline("1f1b", 2)).simulate(whole)
+    shared = PipelinedProblem(problem, Pipeline("1f1b", 6)).simulate(replace(whole, replicas=((2, 0, 3),)))
+    size = problem.graph.tensor_bytes[pipeline_arrays(problem).is_gradient > 0].sum()
+    reduce_s = ring_seconds(problem, np.array([2, 0, 3]), np.array([size]))[0]
+    assert shared.total_s == pytest.approx(alone.total_s + reduce_s + problem.cluster.op_gap_s, rel=1e-9)
+    np.testing.assert_allclose(shared.peak_bytes[[0, 2, 3]], alone.peak_bytes[2])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "message"),
+    [
+        ("zero-bubble", ((0, 1),), "stage 0 has 2 devices, but schedule 'zero-bubble' has one device for"),
+        ("1f1b", ((0, 1, 2, 3),), "stage 0 has 4 devices, but a step of 3 microbatches keeps at most 3 busy"),
+        ("gpipe", ((0, 1), (2, 1)), "device 'gpu1' is a replica twice"),
+    ],
+)
+def test_bad_replicas_are_one_line(
+    schedule: str, replicas: tuple[tuple[int, ...], ...], message: str
+) -> None:
+    pipelined = PipelinedProblem(Problem(load_family("gpt")[0], get_cluster("4xv100")), Pipeline(schedule, 3))
+    heads = np.array([each[0] for each in replicas])
+    with pytest.raises(PipelineError, match=message):
+        pipelined.simulate(pipelined.chain.stages(np.arange(len(heads)), heads, replicas=replicas))
 
 
 def test_reference_answers_are_met() -> None:

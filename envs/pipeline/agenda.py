@@ -76,13 +76,13 @@ def _check_schedule(pipeline: Pipeline, stages: Stages, problem: Problem) -> Non
 
 def _check_replicas(pipeline: Pipeline, stages: Stages, problem: Problem) -> None:
     """Checks that the schedule and the microbatches allow the replicas, and that no device has two."""
-    most = pipeline.microbatches if pipeline.name in (GPIPE, ONE_F_ONE_B) else 1
+    most = pipeline.microbatches if pipeline.replicates else 1
     for stage, devices in enumerate(stages.replicas):
         if len(devices) > most:
             rule = (
-                f"schedule '{pipeline.schedule}' has one device for each stage; use {GPIPE} or {ONE_F_ONE_B}"
-                if pipeline.name not in (GPIPE, ONE_F_ONE_B)
-                else f"a step of {most} microbatches keeps at most {most} busy"
+                f"a step of {most} microbatches keeps at most {most} busy"
+                if pipeline.replicates
+                else f"schedule '{pipeline.schedule}' has one for each stage; use {GPIPE} or {ONE_F_ONE_B}"
             )
             raise PipelineError(f"stage {stage} has {len(devices)} devices, but {rule}")
     flat = [device for devices in stages.replicas for device in devices]

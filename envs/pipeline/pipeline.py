@@ -63,6 +63,11 @@ class Pipeline:
         return int(count or 2) if self.name == INTERLEAVED else 1
 
     @property
+    def replicates(self) -> bool:
+        """Says whether a stage may have several devices."""
+        return self.name in (GPIPE, ONE_F_ONE_B)
+
+    @property
     def splits_backward(self) -> bool:
         """Says whether the gradients of weights are computed in actions of their own."""
         return self.name == ZERO_BUBBLE

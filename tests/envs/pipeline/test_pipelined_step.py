@@ -19,13 +19,14 @@ from envs.pipeline.chain import chain_of
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import Stages, cut_into_stages
-from envs.placement.files import placement_from_json
+from envs.pipeline.stages import Stages, cut_into_stages, stages_of
+from envs.placement.files import placement_from_json, placement_to_json
 from envs.problem import Problem
 from envs.simulator.all_reduce import ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
+from graphs.system.errors import InputError
 from tests.envs.pipeline.plain_reference import plain_step
 from tests.envs.pipeline.random_pipelines import (
     random_pipeline_cluster,
@@ -144,7 +145,7 @@ def test_replicas_of_the_whole_model_share_the_microbatches() -> None:
 @pytest.mark.parametrize(
     ("schedule", "replicas", "message"),
     [
-        ("zero-bubble", ((0, 1),), "stage 0 has 2 devices, but schedule 'zero-bubble' has one device for"),
+        ("zero-bubble", ((0, 1),), "stage 0 has 2 devices, but schedule 'zero-bubble' has one for each"),
         ("1f1b", ((0, 1, 2, 3),), "stage 0 has 4 devices, but a step of 3 microbatches keeps at most 3 busy"),
         ("gpipe", ((0, 1), (2, 1)), "device 'gpu1' is a replica twice"),
     ],
@@ -156,6 +157,27 @@ def test_bad_replicas_are_one_line(
     heads = np.array([each[0] for each in replicas])
     with pytest.raises(PipelineError, match=message):
         pipelined.simulate(pipelined.chain.stages(np.arange(len(heads)), heads, replicas=replicas))
+
+
+def test_stages_are_those_of_their_placement_file() -> None:
+    graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
+    problem = Problem(graph, cluster)
+    stages = chain_of(problem).stages(np.array([0, 9]), np.array([1, 2]), (1,), ((1,), (2, 0)))
+    record = json.loads(json.dumps(placement_to_json(graph, cluster, stages.placement)))
+    assert (record["recompute"], record["replicas"]) == ([1], {"1": ["gpu2", "gpu0"]})
+    again = stages_of(problem, placement_from_json(record, "file").resolve(graph, cluster))
+    assert (again.recomputed, again.replicas) == (stages.recomputed, stages.replicas)
+    assert again.stage_of.tolist() == stages.stage_of.tolist()
+    for key, value, message in (
+        ("recompute", [2], "there is no stage 2; the stages are 0 to 1"),
+        ("recompute", 1, "file: recompute: is a number; expected an array"),
+        ("replicas", {"1": ["gpu0", "gpu2"]}, "stage 1 is on 'gpu2'; name this device first in its replicas"),
+        ("replicas", {"1": ["gpu2", "gpu1"]}, "is on 'gpu1', a further device of stage 1; place its ops on"),
+        ("replicas", {"1": ["gpu2", "gpu9"]}, "file: stage 1 is on 'gpu9', but the devices of cluster"),
+        ("replicas", {"x": ["gpu2"]}, "file: replicas: stage 'x': expected the number of a stage"),
+    ):
+        with pytest.raises(InputError, match=message):
+            stages_of(problem, placement_from_json(record | {key: value}, "file").resolve(graph, cluster))
 
 
 def test_reference_answers_are_met() -> None:

@@ -44,6 +44,13 @@ class Chain:
         return found
 
     @cached_property
+    def seconds_before(self) -> FloatArray:
+        """Forward and backward seconds of all pieces before each one, (n_devices, n_pieces + 1)."""
+        found = np.zeros((self.problem.n_devices, self.n_pieces + 1))
+        self.seconds[:2].sum(axis=0).T.cumsum(axis=1, out=found[:, 1:])
+        return found
+
+    @cached_property
     def resident_bytes(self) -> FloatArray:
         """Bytes that each piece holds for the whole step, (n_pieces,)."""
         held = np.bincount(self.piece_of, self.problem.graph.resident_bytes, self.n_pieces)

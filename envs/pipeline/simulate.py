@@ -98,6 +98,16 @@ class PipelinedProblem:
         total_s = self._run(*self._arrays_of(stages), np.zeros(0))
         return total_s if total_s >= 0 else np.inf
 
+    def over_bytes(self, stages: Stages) -> float:
+        """Sums the bytes that devices need beyond their memory, for search; 0 where devices wait in a circle.
+
+        Raises:
+            PipelineError: the stages are not on the devices that the schedule has them on.
+        """
+        peak = np.zeros(self.problem.n_devices)
+        self._run(*self._arrays_of(stages), peak)
+        return float(np.maximum(peak - self.problem.cluster.memory_bytes, 0.0).sum())
+
     def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
         """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
         if stages.recomputed:

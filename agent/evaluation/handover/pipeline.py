@@ -151,12 +151,12 @@ def pipeline_lines(pipelined: PipelinedProblem, stages: Stages, step: PipelineTi
     for name, step_s, fits in others:
         lines.append(f"{name}: {_pace(count, step_s)}" + ("" if fits else ", had it the memory"))
     for row in stage_rows(pipelined, stages, step):
-        again = "forward again, " if row.recomputed else ""
+        again = "2 x " if row.recomputed else ""
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
             f"stage {row.stage} on {device}, to {last}: "
-            f"{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
-            f"{again}{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB"
+            f"{again}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
+            f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB"
         )
     return lines
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -42,17 +43,32 @@ def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name:
     assert found.evaluations <= 50
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_search_finds_the_best_of_all_plans(seed: int) -> None:
-    pipelined = small(seed)
-    search = PipelineSearch(pipelined, Budget(10**6))
-    n_pieces, best_s = search.chain.n_pieces, np.inf
+def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
+    """Yields all plans on three devices."""
     for n in range(1, 4):
         for ranks in permutations(range(3), n):
-            for cuts in combinations(range(1, n_pieces), n - 1):
-                best_s = min(best_s, search.score_cuts(Cuts((0, *cuts), ranks))[1])
-    found = PIPELINE_PLACERS["refine"].place(pipelined, Budget(2_000), np.random.default_rng(0))
-    assert found.step.total_s == pytest.approx(best_s)
+            for ends in product((False, True), repeat=n - 1):
+                starts = [0, *(at + 1 for at, end in enumerate(ends) if end), n]
+                replicas = tuple(np.diff(starts).tolist())
+                for cuts in combinations(range(1, search.chain.n_pieces), len(replicas) - 1):
+                    for again in product((False, True), repeat=len(replicas) if recomputes else 0):
+                        yield Cuts((0, *cuts), ranks, replicas if len(replicas) < n else (), again)
+
+
+@pytest.mark.parametrize(("seed", "schedule"), [(0, "1f1b"), (1, "gpipe"), (2, "1f1b"), (3, "gpipe")])
+@pytest.mark.parametrize("memory", [1.0, 0.6])
+def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: float) -> None:
+    pipelined = small(seed, schedule, n_layers=6)
+    search = PipelineSearch(pipelined, Budget(10**6))
+    if memory < 1:
+        alone = PIPELINE_PLACERS["single"].place(pipelined, Budget(200), np.random.default_rng(0))
+        limits = np.full(3, memory * alone.step.peak_bytes.max())
+        pipelined = PipelinedProblem(pipelined.problem.with_memory(limits), pipelined.pipeline)
+        search = PipelineSearch(pipelined, Budget(10**6))
+    best = min(search.score_cuts(cuts) for cuts in every_plan(search, memory < 1))
+    found = PIPELINE_PLACERS["refine"].place(pipelined, Budget(4_000), np.random.default_rng(0))
+    over_bytes = np.maximum(found.step.peak_bytes - pipelined.problem.cluster.memory_bytes, 0).sum()
+    assert (over_bytes, found.step.total_s) == pytest.approx(best)
 
 
 def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:

@@ -55,8 +55,10 @@ def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
                         yield Cuts((0, *cuts), ranks, replicas if len(replicas) < n else (), again)
 
 
-@pytest.mark.parametrize(("seed", "schedule"), [(0, "1f1b"), (1, "gpipe"), (2, "1f1b"), (3, "gpipe")])
-@pytest.mark.parametrize("memory", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("seed", "schedule", "memory"),
+    [(0, "1f1b", 1.0), (1, "gpipe", 0.6), (3, "1f1b", 0.6), (5, "1f1b", 0.6)],
+)
 def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: float) -> None:
     pipelined = small(seed, schedule, n_layers=6)
     search = PipelineSearch(pipelined, Budget(10**6))

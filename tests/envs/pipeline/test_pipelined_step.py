@@ -38,7 +38,7 @@ DATA = Path(__file__).parent / "data"
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:1", "interleaved-1f1b:2", "interleaved-1f1b:3", "zero-bubble")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     schedule=st.sampled_from(SCHEDULES),
@@ -59,7 +59,7 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     _check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     schedule=st.sampled_from(["gpipe", "1f1b"]),

@@ -14,7 +14,7 @@ INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum 
 ON_ALL_CORES := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train study test coverage lint check bench data
+.PHONY: help setup train test coverage lint check bench data
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -32,9 +32,6 @@ train: setup ## train the default policy, then compare it on graphs it never saw
 	$(BIN)/python train_agent.py --config agent/experiments/default.json --name '$(NAME)'
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
-
-study: setup ## leave one group of families out: five trainings and their evaluations, hours; see agent/experiments/leave_one_out.py
-	$(BIN)/python -m agent.experiments leave_one_out
 
 test: setup ## run the tests, on all cores
 	$(BIN)/python -m tests.compile_kernels

@@ -1,17 +1,19 @@
 """Placers and the policy: `from agent import place` places a model in one call."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.plan import Plan, place
+    from agent.front_door import place
+    from agent.pipeline_plan import PipelinePlan
+    from agent.plan import Plan
+    from envs.pipeline.pipeline import Pipeline
 
-__all__ = ["Plan", "place"]
+__all__ = ["Pipeline", "PipelinePlan", "Plan", "place"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the front door at its first use, so that `import agent` loads nothing."""
+    """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
-        import agent.plan
-
-        return getattr(agent.plan, name)
+        return getattr(import_module("agent.front_door"), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

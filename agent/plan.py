@@ -1,72 +1,57 @@
-"""The front door in Python: `place` finds a placement as `evaluate.py` does and returns it as a `Plan`."""
+"""The answers of `place`: what they have in common, and a placement of one batch's step."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.bounds.lower_bound import lower_bound_s
-from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.handover.device_map import DeviceMap, project
 from agent.evaluation.handover.explain import Explanation, explain
 from agent.evaluation.handover.explain_text import advice_line
 from agent.evaluation.handover.files import explanation_lines, write_handover, write_trace
 from agent.evaluation.handover.tables import OpRow, op_rows
-from agent.evaluation.inputs import make_budget, prepared
-from agent.evaluation.policies import make_placer, open_policy
-from agent.evaluation.results import DATA_PARALLEL
-from agent.evaluation.spec import placer_names
-from agent.evaluation.trial_runner import TrialRunner
-from agent.placers.base import Placer, PlacerError
-from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.fastest_single import FastestSingle, fastest_single
+from envs.simulator.fastest_single import FastestSingle
 from envs.simulator.simulate import StepTime
 from graphs.op_graph import OpGraph
-from graphs.orders import ORDERS
-from graphs.system.errors import InputError, shortened
+from graphs.system.errors import shortened
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from envs.runtime.runner import StepRunner
+    from envs.runtime.runner import Devices, StepRunner
     from graphs.capture.captured_step import CapturedStep
-    from graphs.capture.loss import Loss
 
 TORCHRUN = "torchrun"
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A placement of a graph on a cluster, with its simulated step and its baselines.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedGraph:
+    """A graph with a device for every op.
 
     Attributes:
-        placer: name of the placer that found it.
+        placer: name of the placer that found the placement.
         placement: device index of each op.
-        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
-        single: the fastest single device that has the memory; where none has, the fastest.
         lower_bound_s: no feasible placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
-        captured: what `compile` runs; None if a graph was placed.
+        captured: what runs; None if a graph was placed.
     """
 
     graph: OpGraph
     cluster: Cluster
     placer: str
     placement: Placement
-    step_time: StepTime
-    single: FastestSingle
     lower_bound_s: float
     evaluations: int
     wall_s: float
@@ -79,63 +64,23 @@ class Plan:
         placed = self.placement.device_of.tolist()
         return {op: devices[index] for op, index in zip(self.graph.op_names, placed, strict=True)}
 
-    @property
-    def single_s(self) -> float:
-        """Step time of the fastest single device, seconds."""
-        return self.single.step_s
-
-    @property
-    def ratio_to_single(self) -> float | None:
-        """Step time over that of the fastest single device; None where the placement is out of memory."""
-        return self.step_time.total_s / self.single_s if self.step_time.fits else None
-
-    @property
-    def data_parallel(self) -> DataParallelStep:
-        """Simulates data parallelism, which is no placement, on the same devices."""
-        return self.explanation.data_parallel
-
-    @cached_property
-    def explanation(self) -> Explanation:
-        """The bounds of the step, and the time that removing each would save, in numbers."""
-        return explain(self._problem, self.placement.device_of)
-
     @cached_property
     def _problem(self) -> Problem:
         return Problem(self.graph, self.cluster)
 
-    def explain(self) -> str:
-        """Says what bounds the step, what removing it would give, and whether one device does as well.
-
-        By module, block or layer it also says what a short search by op finds, and which modules to split.
-        """
-        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
-
-    def device_map(self) -> DeviceMap:
-        """Makes the nearest device map that accelerate can run, with the loss of step time.
-
-        Raises:
-            DeviceMapError: the graph has no module paths.
-        """
-        return project(self._problem, self.placement.device_of)
-
-    def table(self) -> list[OpRow]:
-        """Lists each op with its module, source line, shape and device, in program order."""
-        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
-
-    def trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, self._problem, self.placement.device_of)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a placement file, which `evaluate.py --placements` reads."""
+        write_placement(path, self.graph, self.cluster, self.placement)
 
     def save_all(self, folder: str | os.PathLike[str]) -> None:
         """Writes what an evaluation of a model writes: the placement and all that goes with it."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         self.save(target / f"{self.placer}.json")
-        write_handover(target, self.placer, self._problem, self.placement.device_of)
+        self._hand_over(target)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a placement file, which `evaluate.py --placements` reads."""
-        write_placement(path, self.graph, self.cluster, self.placement)
+    def _hand_over(self, folder: Path) -> None:
+        raise NotImplementedError
 
     def compile(
         self,
@@ -160,7 +105,8 @@ class Plan:
             options: of the optimizer, such as `lr`; torch's defaults otherwise.
 
         Returns:
-            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes.
+            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes. That of a
+            pipeline is a `PipelineRunner`, whose `step` takes the whole batch or a list of microbatches.
 
         Raises:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
@@ -170,7 +116,6 @@ class Plan:
         from envs.runtime.backends.torchrun import TorchrunDevices
         from envs.runtime.device_program import ExecutionError
         from envs.runtime.machine import torch_devices
-        from envs.runtime.runner import Devices, StepRunner
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")
@@ -185,29 +130,98 @@ class Plan:
                 raise ExecutionError(
                     f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
                 )
-            return StepRunner(
-                self.captured,
-                self.placement.device_of,
-                module,
-                found,
-                options=options,
-                seed=seed,
-                check_finite=check_finite,
+            return self._runner(
+                self.captured, module, found, options=options, seed=seed, check_finite=check_finite
             )
         except BaseException:
             found.close()
             raise
 
-    def __repr__(self) -> str:
-        return str(self)
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> StepRunner:
+        raise NotImplementedError
 
-    def __str__(self) -> str:
+    def _ops_line(self) -> str:
+        """Says how many ops each device has, and what the search took."""
         counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
         ops = ", ".join(
             f"{shortened(device.name)} {count:,}"
             for device, count in zip(self.cluster.devices, counts, strict=True)
         )
         tried = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations:,} evaluations"
+        return f"ops: {ops}; {tried} in {self.wall_s:.2g} s"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Plan(PlacedGraph):
+    """A placement of one batch's step, with its simulated step and its baselines.
+
+    Attributes:
+        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
+        single: the fastest single device that has the memory; where none has, the fastest.
+    """
+
+    step_time: StepTime
+    single: FastestSingle
+
+    @property
+    def single_s(self) -> float:
+        """Step time of the fastest single device, seconds."""
+        return self.single.step_s
+
+    @property
+    def ratio_to_single(self) -> float | None:
+        """Step time over that of the fastest single device; None where the placement is out of memory."""
+        return self.step_time.total_s / self.single_s if self.step_time.fits else None
+
+    @property
+    def data_parallel(self) -> DataParallelStep:
+        """Simulates data parallelism, which is no placement, on the same devices."""
+        return self.explanation.data_parallel
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The bounds of the step, and the time that removing each would save, in numbers."""
+        return explain(self._problem, self.placement.device_of)
+
+    def explain(self) -> str:
+        """Says what bounds the step, what removing it would give, and whether one device does as well.
+
+        By module, block or layer it also says what a short search by op finds, and which modules to split.
+        """
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
+
+    def device_map(self) -> DeviceMap:
+        """Makes the nearest device map that accelerate can run, with the loss of step time.
+
+        Raises:
+            DeviceMapError: the graph has no module paths.
+        """
+        return project(self._problem, self.placement.device_of)
+
+    def table(self) -> list[OpRow]:
+        """Lists each op with its module, source line, shape and device, in program order."""
+        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
+        write_trace(path, self._problem, self.placement.device_of)
+
+    def _hand_over(self, folder: Path) -> None:
+        write_handover(folder, self.placer, self._problem, self.placement.device_of)
+
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> StepRunner:
+        from envs.runtime.runner import StepRunner
+
+        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
+
+    def __str__(self) -> str:
         ratio = self.ratio_to_single
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
@@ -215,119 +229,6 @@ class Plan:
             f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}: a step takes "
             f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
             f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
-            f"ops: {ops}; {tried} in {self.wall_s:.2g} s\n"
+            f"{self._ops_line()}\n"
             f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
         )
-
-
-def place(
-    model: nn.Module | OpGraph,
-    inputs: Any = None,
-    *,
-    cluster: str | Cluster = "4xv100",
-    placer: str = "policy-refine",
-    budget: int | None = None,
-    seconds: float | None = None,
-    policy: str | os.PathLike[str] = "pretrained",
-    order: str = "topo",
-    seed: int = 0,
-    optimizer: str | None = "adam",
-    training: bool = True,
-    loss: Loss | None = None,
-    name: str | None = None,
-    precision: str | None = None,
-    granularity: str = "op",
-) -> Plan:
-    """Place a model's training step on a cluster, as `evaluate.py` does with the same settings.
-
-    Args:
-        model: a module, which may be on the meta device, or a graph that was captured or read.
-        inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword.
-        cluster: a preset, a cluster file or a cluster.
-        placer: name of a placer.
-        budget: evaluations; by default 10,000, or any number where `seconds` are given.
-        seconds: wall time.
-        policy: folder of a trained run, or `pretrained`, which is the shipped policy for the granularity;
-            matters to learned placers only.
-        order: in which the policy visits ops.
-        seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
-        optimizer: of the module's training step, as `graphs.capture.capture` takes it.
-        training: whether a module's backward pass and update are placed too.
-        loss: of the module's outputs, as `graphs.capture.capture` takes it.
-        name: name of a module's graph, which placement files say; `--model` takes that of the function. The
-            class of the module by default.
-        precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
-        granularity: from `graphs.step_settings.GRANULARITIES`: what one decision places.
-
-    Returns:
-        The best placement found; `plan.step_time.fits` says whether it is feasible.
-
-    Raises:
-        ValueError: an unknown name, a budget that allows nothing, a model that cannot be captured, a policy
-            that cannot be loaded, or (`InfeasibleError`) a graph that no placement on the cluster has the
-            memory for.
-
-    Example:
-        >>> from agent import place
-        >>> from graphs.dataset import load_family
-        >>> plan = place(load_family("gpt")[0], cluster="2xk80", placer="heft")
-        >>> plan.step_time.fits
-        True
-    """
-    chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = make_budget(budget, seconds)
-    ORDERS.check(order)
-    if isinstance(model, OpGraph):
-        captured, graph = None, model
-    else:
-        captured = _capture(model, inputs, optimizer, training, loss, name)
-        graph = captured.graph
-    graph = prepared(graph, precision, granularity)
-    problem = Problem(graph, chosen)
-    problem.check_feasible()
-    is_learned = placer in LEARNED
-    found = _runner().place(
-        _placer(placer, str(policy), order, graph, granularity),
-        problem,
-        limits,
-        order=order if is_learned else "",
-        seed=seed,
-    )
-    return Plan(
-        graph=graph,
-        cluster=chosen,
-        placer=placer,
-        placement=found.placement,
-        step_time=found.step_time,
-        single=fastest_single(problem),
-        lower_bound_s=lower_bound_s(problem),
-        evaluations=found.evaluations,
-        wall_s=found.wall_s,
-        captured=captured,
-    )
-
-
-@cache
-def _runner() -> TrialRunner:
-    return TrialRunner()
-
-
-def _capture(
-    module: nn.Module, inputs: Any, optimizer: str | None, training: bool, loss: Loss | None, name: str | None
-) -> CapturedStep:
-    from graphs.capture.capture import capture_step
-
-    if inputs is None:
-        raise InputError("a module is placed with its example inputs; call place(module, inputs)")
-    return capture_step(
-        module, inputs, optimizer=optimizer, training=training, loss=loss, name=name, sources=True
-    )
-
-
-def _placer(name: str, policy: str, order: str, graph: OpGraph, granularity: str) -> Placer:
-    if name == DATA_PARALLEL:
-        raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
-    if name not in placer_names():
-        raise PlacerError(f"unknown placer '{name}'; use {', '.join(placer_names())}")
-    opened = open_policy(policy, [graph]) if name in LEARNED else None
-    return make_placer(name, opened, order)

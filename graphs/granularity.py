@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphs.coarsening.branches import with_branches
+from graphs.branches import with_branches
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
 from graphs.system.errors import InputError

@@ -16,6 +16,7 @@ from envs.cluster.presets import uniform
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import DeviceLostError
 from envs.runtime.step_meter import MeasuredStep, StepMeter
+from graphs.system.array_types import IntArray
 
 MODEL = """
 import torch
@@ -79,6 +80,42 @@ def test_an_evaluation_profiles_measures_and_compares(
     assert evaluate.main(words) == 2
     assert "measurements.jsonl:" in (err := capsys.readouterr().err)
     assert "remove the line, and what it held is made again" in err
+
+
+def test_an_evaluation_adapts_to_what_it_measures(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[dict[str, str]] = []
+    steps_s: list[float] = []
+
+    def measured(meter: StepMeter, device_of: IntArray, n_steps: object) -> MeasuredStep:
+        """The fewer ops are on the first device, the shorter is the step; the second placement cannot run."""
+        placed = [f"cpu{device}" for device in device_of]
+        made.append(dict(zip(meter.captured.graph.op_names, placed, strict=True)))
+        steps_s.append(math.inf if len(made) == 2 else 1e-3 * (1 + placed.count("cpu0")))
+        if len(made) == 2:
+            return MeasuredStep(math.nan, math.nan, math.nan, 0, "device 1: no result in 5 s")
+        return MeasuredStep(steps_s[-1], 1e-3, 1.0, 20)
+
+    monkeypatch.setattr(StepMeter, "measure", measured)
+    words = [*FLAGS, "--placers", "single", "heft", "--measured", "5", "--adapt", "--out", "out"]
+    assert evaluate.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"placements of the shortest measured steps: {Path('out') / 'adapted'}" in printed
+    rows = rows_of(place / "out" / "measured.csv")
+    assert rows[0]["placer"] in ("single", "heft")
+    assert [row["placer"] for row in rows].count("adapt") >= 2
+    assert len(rows) == len(made) in (5, 6)
+    answer = json.loads((place / "out" / "adapted" / "2xcpu.json").read_text())
+    assert answer["device_of"] == made[steps_s.index(min(steps_s))]
+
+
+def test_adapting_needs_measurements(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.main([*FLAGS, "--placers", "single", "--adapt", "--out", "no"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "give --measured K as well" in err
+    assert not (place / "no").exists()
 
 
 def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +193,7 @@ def test_what_cannot_be_measured_is_one_line(
 def test_an_evaluation_that_cannot_measure_says_why(
     words: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evaluate.main([*words, "--placers", "single", "--measured", "1", "--out", "no"]) == 2
+    for more in ((), ("--adapt",)):
+        assert evaluate.main([*words, "--placers", "single", "--measured", "1", *more, "--out", "no"]) == 2
     assert message in capsys.readouterr().err
     assert not (place / "no").exists()

@@ -92,7 +92,10 @@ def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(
             "torchrun --nproc-per-node",
         ),
         (["--name", "a", "--graphs", "graphs.jsonl", "--seeds", "2"], "--seeds is for --context search"),
-        (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--pairs"], "takes no --pairs"),
+        (
+            ["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--trials", "3"],
+            "takes no --trials",
+        ),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "grid", "--vary", "x=1"], "setting 'x'"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "search"], "needs a space"),
         (["--name", "a", "--graphs", "graphs.jsonl", "--context", "ablation", "--without", "x"], "'x'"),
@@ -176,7 +179,7 @@ def test_a_run_of_another_version_is_refused_in_one_line(
     config["sight"] = config.pop("feature_set")
     (run / "config.json").write_text(json.dumps(config))
     assert train_agent.main(["--resume", "--name", "old"]) == 2
-    assert "key 'sight' is called 'feature_set' in this version" in capsys.readouterr().err
+    assert "unknown key 'sight'; use name, families, " in capsys.readouterr().err
 
 
 def test_the_closing_lines_name_what_was_cut_short() -> None:

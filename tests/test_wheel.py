@@ -101,11 +101,11 @@ def test_it_is_imported_from_the_environment(programs: Path, tmp_path: Path) -> 
 
 def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
     code = (
-        "from agent.experiments.leave_one_out import CONFIG\n"
+        "from agent.experiments.experiment import RESULTS\n"
         "from graphs.dataset import load_family\n"
         "from agent.policy.serialization import read_card\n"
-        "names = ('ablation', 'finetuning', CONFIG.stem)\n"
-        "assert all((CONFIG.parent / f'{name}.json').is_file() for name in names)\n"
+        "names = ('ablation', 'finetuning', 'orders')\n"
+        "assert all((RESULTS.parent / f'{name}.json').is_file() for name in names)\n"
         "read_card('pretrained')\n"
         "from envs.cluster.presets import get_cluster\n"
         "get_cluster('4xv100-sxm2')\n"

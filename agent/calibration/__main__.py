@@ -1,11 +1,10 @@
-"""`python -m agent.calibration`: fits models to measured ops, or to this machine."""
+"""`python -m agent.calibration measure`: fits the models of costs to this machine."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from graphs.system.command_line import OneLineParser, interruptible, run_command
 
@@ -16,9 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code, 2 where the input is wrong."""
     parser = OneLineParser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    fit = commands.add_parser("fit", help="fit device kinds to files of measured ops")
-    fit.add_argument("--ops", nargs="+", required=True, metavar="FILE", help="CSV files of measured ops")
-    fit.add_argument("--out", required=True, metavar="DIR", help="folder for one file a device kind")
     measure = commands.add_parser("measure", help="time ops here and make the cluster 'this'")
     measure.add_argument("--threads", type=_count, default=1, help="threads of the processor (default 1)")
     measure.add_argument(
@@ -37,18 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         with interruptible():
-            _work(options)
+            measure_here(options.repeats, options.threads, options.processes)
     except KeyboardInterrupt:
         print(f"{NAME}: interrupted; run the same command again to resume", file=sys.stderr)
         return 1
     return 0
-
-
-def _work(options: argparse.Namespace) -> None:
-    if options.command == "fit":
-        fit_files(options.ops, Path(options.out))
-    else:
-        measure_here(options.repeats, options.threads, options.processes)
 
 
 def _count(text: str) -> int:
@@ -89,27 +78,6 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
         for op_class, fit in calibrations[device.kind].classes.items():
             print(f"  {op_class:12} {fit.median:6.1%} {fit.p90:6.1%} of {fit.held_out_rows}")
     print(f"stored; use it with --cluster {cluster.name}")
-
-
-def fit_files(files: Sequence[str], out: Path) -> None:
-    """Fits all device kinds to files of measured ops, writes `<kind>.json` each, prints the held-out errors.
-
-    Raises:
-        MeasurementError: a file cannot be used.
-        FileFormatError: a calibration cannot be written.
-    """
-    from agent.calibration.fit import calibrate
-    from agent.calibration.op_tables import read_ops, tables
-    from envs.costs.calibration import write_calibration
-
-    calibrations = calibrate(tables(read_ops(files)))
-    out.mkdir(parents=True, exist_ok=True)
-    for calibration in calibrations:
-        write_calibration(out / f"{calibration.kind}.json", calibration)
-        print(f"{calibration.kind}: {calibration.origin}")
-        for name, fit in calibration.classes.items():
-            if fit.held_out_rows:
-                print(f"  {name:12} {fit.rows:5} rows, held out {fit.median:6.1%} median, {fit.p90:6.1%} p90")
 
 
 if __name__ == "__main__":

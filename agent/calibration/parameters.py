@@ -33,20 +33,6 @@ CONVOLUTION = MATMUL | {
     "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
     "transforms": Parameter(0.7, 0.1, 2.0),
 }
-BURST = {"burst": Parameter(1.4, 1.0, 3.0, 0.05), "burst_s": Parameter(0.02, 5e-4, 0.5, 0.05)}
-"""Further parameters of boards whose power limits their matrix products."""
-BELOW_POWER = frozenset({"efficiency", "tile_cost"})
-"""Parameters that power does not limit. Rows at the limit say little of it, and kinds stand in for others
-with it."""
-TRAFFIC = {
-    "launch_s": Parameter(1e-5, 1e-6, 1.2e-4),
-    "efficiency": Parameter(0.8, 0.2, 1.2),
-    "reread": Parameter(0.3, 1e-3, 2.0, 0.02),
-    "in_flight": Parameter(15.0, 1.0, 100.0, 0.05),
-    "steepness": Parameter(4.0, 0.5, 20.0, 0.02),
-}
-STREAMING = ("launch_s", "efficiency")
-"""The parameters of a traffic model where rows have no meaning."""
 CACHES = {
     "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
     "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),

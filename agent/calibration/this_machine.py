@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.calibration.fit import OWN, fit_class
+from agent.calibration.fit import fit_class
 from agent.calibration.line_fit import fit_line
 from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError, tables
 from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
@@ -186,8 +186,8 @@ def kind_of_rows(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Kind:
     streams = [row for row in rows if row.op_class == "elementwise"]
     largest = max(row.bytes_moved for row in streams)
     bandwidth = max(row.bytes_moved / row.seconds for row in streams if row.bytes_moved == largest)
-    chip = device.parallel, device.l2_bytes, np.inf, 1.0
-    return Kind(device.kind, OWN, "host", device.memory_bytes, bandwidth, peaks, *chip)
+    chip = device.parallel, device.l2_bytes
+    return Kind(device.kind, device.memory_bytes, bandwidth, peaks, *chip)
 
 
 def time_copy(

@@ -53,9 +53,7 @@ class TimedOp:
             read = m * k // KERNEL if self.op_class == "conv" else m * k
             flops, elements = 2.0 * batch * m * n * k, batch * (read + k * n + m * n)
         size = ITEM_BYTES[self.dtype] * elements
-        return MeasuredOp(
-            kind, self.op_class, self.op_class, self.dtype, self.shape, flops, size, seconds, self.image
-        )
+        return MeasuredOp(kind, self.op_class, self.dtype, self.shape, flops, size, seconds, self.image)
 
 
 def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:

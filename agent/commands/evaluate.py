@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.commands.evaluate_flags import LOCAL, NAME, RAY, make_parser
 from agent.contexts.workers.ray_cluster import check_ray_is_installed
-from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.config import EvaluationConfig, EvaluationError
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
 
@@ -36,6 +36,8 @@ def _main(words: Sequence[str]) -> int:
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
     trace, tensorboard = options.pop("trace"), options.pop("tensorboard")
     measure = MeasureFlags(**{item.name: options.pop(item.name) for item in fields(MeasureFlags)})
+    if measure.adapt and not measure.measured:
+        raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
     from agent.evaluation.inputs import make_spec
@@ -59,7 +61,7 @@ def _main(words: Sequence[str]) -> int:
             if tensorboard:
                 _write_events(spec, out, found)
             if measuring:
-                _measure(measuring, measure, spec, found)
+                _measure(measuring, measure, spec, found, out)
     except KeyboardInterrupt:
         print(
             f"{NAME}: interrupted; run the same command again to resume in {printable(str(out))}",
@@ -76,12 +78,14 @@ class MeasureFlags:
     Attributes:
         profile: whether ops are timed before they are placed.
         measured: number of placements that are measured.
+        adapt: whether each of them corrects the costs that the next one is found with.
         fidelity: number of varied placements that are simulated and measured.
         measure_timeout: seconds after which a placement has taken too long.
     """
 
     profile: bool
     measured: int | None
+    adapt: bool
     fidelity: int | None
     measure_timeout: float
 
@@ -91,6 +95,8 @@ def _measuring(
 ) -> MeasuringSession | None:
     if not (measure.profile or measure.measured or measure.fidelity):
         return None
+    if config.pipeline and (measure.measured or measure.fidelity):
+        raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
     from agent.evaluation.measured.session import MeasuringSession
 
     return MeasuringSession(config, spec.clusters, out, measure.measure_timeout)
@@ -104,7 +110,11 @@ def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSp
 
 
 def _measure(
-    measuring: MeasuringSession, measure: MeasureFlags, spec: EvaluationSpec, trials: Sequence[Trial]
+    measuring: MeasuringSession,
+    measure: MeasureFlags,
+    spec: EvaluationSpec,
+    trials: Sequence[Trial],
+    out: Path,
 ) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
@@ -112,8 +122,10 @@ def _measure(
 
     if measure.measured:
         with measuring_bars() as report:
-            rows = measuring.best(spec, trials, measure.measured, report)
+            rows = measuring.best(spec, trials, measure.measured, report, adapts=measure.adapt)
         print_lines(measured_lines(rows))
+        if measure.adapt:
+            print(f"placements of the shortest measured steps: {out / 'adapted'}")
     if measure.fidelity:
         with measuring_bars() as report:
             fidelity = measuring.fidelity(spec, measure.fidelity, report)
@@ -135,7 +147,7 @@ def _compare(
     from agent.evaluation.run import evaluate
     from agent.evaluation.terminal_report import print_lines, print_tables, progress_bar
 
-    with progress_bar() as (report, show_time_left):
+    with progress_bar() as report:
         found = evaluate(
             spec,
             out,
@@ -143,7 +155,6 @@ def _compare(
             trial_timeout_s=trial_timeout,
             make_trials=_trial_maker(engine),
             report=report,
-            show_time_left=show_time_left,
             write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)

@@ -103,6 +103,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="measure the K best placements, and one device",
     )
     measure.add_argument(
+        "--adapt",
+        action="store_true",
+        default=False,
+        help="with --measured K: correct the costs after each placement, and search the next one with them",
+    )
+    measure.add_argument(
         "--fidelity",
         type=_count,
         nargs="?",

@@ -44,6 +44,17 @@ class EvaluationConfig(Settings, error=EvaluationError):
         "adam", "optimizer in the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES
     )
     inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
+    split: int | None = option(
+        None,
+        "cut the inputs of the model, a whole batch, into N microbatches of a pipeline",
+        group=GRAPHS,
+        least=1,
+        most=MAX_MICROBATCHES,
+        default_text="the inputs are one microbatch",
+    )
+    batch_dim: int = option(
+        0, "dimension of the inputs that --split cuts", group=GRAPHS, least=0, metavar="D"
+    )
     precision: str | None = option(
         None,
         "precision in which the costs of fp32 graphs are computed",
@@ -58,13 +69,6 @@ class EvaluationConfig(Settings, error=EvaluationError):
     max_decompressed_bytes: int = option(
         MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
     )
-    coarsen: int | None = option(
-        None,
-        "place larger graphs as N groups of ops each",
-        group=GRAPHS,
-        least=1,
-        default_text="op by op",
-    )
 
     cluster: tuple[str, ...] = option(
         ("4xv100",), "presets or files", group=CLUSTERS, metavar="NAME|FILE", some=True
@@ -78,8 +82,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
         metavar="SCHEDULE",
         default_text="one batch at a time",
     )
-    microbatches: int = option(
-        8, "microbatches in a step of the pipeline", group=PLACERS, least=1, most=MAX_MICROBATCHES
+    microbatches: int | None = option(
+        None,
+        "microbatches in a step of the pipeline",
+        group=PLACERS,
+        least=1,
+        most=MAX_MICROBATCHES,
+        default_text="those of --split, or 8",
     )
     placers: tuple[str, ...] | None = option(
         None, "names, data-parallel, or all", group=PLACERS, default_text="all; none with --placements"

@@ -10,13 +10,14 @@ from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationErr
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
 from agent.placers.base import Budget
+from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
-from graphs.capture.user_model import SourceError, capture_model
+from graphs.capture.user_model import SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs
@@ -39,14 +40,16 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     load_plugins(config.plugin)
     if config.model is None and (config.inference or config.optimizer != "adam"):
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
+    if config.model is None and config.split is not None:
+        raise EvaluationError("--split cuts the inputs of a --model; give --model")
     gathered = _gather_graphs(config)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
-    pipeline = Pipeline(config.pipeline, config.microbatches) if config.pipeline else None
-    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
+    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split)
+    placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
-    if pipeline is None and any(name in LEARNED for name in placers):
+    if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
         policy = open_policy(config.policy, graphs)
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
@@ -60,12 +63,16 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         policy=policy,
         seen=seen,
         given=given,
-        coarsen=config.coarsen,
         granularity=config.granularity,
         pipeline=pipeline,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
+
+
+def _without_policy() -> tuple[str, ...]:
+    """Names of the placers of pipelines that are compared by default: no policy for pipelines is shipped."""
+    return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
 
 
 def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
@@ -76,12 +83,34 @@ def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
     for path in dict.fromkeys(config.graphs):
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        captured = capture_model(config.model, optimizer=config.optimizer, training=not config.inference)
-        graphs.append(captured.graph)
+        made = make_model(config.model, split=config.split, batch_dim=config.batch_dim)
+        training = not config.inference
+        graphs.append(capture_model(config.model, made, optimizer=config.optimizer, training=training).graph)
     twice = first_repeated(graph.name for graph in graphs)
     if twice is not None:
         raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")
     return graphs
+
+
+def make_pipeline(schedule: str | None, microbatches: int | None, split: int | None) -> Pipeline | None:
+    """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
+
+    Raises:
+        EvaluationError: the numbers differ, or there is no schedule for them.
+        PipelineError: an unknown schedule, or a number out of range.
+    """
+    if not schedule:
+        if split is not None:
+            raise EvaluationError(
+                "split makes the microbatches of a pipeline; give a pipeline's schedule too"
+            )
+        return None
+    if None not in (split, microbatches) and split != microbatches:
+        raise EvaluationError(
+            f"split makes {split} microbatches, but the pipeline has {microbatches}; give one of them"
+        )
+    given = [count for count in (microbatches, split) if count is not None]
+    return Pipeline(schedule, *given[:1])
 
 
 def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:

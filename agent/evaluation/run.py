@@ -19,7 +19,6 @@ from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.refresh import Refresher
 from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
-from agent.evaluation.time_left import TimeLeft
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from graphs.system.folders import LOCK, locked
@@ -49,7 +48,6 @@ def evaluate(
     trial_timeout_s: float | None = None,
     make_trials: TrialMaker = run_trials,
     report: Callable[[int, int], None],
-    show_time_left: Callable[[float | None], None] = lambda seconds: None,
     write_partial: Callable[[EvaluationResult], None] | None = None,
 ) -> EvaluationResult:
     """Make every trial of an evaluation that a folder does not hold yet.
@@ -65,7 +63,6 @@ def evaluate(
         trial_timeout_s: seconds after which a trial is stopped, and tried once more; None = never.
         make_trials: makes them, on this machine or elsewhere.
         report: called with (trials made or failed, trials in all) after each.
-        show_time_left: called with an estimate of the seconds that are left, None where nothing is known.
         write_partial: writes a report of what is there; called now and then, and when a user interrupts.
 
     Raises:
@@ -80,9 +77,6 @@ def evaluate(
     failures: list[Failure] = []
     with _opened(folder, spec):
         journal = TrialJournal(folder / "journal.jsonl", tasks)
-        time_left = TimeLeft(map(_run_of, tasks), jobs, spec.budget.seconds)
-        for key, trial in journal.trials.items():
-            time_left.made(_run_of(key), trial.wall_s)
 
         def found() -> EvaluationResult:
             return _result(list(tasks), journal, failures)
@@ -104,10 +98,7 @@ def evaluate(
                     else:
                         _write_if_best(folder, spec, journal, task, *outcome)
                         journal.add(outcome[0])
-                    wall_s = None if isinstance(outcome, Failure) else outcome[0].wall_s
-                    time_left.made((task.placer, task.order), wall_s)
                     report(done, len(tasks))
-                    show_time_left(time_left.seconds())
                     for refresher in refreshers:
                         refresher.poll()
         except KeyboardInterrupt:
@@ -118,11 +109,6 @@ def evaluate(
             result = found()
             _write_tables(folder, result)
     return result
-
-
-def _run_of(key: Key) -> tuple[str, str]:
-    _, _, placer, order, _ = key
-    return placer, order
 
 
 def _result(tasks: Sequence[Key], journal: TrialJournal, failures: Sequence[Failure]) -> EvaluationResult:

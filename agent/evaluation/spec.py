@@ -12,10 +12,11 @@ from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import DATA_PARALLEL, Key
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
+from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
-from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.pipeline import Pipeline, check_one_stage_each
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.placement import Placement
 from envs.problem import InfeasibleError, Problem
@@ -23,7 +24,7 @@ from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 
-FORMAT = "placewalk.evaluation/2"
+FORMAT = "placewalk.evaluation/3"
 
 
 def placer_names() -> tuple[str, ...]:
@@ -37,8 +38,8 @@ def row_names() -> tuple[str, ...]:
 
 
 def pipeline_row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation of pipelines compares."""
-    return (*PIPELINE_PLACERS, DATA_PARALLEL)
+    """Names of all that an evaluation of pipelines compares, those that need a policy last."""
+    return (*PIPELINE_PLACERS, DATA_PARALLEL, *LEARNED_PIPELINES)
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,12 @@ class EvaluationSpec:
         policy: of the learned placers; None where there are none.
         seen: what the policy was shown of each graph in training, by name; nothing of one that is missing.
         given: placements to score as well: (graph, cluster, name) -> device of each op.
-        coarsen: number of groups of ops in which larger graphs are placed; None = op by op. Step times
-            are those of the graphs themselves in any case.
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
+        PipelineError: on construction, if a policy is to place several stages on each device.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -81,7 +81,6 @@ class EvaluationSpec:
     policy: EvaluatedPolicy | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
-    coarsen: int | None = None
     granularity: str = "op"
     pipeline: Pipeline | None = None
 
@@ -109,7 +108,8 @@ class EvaluationSpec:
 
     def _draws_at_random(self, name: str, order: str) -> bool:
         if self.pipeline is not None:
-            return name in PIPELINE_PLACERS and PIPELINE_PLACERS[name].uses_rng
+            placers = LEARNED_PIPELINES if name in LEARNED_PIPELINES else PIPELINE_PLACERS
+            return name in placers and placers[name].uses_rng
         if name in LEARNED:
             return draws_at_random(name, order)
         return name in PLACERS and PLACERS[name].uses_rng
@@ -130,7 +130,6 @@ class EvaluationSpec:
             "seeds": self.seeds,
             "budget": asdict(self.budget),
             "policy": self.policy.digest if self.policy else "",
-            "coarsen": self.coarsen,
             "granularity": self.granularity,
             "pipeline": asdict(self.pipeline) if self.pipeline else None,
             "placements": sorted(
@@ -182,10 +181,8 @@ def _check(spec: EvaluationSpec) -> None:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")
-    if spec.coarsen is not None and spec.coarsen < 1:
-        raise EvaluationError(f"graphs of {spec.coarsen} groups; give at least 1 to --coarsen")
-    if spec.pipeline is not None and spec.coarsen is not None:
-        raise EvaluationError("--coarsen makes groups for one batch at a time; leave it out with --pipeline")
+    if spec.pipeline is not None and any(name in LEARNED_PIPELINES for name in spec.placers):
+        check_one_stage_each(spec.pipeline)
     if not spec.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 

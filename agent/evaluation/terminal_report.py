@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.progress import (
@@ -23,7 +24,6 @@ from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, S
 from agent.evaluation.failures import failed_line
 from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
-from agent.evaluation.time_left import clock_text
 
 HEADINGS = (
     *("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "/refine"),
@@ -44,28 +44,15 @@ LEGEND = (
 
 
 @contextmanager
-def progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[float | None], None]]]:
-    """Show a bar on standard error.
-
-    Gives the function of (trials made, trials in all) that moves it, and that of the seconds left.
-    """
-    columns = (
-        TextColumn("trials"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]} left"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("trials", total=None, left=clock_text(None))
-        yield (
-            lambda done, total: progress.update(task, completed=done, total=total),
-            lambda seconds: progress.update(task, left=clock_text(seconds)),
-        )
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar on standard error; gives the function of (trials made, trials in all) that moves it."""
+    with measuring_bars() as report:
+        yield partial(report, "trials")
 
 
 @contextmanager
 def measuring_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Show bars on standard error; gives the function of (what is measured, done, in all) that moves them."""
+    """Shows bars on standard error; gives the function of (what is done, done, in all) that moves them."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}

@@ -9,13 +9,14 @@ from zlib import crc32
 
 import numpy as np
 
+from agent.evaluation.policies import EvaluatedPolicy, make_pipeline_placer
 from agent.evaluation.results import DATA_PARALLEL
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import PIPELINE_PLACERS, place_pipeline
+from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
-from agent.placers.coarse import place_coarsely
+from agent.policy.pipelines import LEARNED_PIPELINES
 from envs.cluster.cluster import Cluster
-from envs.coarse_problem import CoarseProblem, coarse_problem
+from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
 from envs.placement.placement import Placement
@@ -23,8 +24,8 @@ from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import IntArray
 
-N_LAYERS, N_GROUPS = 12, 8
-"""Layers of the warm-up graph, and its groups where graphs are placed in groups."""
+N_LAYERS = 12
+"""Layers of the warm-up graph."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
 
@@ -49,35 +50,25 @@ class TrialRunner:
     """Runs placers, and remembers which of them have compiled what they need."""
 
     def __init__(self) -> None:
-        self._warm: set[tuple[str, str, bool]] = set()
+        self._warm: set[tuple[str, str]] = set()
 
     def place(
-        self,
-        placer: Placer,
-        problem: Problem,
-        budget: Budget,
-        *,
-        order: str,
-        seed: int,
-        coarse: CoarseProblem | None = None,
+        self, placer: Placer, problem: Problem, budget: Budget, *, order: str, seed: int
     ) -> PlacementResult:
         """Let a placer place a problem; the placement depends on nothing but the arguments.
 
         Args:
             order: that the placer's policy visits ops in; empty for other placers.
             seed: of the placer's randomness, beside the names of graph, placer and order.
-            coarse: the problem in groups, to place these instead of its ops.
 
         Returns:
             The placement of the ops. `wall_s` leaves out what is done once in a process: kernels are compiled
             or loaded, and torch is set up, before the clock starts.
         """
-        self._warm_up(placer, problem.cluster, in_groups=coarse is not None)
+        self._warm_up(placer, problem.cluster)
         name = f"{problem.graph.name}/{placer.name}/{order}"
         rng = np.random.default_rng([seed, crc32(name.encode())])
-        if coarse is None:
-            return placer.place(problem, budget, rng)
-        return place_coarsely(placer, coarse, budget, rng)
+        return placer.place(problem, budget, rng)
 
     def score(self, problem: Problem, device_of: IntArray) -> PlacementResult:
         """Time a given placement: one evaluation.
@@ -98,6 +89,7 @@ class TrialRunner:
         given: Placement | None,
         *,
         seed: int,
+        policy: EvaluatedPolicy | None = None,
     ) -> PipelineRun:
         """Runs a placer of pipelines or data parallelism, or times a given placement.
 
@@ -105,11 +97,12 @@ class TrialRunner:
             placer: by name.
             given: a placement to time; None = the placer finds one.
             seed: of the placer's randomness, beside the names of graph and placer.
+            policy: of learned placers.
 
         Raises:
             PipelineError: the schedule cannot run the placement.
         """
-        self._warm_up_pipeline(placer, pipelined)
+        self._warm_up_pipeline(placer, pipelined, policy)
         graph = pipelined.problem.graph.name
         began, cpu_began = time.perf_counter(), time.process_time()
         if placer == DATA_PARALLEL:
@@ -120,37 +113,37 @@ class TrialRunner:
             run = _timed(given, pipelined.simulate(stages), 1)
         else:
             rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
-            found = place_pipeline(placer, pipelined, budget, rng)
+            found = make_pipeline_placer(placer, policy).place(pipelined, budget, rng)
             run = _timed(found.stages.placement, found.step, found.evaluations)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)
 
-    def _warm_up_pipeline(self, placer: str, pipelined: PipelinedProblem) -> None:
-        kind = (placer, pipelined.pipeline.schedule, False)
+    def _warm_up_pipeline(
+        self, placer: str, pipelined: PipelinedProblem, policy: EvaluatedPolicy | None
+    ) -> None:
+        kind = (placer, pipelined.pipeline.name)
         if kind in self._warm:
             return
         problem = Problem(warm_up_graph(), warm_up_cluster(pipelined.problem.cluster))
-        warm = PipelinedProblem(problem, pipelined.pipeline)
+        warm = PipelinedProblem(problem, Pipeline(pipelined.pipeline.name))
         if placer == DATA_PARALLEL:
             simulate_data_parallel_pipeline(warm)
         else:
-            name = placer if placer in PIPELINE_PLACERS else "single"
-            place_pipeline(name, warm, Budget(evaluations=50))
+            known = placer in PIPELINE_PLACERS or placer in LEARNED_PIPELINES
+            name = placer if known else "single"
+            make_pipeline_placer(name, policy).place(warm, Budget(evaluations=50), np.random.default_rng(0))
         self._warm.add(kind)
 
     def warm_up_simulator(self, cluster: Cluster) -> None:
         """Compile or load what simulating steps on a cluster needs, so that no trial is timed with it."""
-        self._warm_up(PLACERS["single"], cluster, in_groups=False)
+        self._warm_up(PLACERS["single"], cluster)
 
-    def _warm_up(self, placer: Placer, cluster: Cluster, *, in_groups: bool) -> None:
-        kind = (placer.name, cluster.schedule, in_groups)
+    def _warm_up(self, placer: Placer, cluster: Cluster) -> None:
+        kind = (placer.name, cluster.schedule)
         if kind in self._warm:
             return
-        problem, rng = Problem(warm_up_graph(), warm_up_cluster(cluster)), np.random.default_rng(0)
-        if in_groups:
-            place_coarsely(placer, coarse_problem(problem, N_GROUPS), WARM_UP, rng)
-        else:
-            placer.place(problem, WARM_UP, rng)
+        problem = Problem(warm_up_graph(), warm_up_cluster(cluster))
+        placer.place(problem, WARM_UP, np.random.default_rng(0))
         self._warm.add(kind)
 
 

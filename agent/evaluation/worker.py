@@ -15,7 +15,6 @@ from agent.evaluation.trial_runner import TrialRunner
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget, PlacementResult
 from agent.policy.seen import NOT_SEEN
-from envs.coarse_problem import coarse_problem
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -73,8 +72,6 @@ class Worker:
                 self._bound_s = lower_bound_s(self._problem)
                 single = fastest_single(self._problem)
                 self._single_s, self._single_fits = single.step_s, single.fits
-            n_groups = self.spec.coarsen
-            self._coarse = None if n_groups is None else coarse_problem(self._problem, n_groups)
             self._at = (task.graph, task.cluster)
 
     def _place(self, task: Task) -> PlacementResult:
@@ -88,12 +85,14 @@ class Worker:
             self.spec.budget,
             order=order,
             seed=task.seed,
-            coarse=self._coarse,
         )
 
     def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
         given = self.spec.given.get(self.spec.key(task)[:3])
-        found = self._runner.run_pipeline(task.placer, pipelined, self.spec.budget, given, seed=task.seed)
+        spec = self.spec
+        found = self._runner.run_pipeline(
+            task.placer, pipelined, spec.budget, given, seed=task.seed, policy=spec.policy
+        )
         trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
         trial = replace(
             trial,

@@ -20,20 +20,13 @@ COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
     "evaluations": "budget of a placer, in evaluations",
-    "every": "take only each N-th graph of a family",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
-    "jobs": "processes at a time",
-    "left_out": "groups of families, each left out of one training",
+    "graphs": "names of graphs",
     "known": "draws of each family of the benchmark set",
-    "minutes": "minutes of each training, on one core; 0: as long as its settings say",
     "new": "draws of each family that nothing was tuned on",
-    "orders": "traversal orders",
-    "scarce": "memory of the fastest devices, as a share of what a graph keeps; others have enough",
-    "seconds": "processor seconds of a budget",
-    "seeds": "seeds of each search or training, from 0 on",
-    "steps_in": "folder of measured steps, with a folder for each device",
-    "trials": "benchmark settings",
+    "seconds": "seconds of a budget",
+    "seeds": "seeds of each search, from 0 on",
 }
 """Help of each setting of an experiment."""
 
@@ -130,7 +123,10 @@ def show(experiment: Experiment, folder: Path) -> None:
             f"{folder}: has no {' or '.join(experiment.rows)}; run without --only, or give --out the folder "
             "of a run"
         )
-    print("\n\n".join(experiment.show(folder)))
+    try:
+        print("\n\n".join(experiment.show(folder)))
+    except KeyError as error:
+        raise ExperimentError(f"{folder}: the rows have no column {error}") from None
 
 
 def run(name: str, options: Mapping[str, Any]) -> None:
@@ -151,7 +147,7 @@ def run(name: str, options: Mapping[str, Any]) -> None:
     settings = {**experiment.settings, **(experiment.quick if is_quick else {})}
     settings |= {key: _plain(options[key]) for key in settings if options[key] is not None}
     for file, rows in zip(experiment.rows, experiment.make_rows(folder, settings), strict=False):
-        folder.mkdir(parents=True, exist_ok=True)  # not before, as a study makes its folder itself
+        folder.mkdir(parents=True, exist_ok=True)
         write_rows(folder / file, rows)
     if experiment.figure:
         write_bytes_atomic(folder / f"{name}.svg", loaded(experiment.figure)(folder / experiment.rows[0]))

@@ -60,10 +60,9 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
+QUESTIONS = ("equal_time", "budgets", "pipelines", "recorded")
 EXPERIMENTS = Registry[Experiment](
-    "experiment",
-    ExperimentError,
-    [f"{__package__}.questions.{name}" for name in ("placers", "equal_time", "bounds", "policies", "costs")],
+    "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
 )
 """Experiments by name; a page of results has the name of its experiment."""
 

@@ -1,11 +1,12 @@
-"""Rows of results: dataclasses that are written to CSV files, read from them, and shown as Markdown."""
+"""Rows of results: written to CSV files, read from them, and shown as Markdown."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -17,6 +18,8 @@ from agent.experiments.experiment import ExperimentError
 from graphs.system.csv_files import write_csv
 
 Row = TypeVar("Row")
+RecordedRow = Mapping[str, Any]
+"""The values of a row of a settled question, by column."""
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> None:
@@ -44,20 +47,44 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
         ExperimentError: the file cannot be read, or a field has no column.
     """
     kinds = get_type_hints(row)
+    with _lines(path) as lines:
+        try:
+            return [row(**{name: _value(line[name], kind) for name, kind in kinds.items()}) for line in lines]
+        except (KeyError, ValueError, TypeError) as error:
+            raise ExperimentError(f"{path}: holds no rows of {row.__name__} ({error})") from None
+
+
+def read_table(path: Path) -> list[RecordedRow]:
+    """Reads rows of any kind: numbers, truth values and texts; an empty cell is None.
+
+    Raises:
+        ExperimentError: the file cannot be read.
+    """
+    with _lines(path) as lines:
+        return [{name: _plain_value(text) for name, text in line.items()} for line in lines]
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[csv.DictReader[str]]:
     try:
         with (
             gzip.open(path, "rt")
             if path.suffix == ".gz"
             else path.open(newline="", encoding="utf-8") as lines
         ):
-            return [
-                row(**{name: _value(line[name], kind) for name, kind in kinds.items()})
-                for line in csv.DictReader(lines)
-            ]
-    except (KeyError, ValueError, TypeError) as error:
-        raise ExperimentError(f"{path}: holds no rows of {row.__name__} ({error})") from None
+            yield csv.DictReader(lines)
     except (OSError, EOFError, csv.Error) as error:
         raise ExperimentError(f"{path}: cannot be read: {error}") from None
+
+
+def _plain_value(text: str) -> Any:
+    """Converts a cell to what it looks like."""
+    if text in ("", "True", "False"):
+        return text == "True" if text else None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _value(text: str, kind: Any) -> Any:
@@ -73,20 +100,41 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
+def pivot(
+    rows: Sequence[RecordedRow],
+    name: str,
+    by: Sequence[str],
+    columns: Mapping[str, tuple[Any, ...]],
+    cell: Callable[[RecordedRow], str],
+) -> list[list[str]]:
+    """Arranges rows in a table: a line for each value of a column, and cells for values of other columns.
+
+    Args:
+        name: column whose values begin the lines.
+        by: columns that tell the rows of a line apart.
+        columns: values of these, by the head of a column of the table.
+    """
+    found = {(row[name], *(row[key] for key in by)): row for row in rows}
+    body = [
+        [value, *(cell(found[value, *column]) for column in columns.values())]
+        for value in axis(row[name] for row in rows)
+    ]
+    return [[name, *columns], *body]
+
+
 def mean_cell(ratios: Iterable[float]) -> str:
     """Formats the geometric mean of ratios; a ratio that is NaN is left out, and nothing is an empty cell."""
     return number_cell(geometric_mean(ratio for ratio in ratios if not np.isnan(ratio)))
 
 
+def number_of(column: str) -> Callable[[RecordedRow], str]:
+    """Makes a function that formats a number of a row with three decimals."""
+    return lambda row: number_cell(row[column])
+
+
 def number_cell(value: float | None, absent: str = "") -> str:
     """Formats a number with three decimals."""
     return absent if value is None else f"{value:.3f}"
-
-
-def error_cells(predicted: Sequence[float], measured: Sequence[float]) -> list[str]:
-    """Formats the median and the 90th percentile of |predicted / measured - 1|; NaN is a dash."""
-    errors = np.abs(np.divide(predicted, measured) - 1)
-    return ["-" if np.isnan(error) else f"{error:.1%}" for error in np.quantile(errors, [0.5, 0.9])]
 
 
 def axis(values: Iterable[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import permutations
+from itertools import chain, permutations
 
 import numpy as np
 
@@ -36,12 +36,17 @@ def annealing(search: PipelineSearch, rng: np.random.Generator) -> None:
 @pipeline_placer("refine", uses_rng=True)
 def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     """Starts from plans of equal time on several orders and numbers of devices, descends, then anneals."""
+    refine_from(search, (), rng)
+
+
+def refine_from(search: PipelineSearch, first: Sequence[Cuts], rng: np.random.Generator) -> None:
+    """Does what `refine` does, with other starts before its own."""
     scored: list[tuple[tuple[float, float], Cuts]] = []
-    for cuts in starts(search, rng):
+    for cuts in chain(first, starts(search, rng)):
         if scored and (not search.left or search.progress > SHARES[0]):
             break
         scored.append((search.score_cuts(cuts), cuts))
-        if scored[-1][0][OVER_BYTES]:
+        if scored[-1][0][OVER_BYTES] and search.can_recompute:
             again = cuts._replace(recomputed=(True,) * len(cuts.first))
             scored.append((search.score_cuts(again), again))
     scored.sort(key=lambda each: each[0])
@@ -132,7 +137,7 @@ def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[C
     for stage in range(1, len(cuts.first)):
         for by in (far, -far):
             yield partial(shifted, search, stage=stage, by=by)
-    if search.memory_binds:
+    if search.can_recompute:
         for stage in range(len(cuts.first)):
             yield partial(toggled, stage=stage)
 

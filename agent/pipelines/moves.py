@@ -58,10 +58,11 @@ def regrouped(
         return None
     ranks = tuple(device for group in groups for device in group)
     replicas = tuple(map(len, groups)) if most > 1 else ()
+    order = cuts.order if first else ()
     first = first or balanced(search, ranks, replicas).first
     share = len(cuts.first) / len(first)
     again = [cuts.recomputed[int(stage * share)] for stage in range(len(first))] if cuts.recomputed else []
-    return Cuts(first, ranks, replicas, tuple(again) if any(again) else ())
+    return Cuts(first, ranks, replicas, tuple(again) if any(again) else (), order)
 
 
 def _shift(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
@@ -73,7 +74,7 @@ def _shift(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts
 
 
 def _recompute(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    return toggled(cuts, int(rng.integers(len(cuts.first)))) if search.memory_binds else None
+    return toggled(cuts, int(rng.integers(len(cuts.first)))) if search.can_recompute else None
 
 
 def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
@@ -83,8 +84,9 @@ def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> C
     one, other = rng.choice(len(cuts.ranks), 2, replace=False).tolist()
     ranks = list(cuts.ranks)
     ranks[one], ranks[other] = ranks[other], ranks[one]
-    first = balanced(search, ranks, cuts.replicas).first if rng.random() < 0.5 else cuts.first
-    return cuts._replace(first=first, ranks=tuple(ranks))
+    if rng.random() < 0.5:
+        return balanced(search, ranks, cuts.replicas)._replace(recomputed=cuts.recomputed)
+    return cuts._replace(ranks=tuple(ranks))
 
 
 def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:

@@ -27,12 +27,14 @@ class Cuts(NamedTuple):
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
         replicas: devices of each stage, which are taken from `ranks` in turn; empty = one each.
         recomputed: whether each stage runs forward again before its backward actions; empty = none does.
+        order: pieces in the order in which stages take them; empty = program order.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
     replicas: tuple[int, ...] = ()
     recomputed: tuple[bool, ...] = ()
+    order: tuple[int, ...] = ()
 
     @property
     def groups(self) -> list[list[int]]:
@@ -51,6 +53,8 @@ class PipelineResult:
         step: the pipelined step.
         evaluations: plans that it simulated.
         wall_s, cpu_s: seconds that it took, and processor seconds.
+        is_proven: whether no plan of stages that are contiguous in program order, without replicas, has a
+            shorter step and fits.
     """
 
     cuts: Cuts
@@ -59,6 +63,7 @@ class PipelineResult:
     evaluations: int
     wall_s: float
     cpu_s: float
+    is_proven: bool
 
 
 def check_pipeline(pipelined: PipelinedProblem) -> None:
@@ -67,7 +72,7 @@ def check_pipeline(pipelined: PipelinedProblem) -> None:
     Raises:
         PipelineError: the cluster cannot run it, or the graph has too few pieces.
     """
-    check_cluster(pipelined.problem)
+    check_cluster(pipelined.problem.cluster)
     pipeline, n_pieces = pipelined.pipeline, pipelined.chain.n_pieces
     if n_pieces < pipeline.stages_per_device:
         graph = shortened(pipelined.problem.graph.name)
@@ -86,6 +91,7 @@ class PipelineSearch(SearchState):
         self.pipelined, self.chain = pipelined, pipelined.chain
         self.cuts: Cuts | None = None
         self.memory_binds = False  # whether a plan was over the memory limits
+        self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
 
     @property
@@ -97,6 +103,11 @@ class PipelineSearch(SearchState):
     def most_ranks(self) -> int:
         """The most devices that a plan can use."""
         return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
+
+    @property
+    def can_recompute(self) -> bool:
+        """Says whether recomputation may help: memory binds, and the pipeline need not be plain."""
+        return self.memory_binds and not self.pipeline.is_plain
 
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""
@@ -110,7 +121,10 @@ class PipelineSearch(SearchState):
         groups = cuts.groups
         devices = np.tile([group[0] for group in groups], len(cuts.first) // len(groups))
         replicas = tuple(map(tuple, groups)) if cuts.replicas else ()
-        return self.chain.stages(np.array(cuts.first), devices, recomputed, replicas)
+        order = np.array(cuts.order) if cuts.order else None
+        return self.chain.stages(
+            np.array(cuts.first), devices, order, recomputed=recomputed, replicas=replicas
+        )
 
     def score_cuts(self, cuts: Cuts, *, until_s: float = np.inf) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best, with the least recomputation.
@@ -140,16 +154,9 @@ class PipelineSearch(SearchState):
         self.keep(stages.device_of, total_s, over_bytes)
         return score
 
-    @cached_property
-    def _always_fits(self) -> bool:
-        """Says whether every plan fits."""
-        graph = self.problem.graph
-        most = graph.resident_bytes.sum() + self.pipeline.microbatches * graph.tensor_bytes.sum()
-        return bool(most <= self.problem.cluster.memory_bytes.min())
-
     def _over_bytes(self, stages: Stages, total_s: float) -> float:
         """Bytes over the memory limits; for what would be the best plan, of all microbatches."""
-        if self._always_fits or total_s == np.inf:
+        if self.pipelined.always_fits or total_s == np.inf:
             return 0.0
         short = self._short(len(stages.ranks) + sum(len(each) - 1 for each in stages.replicas))
         over_bytes = short.over_bytes(stages)
@@ -181,7 +188,8 @@ class PipelineSearch(SearchState):
         assert self.cuts is not None, "a placer scores at least one plan"
         stages = self.stages(self.cuts)
         step = self.pipelined.simulate(stages)
-        return PipelineResult(self.cuts, stages, step, found.evaluations, found.wall_s, found.cpu_s)
+        spent = (found.evaluations, found.wall_s, found.cpu_s)
+        return PipelineResult(self.cuts, stages, step, *spent, self.is_proven)
 
 
 PipelineStrategy = Callable[[PipelineSearch, np.random.Generator], None]
@@ -220,7 +228,7 @@ def place_pipeline(
     return PIPELINE_PLACERS[name].place(pipelined, budget, rng or np.random.default_rng(0))
 
 
-MODULES = ("annealing", "equal")
+MODULES = ("annealing", "equal", "dynamic.placers", "exact")
 PIPELINE_PLACERS = Registry[PipelinePlacer](
     "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ def decode(
     mdp_config: MdpConfig | None = None,
     limit_s: float = math.inf,
 ) -> IntArray:
-    """Finds placements of one problem.
+    """Finds placements of one problem, for one batch at a time.
 
     Args:
         order: name of the order to visit the ops in.
@@ -113,7 +114,8 @@ def decode_many(
     ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
     rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
-    arguments = episode_arguments(mdp_config or compiled.mdp_config) | {"rolls_out": rolls_out}
+    one_batch = replace(mdp_config or compiled.mdp_config, pipeline="")
+    arguments = episode_arguments(one_batch) | {"rolls_out": rolls_out}
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from agent.policy.compiled.head import Contexts
 from agent.policy.graph_batch import GraphBatch, GraphTensors
 from agent.policy.network import PlacementNetwork
+from graphs.system.array_types import IntArray
 
 MAX_UNIONS = 64
 """Unions of several graphs that are kept; those of an update come again in its other epochs."""
@@ -70,11 +74,22 @@ class EmbeddingCache:
         """
         return self._table[self._first_node[problem] + self._node(problem, op)]
 
+    def arrays(self, problems: IntArray) -> Contexts:
+        """Returns the contexts of all problems, up to date for some, given by index, int (n,)."""
+        self.refresh(torch.from_numpy(problems))
+        return Contexts(self._table.cpu().numpy(), self._row_of, self._first_op[:-1].cpu().numpy())
+
+    @cached_property
+    def _row_of(self) -> IntArray:
+        """Row of the table of each op, int64 (n_ops of all,)."""
+        first = self._first_node[:-1].repeat_interleave(self._first_op.diff())
+        return np.asarray((first + self._node_of).cpu().numpy())
+
     def fresh_contexts(self, problem: Tensor, op: Tensor) -> Tensor:
         """As `contexts`, with gradients: the problems that occur are encoded in one batch, each once."""
         present, which = problem.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         union = self._union(tuple(present.tolist()))
-        return self._network.contexts(union)[union.start[which] + self._node(problem, op)]
+        return self._network.contexts(union).index_select(0, union.start[which] + self._node(problem, op))
 
     def _node(self, problem: Tensor, op: Tensor) -> Tensor:
         """Node of each op within its graph, int64 (n,)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,16 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agent.policy.compiled.encoder import Neighbours, neighbours_of
 from agent.policy.graph_arrays import graph_arrays
+from agent.policy.neighbours import WithNeighbours
 from envs.problem import Problem
-
-with warnings.catch_warnings():
-    # Both libraries warn once a process: of their own use of TorchScript, and that CSR tensors are in beta.
-    warnings.simplefilter("ignore")
-    from torch_geometric import EdgeIndex
-
-    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-    torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +66,8 @@ class GraphBatch:
         parts: the graphs themselves.
         start: first node of each graph, int64 (n_graphs,).
         sizes: nodes of each graph, float32 (n_graphs, 1).
-        to_consumers, to_producers: the edges in each direction, with both orders cached.
+        to_consumers, to_producers: source and target of each edge, by target, int64 (2, n_edges), in each
+            direction.
     """
 
     nodes: Tensor
@@ -82,8 +76,8 @@ class GraphBatch:
     parts: tuple[GraphTensors, ...]
     start: Tensor
     sizes: Tensor
-    to_consumers: EdgeIndex
-    to_producers: EdgeIndex
+    to_consumers: Tensor
+    to_producers: Tensor
 
     @staticmethod
     def of(parts: Sequence[GraphTensors]) -> GraphBatch:
@@ -91,9 +85,7 @@ class GraphBatch:
         device = parts[0].nodes.device
         sizes = torch.tensor([len(part.nodes) for part in parts], device=device)
         start = sizes.cumsum(0) - sizes
-        n_nodes = int(sizes.sum())
         edges = torch.cat([part.edges + first for part, first in zip(parts, start, strict=True)], dim=1)
-        backward = edges.flip(0)
         by_consumer = torch.argsort(edges[1], stable=True)
         return GraphBatch(
             nodes=torch.cat([part.nodes for part in parts]),
@@ -102,9 +94,20 @@ class GraphBatch:
             parts=tuple(parts),
             start=start,
             sizes=sizes[:, None].float(),
-            to_consumers=_edge_index(edges[:, by_consumer], n_nodes),
-            to_producers=_edge_index(backward, n_nodes),
+            to_consumers=edges[:, by_consumer],
+            to_producers=edges.flip(0),
         )
+
+    @cached_property
+    def _neighbours(self) -> Neighbours:
+        return neighbours_of(self.to_producers.flip(0).numpy(), len(self.nodes))
+
+    def with_neighbours(self, state: Tensor) -> Tensor:
+        """Puts the means of each node's producers and consumers beside its state, (n_nodes, 3 * width)."""
+        if state.device.type != "cpu":
+            return torch.cat([state, self.mean_of_producers(state), self.mean_of_consumers(state)], dim=1)
+        gathered: Tensor = WithNeighbours.apply(self._neighbours, state)  # type: ignore[no-untyped-call]
+        return gathered.flatten(1)
 
     def mean_of_producers(self, state: Tensor) -> Tensor:
         """Averages the states that each node reads, zero without any; (n_nodes, width) both."""
@@ -120,12 +123,9 @@ class GraphBatch:
         return total / self.sizes
 
 
-def _edge_index(edges: Tensor, n_nodes: int) -> EdgeIndex:
-    return EdgeIndex(edges.contiguous(), sparse_size=(n_nodes, n_nodes), sort_order="col").fill_cache_()
-
-
-def _mean(edges: EdgeIndex, state: Tensor) -> Tensor:
-    if edges.shape[1] == 0:
-        return torch.zeros_like(state)
-    mean: Tensor = edges.matmul(state, reduce="mean", transpose=True)
+def _mean(edges: Tensor, state: Tensor) -> Tensor:
+    """Averages the rows of each target's sources; 0 without any."""
+    source, target = edges
+    total = torch.zeros_like(state).index_add(0, target, state.index_select(0, source))
+    mean: Tensor = total / target.bincount(minlength=len(state)).clamp(min=1)[:, None]
     return mean

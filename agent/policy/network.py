@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch
-from agent.policy.parts import InputFactors, PartError, kept_without
 from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
-
-
-class NoRound(nn.Module):
-    """A round of an encoder that leaves the state as it is."""
-
-    def forward(self, state: Tensor, *_: object) -> Tensor:
-        return state
 
 
 class PlacementNetwork(nn.Module):
@@ -26,9 +16,6 @@ class PlacementNetwork(nn.Module):
 
     The first layer of each head is a sum of two parts: one of the op and graph embeddings, which is computed
     once per node (`contexts`), and one of the device features, per decision and device.
-
-    Raises:
-        PartError: the shape is without a part that the network would not have.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -42,7 +29,6 @@ class PlacementNetwork(nn.Module):
         self.of_op = nn.Linear(hidden, 2 * hidden, bias=False)
         self.of_pool = nn.Linear(3 * shape.device_features, 2 * hidden, bias=False)
         self.of_device = nn.Linear(shape.device_features, hidden, bias=False)
-        self.kept = self._leave_out(shape) if shape.left_out else None
         last = nn.Linear(hidden, 1)
         self.actor = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last)
         self.critic = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
@@ -53,17 +39,9 @@ class PlacementNetwork(nn.Module):
 
     def contexts(self, batch: GraphBatch) -> Tensor:
         """Computes the part of the heads that no placement changes, float32 (n_nodes of all, 2 * hidden)."""
-        if self.kept:
-            nodes, graphs = batch.nodes, batch.graphs
-            nodes = nodes * nodes.new_tensor(self.kept.nodes)
-            graphs = graphs * graphs.new_tensor(self.kept.graphs)
-            batch = replace(batch, nodes=nodes, graphs=graphs)
         embedding = self.encoder(batch)
         summary = torch.cat([batch.mean_of_graph(embedding), batch.graphs], dim=1)
-        of_op, of_graph = self.of_op(embedding), self.of_graph(summary)[batch.member]
-        if self.kept:
-            of_op, of_graph = of_op * self.kept.heads["op"], of_graph * self.kept.heads["graph"]
-        context: Tensor = of_op + of_graph
+        context: Tensor = self.of_op(embedding) + self.of_graph(summary).index_select(0, batch.member)
         return context
 
     def forward(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,31 +65,16 @@ class PlacementNetwork(nn.Module):
         """The features of the feature set; a view where they are the first ones."""
         columns = columns_of(self.shape.feature_set)
         n = len(columns)
-        seen = devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
-        return seen * seen.new_tensor(self.kept.devices) if self.kept else seen
-
-    def _leave_out(self, shape: NetworkShape) -> InputFactors:
-        kept = kept_without(shape.left_out, shape.feature_set, shape.rounds)
-        rounds = getattr(self.encoder, "rounds", None)
-        for at in kept.rounds:
-            if not isinstance(rounds, nn.ModuleList):
-                raise PartError(f"encoder {shape.encoder} has no round {at + 1} to leave out")
-            rounds[at] = NoRound()
-        return kept
+        return devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
 
     def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""
         pooled = self.of_pool(_pool(devices, usable))
-        if self.kept:
-            pooled = pooled * self.kept.heads["pool"]
         for_actor, for_critic = (context + pooled).chunk(2, dim=1)
         return for_actor, for_critic
 
     def _score(self, for_actor: Tensor, devices: Tensor) -> Tensor:
-        of_device = self.of_device(devices)
-        if self.kept:
-            of_device = of_device * self.kept.heads["devices"]
-        logits: Tensor = self.actor(for_actor[:, None] + of_device).squeeze(2)
+        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
         return logits
 
 

@@ -16,7 +16,6 @@ from safetensors.numpy import load, save
 from agent.policy.compiled.policy import COMPILED_ENCODER, CompiledPolicy, weight_shapes
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
-from agent.policy.parts import PartError, kept_without
 from agent.policy.seen import KEYS, how_seen
 from agent.policy.shape import NetworkShape, current_shape
 from agent.policy.starts import start_names
@@ -123,7 +122,6 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
             "hidden": shape.hidden,
             "rounds": shape.rounds,
             "feature_set": shape.feature_set,
-            **({"left_out": list(shape.left_out)} if shape.left_out else {}),
         },
         **_feature_names(shape.feature_set),
         "seen": [dict(entry) for entry in card.seen],
@@ -250,8 +248,7 @@ def _check_features(found: list[Any], expected: list[str], where: str) -> None:
 
 
 def _parse_shape(value: object, where: str) -> NetworkShape:
-    required = {"encoder", "hidden", "rounds", "feature_set"}
-    record = json_fields.fields(value, where, required, {"left_out"})
+    record = json_fields.fields(value, where, {"encoder", "hidden", "rounds", "feature_set"})
     feature_set = json_fields.text(record["feature_set"], f"{where}.feature_set")
     if feature_set not in FEATURE_SETS:
         raise PolicyFileError(
@@ -266,13 +263,7 @@ def _parse_shape(value: object, where: str) -> NetworkShape:
         raise PolicyFileError(
             f"{where}: hidden {hidden}, rounds {rounds}; use 1 to {MAX_WIDTH} and 1 to {MAX_ROUNDS}"
         )
-    left_out = json_fields.array(record.get("left_out", []), f"{where}.left_out")
-    parts = tuple(json_fields.text(part, f"{where}.left_out") for part in left_out)
-    try:
-        kept_without(parts, feature_set, rounds)
-    except PartError as error:
-        raise PolicyFileError(f"{where}.left_out: {error}") from None
-    return current_shape(encoder, hidden, rounds, feature_set, parts)
+    return current_shape(encoder, hidden, rounds, feature_set)
 
 
 def _parse_seen(value: object, where: str) -> Mapping[str, str]:

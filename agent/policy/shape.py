@@ -18,7 +18,6 @@ class NetworkShape:
         rounds: rounds of the encoder.
         node_features, graph_features, device_features: widths of the inputs.
         feature_set: key of `FEATURE_SETS`.
-        left_out: parts that are left out, by `agent.policy.parts`.
     """
 
     encoder: str
@@ -28,16 +27,9 @@ class NetworkShape:
     graph_features: int
     device_features: int
     feature_set: str = "lookahead"
-    left_out: tuple[str, ...] = ()
 
 
-def current_shape(
-    encoder: str,
-    hidden: int,
-    rounds: int,
-    feature_set: str = "rollout",
-    left_out: tuple[str, ...] = (),
-) -> NetworkShape:
+def current_shape(encoder: str, hidden: int, rounds: int, feature_set: str = "rollout") -> NetworkShape:
     """Makes the shape of a network for the features of this version."""
     return NetworkShape(
         encoder=encoder,
@@ -47,5 +39,4 @@ def current_shape(
         graph_features=len(GRAPH_FEATURES),
         device_features=len(columns_of(feature_set)),
         feature_set=feature_set,
-        left_out=left_out,
     )

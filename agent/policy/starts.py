@@ -20,7 +20,8 @@ def episode_arguments(config: MdpConfig) -> dict[str, Any]:
     Raises:
         PlacerError: `start` is no placer without randomness.
     """
-    return {
+    pipeline = {"pipeline": config.pipelined} if config.pipeline else {}
+    return pipeline | {
         "mdp": config.mdp,
         "passes": config.passes,
         "start": start_of(config.start),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -25,7 +24,7 @@ INCONCLUSIVE, ROUNDING = "inconclusive", 1e-6
 
 
 def ablation_trials(base: TrainConfig, config: StudyConfig) -> TrialList:
-    """Lists the trials of an ablation: the base first, then without each component, group and pair.
+    """Lists the trials of an ablation: the base first, then without each component or group.
 
     Raises:
         ConfigError: an unknown component, or one that the base does not have.
@@ -34,24 +33,11 @@ def ablation_trials(base: TrainConfig, config: StudyConfig) -> TrialList:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--without {name} is given twice")
-    if config.pairs:
-        names += [f"{a}+{b}" for a, b in itertools.combinations(names, 2) if _is_pair(base, a, b)]
     trials = [StudyTrial("base", base)]
     for number, name in enumerate(names, start=1):
         mode = "replaced" if "=" in name else "without"
         trials.append(StudyTrial(f"{number:03d}", leave_out(base, name), name, mode))
     return TrialList(on_seeds(trials, config))
-
-
-def _is_pair(base: TrainConfig, a: str, b: str) -> bool:
-    """Says whether leaving out both of two components is more than leaving out either."""
-    if "=" in a or "=" in b:
-        return False
-    try:
-        both = leave_out(base, f"{a}+{b}")
-    except ConfigError:
-        return False
-    return both not in (leave_out(base, a), leave_out(base, b))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.policy.parts import part_names
 from agent.studies.assignments import parse_choice
 from agent.training.config import ConfigError, TrainConfig
-
-PART = "part:"
-"""Begins the name of a component that is a part of the network."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +31,6 @@ COMPONENTS: Mapping[str, Component] = {
     "lookahead": Component("all features that look ahead", {"feature_set": "state"}),
     "encoder": Component("messages between ops", {"encoder": "none"}),
     "rounds": Component("all rounds of messages but one", {"rounds": 1}),
-    "graph-embedding": Component("what the heads read of the graph", {"left_out": ("head/graph",)}),
-    "op-embedding": Component("what the heads read of the op", {"left_out": ("head/op",)}),
-    "other-devices": Component("what the heads read of the other devices", {"left_out": ("head/pool",)}),
     "demonstrations": Component("imitation of searched placements", {"demonstrations": 0}),
     "dagger": Component("imitation on the policy's own placements", {"dagger_rounds": 0}),
     "imitation": Component("imitation of both kinds", {"demonstrations": 0, "dagger_rounds": 0}),
@@ -51,8 +44,7 @@ COMPONENTS: Mapping[str, Component] = {
     "pretraining": Component("the policy to start from", {"init": ""}),
     "order": Component("the order of the visits, for a random one", {"order": ("random",)}),
 }
-"""Components by name. `part:PART` leaves out a part of the network (`agent.policy.parts`), and FIELD=VALUE
-replaces a setting."""
+"""Components by name; FIELD=VALUE replaces a setting."""
 
 
 def leave_out(base: TrainConfig, name: str) -> TrainConfig:
@@ -77,8 +69,7 @@ def components_of(base: TrainConfig) -> list[str]:
 
 def describe_components() -> str:
     """A line for each component."""
-    lines = [f"{name:<18} {component.meaning}" for name, component in COMPONENTS.items()]
-    return "\n".join([*lines, f"{PART}PART          a part of the network, such as {PART}device/lookahead"])
+    return "\n".join(f"{name:<18} {component.meaning}" for name, component in COMPONENTS.items())
 
 
 def _changed(config: TrainConfig, name: str) -> TrainConfig:
@@ -91,22 +82,9 @@ def _changes(config: TrainConfig, name: str) -> dict[str, Any]:
         if len(choice.values) != 1:
             raise ConfigError(f"'{name}': an ablation replaces a setting by one value")
         return {choice.field: choice.values[0]}
-    if name.startswith(PART):
-        part = name.removeprefix(PART)
-        if part not in part_names(config.feature_set, config.rounds):
-            raise ConfigError(
-                f"no part '{part}' in a network with feature set {config.feature_set} and {config.rounds} "
-                "rounds; use device/GROUP, node/FEATURE, graph/FEATURE, head/NAME or encoder/round-K"
-            )
-        return {"left_out": (*config.left_out, part)}
     if name not in COMPONENTS:
-        raise ConfigError(
-            f"unknown component '{name}'; use {', '.join(COMPONENTS)}, {PART}PART or FIELD=VALUE"
-        )
-    changes = dict(COMPONENTS[name].changes)
-    if "left_out" in changes:
-        changes["left_out"] = tuple(dict.fromkeys((*config.left_out, *changes["left_out"])))
-    return changes
+        raise ConfigError(f"unknown component '{name}'; use {', '.join(COMPONENTS)} or FIELD=VALUE")
+    return dict(COMPONENTS[name].changes)
 
 
 def _settings(config: TrainConfig, name: str) -> str:

@@ -33,7 +33,6 @@ class StudyConfig(Settings, error=ConfigError):
         group=STUDIES,
         metavar="COMPONENT",
     )
-    pairs: bool = option(False, "also leave out every pair of the components", group=STUDIES)
     seeds: int = option(
         1, "seeds for every study trial, starting at --seed", group=STUDIES, least=1, most=1000
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -48,41 +48,7 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     _check_flags(base, config)
     n_trials, check = _checked(base, config)
     check()
-    if not on_ray:
-        return _run(base, config, n_trials, _in_processes, console)
-    return _run(base, config, n_trials, _search_on_ray, console)
-
-
-def run_trials(base: TrainConfig, trials: Sequence[StudyTrial], jobs: int, console: Console) -> bool:
-    """Runs or resumes trials of any settings as a study; more trials may be added later.
-
-    Args:
-        base: its name and context are those of the study.
-        jobs: trials at a time.
-
-    Returns:
-        Whether all trials ended and none failed.
-
-    Raises:
-        ConfigError: a trial that cannot be trained.
-        StudyError, JournalError: the folder is another study's, in use, or damaged, or a trial was begun with
-            other settings.
-    """
-    _check_all([trial.config for trial in trials])
-
-    def run(study: Study, report: Report) -> bool:
-        return Scheduler(study, TrialList(trials), report).run()
-
-    return _run(base, StudyConfig(jobs=jobs), len(trials), run, console)
-
-
-def _run(
-    base: TrainConfig,
-    config: StudyConfig,
-    n_trials: int,
-    run: Callable[[Study, Report], bool],
-    console: Console,
-) -> bool:
+    run = _search_on_ray if on_ray else _in_processes
     with open_study(base, config) as study:
         n_before = len(study.record.attempts)
         with _Screen(console, study, n_trials) as screen:
@@ -98,7 +64,7 @@ def _check_flags(base: TrainConfig, config: StudyConfig) -> None:
     """Refuses flags that would have no effect."""
     takes = {
         "grid": {"vary", "seeds", "cold_control"},
-        "ablation": {"without", "pairs", "seeds", "cold_control"},
+        "ablation": {"without", "seeds", "cold_control"},
         "search": {"vary", "trials", "prune"},
     }[base.context] | {"jobs", "attempts"}
     defaults = StudyConfig()

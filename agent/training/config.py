@@ -15,15 +15,6 @@ from graphs.system.settings import OPTION, Settings, option, option_of
 SIMULATED, MEASURED = REWARDS = ("simulated", "measured")
 CONTEXTS = ("local", "search", "ablation", "grid", "distributed")
 ADVANTAGES = ("op", "graph", "batch")
-RENAMED = {
-    "sight": "feature_set",
-    "variants": "randomizations",
-    "practice": "dagger_rounds",
-    "practice_rate": "dagger_rate",
-    "averaging": "ema_decay",
-}
-"""Settings that earlier versions called otherwise, by the old name."""
-
 EXTENDABLE = ("name", "timesteps", "minutes", "max_decompressed_bytes")
 """Settings that `--resume` may change."""
 
@@ -40,7 +31,7 @@ class ConfigError(InputError):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
+class TrainConfig(Settings, error=ConfigError):
     """Everything that decides a training, all of it settable by flag or file.
 
     Raises:
@@ -86,6 +77,8 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     passes: int = option_of(MdpConfig, "passes", 2)
     mask: str = option_of(MdpConfig, "mask", FREE_MEMORY)
     memory_penalty: float = option_of(MdpConfig, "memory_penalty", 1.0)
+    pipeline: str = option_of(MdpConfig, "pipeline", "")
+    microbatches: int = option_of(MdpConfig, "microbatches", 8)
     feature_set: str = option(
         "rollout",
         "features of a device; each set includes the sets after it",
@@ -194,13 +187,6 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
     encoder: str = option("sage", "graph encoder", group=NETWORK)
     hidden: int = option(64, "width of the embeddings and the head", group=NETWORK, least=1, most=4096)
     rounds: int = option(4, "rounds of message passing", group=NETWORK, least=1, most=64)
-    left_out: tuple[str, ...] = option(
-        (),
-        "parts of the network to leave out, for an ablation: device/GROUP, node/FEATURE, head/graph, "
-        "encoder/round-K, ...",
-        group=NETWORK,
-        metavar="PART",
-    )
     ema_decay: float = option(
         0.95,
         "decay of the EMA of the weights at each update; the averaged policy is evaluated and saved",
@@ -251,8 +237,8 @@ class TrainConfig(Settings, error=ConfigError, renamed=RENAMED):
 
     @property
     def planned_dagger_rounds(self) -> int:
-        """Rounds of on-policy imitation; none where measured step times are learned from."""
-        return self.dagger_rounds if self.reward == SIMULATED else 0
+        """Rounds of on-policy imitation; none for pipelines, or where measured steps are learned from."""
+        return self.dagger_rounds if self.reward == SIMULATED and not self.pipeline else 0
 
 
 DECISIVE = tuple(

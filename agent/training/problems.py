@@ -24,14 +24,14 @@ def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int)
     Where the cluster is `random`, each graph, or each randomization of it, gets a cluster drawn for it.
     """
     if not config.randomizations:
-        return problems_of(at_granularities(graphs, config.granularity), config.cluster)
+        return problems_of(at_granularities(graphs, config.granularity), config.cluster, config)
     named = {name: get_cluster(name) for name in config.cluster if name != RANDOM}
     problems = []
     for index, graph in enumerate(at_granularities(graphs, config.granularity)):
         for draw in range(config.randomizations):
             rng = np.random.default_rng([seed, index, draw])
             name = config.cluster[int(rng.integers(len(config.cluster)))]
-            cluster = named[name] if name in named else draw_cluster_for(graph, rng)
+            cluster = named[name] if name in named else _drawn(graph, rng, config)
             problems.append(randomize_domain(graph, cluster, rng, all_devices=name == RANDOM))
     return [problem for problem in problems if problem.is_feasible]
 
@@ -40,9 +40,9 @@ def validation_problems(graphs: Sequence[OpGraph], config: TrainConfig) -> list[
     """Makes the problems to validate on: all graphs on all clusters, or each on one if randomized."""
     graphs = at_granularities(graphs, config.granularity)
     if not config.randomizations:
-        return problems_of(graphs, config.cluster)
+        return problems_of(graphs, config.cluster, config)
     named = itertools.cycle(config.cluster)
-    return [problem for graph in graphs for problem in problems_of([graph], [next(named)])]
+    return [problem for graph in graphs for problem in problems_of([graph], [next(named)], config)]
 
 
 def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) -> list[OpGraph]:
@@ -59,17 +59,23 @@ def at_granularities(graphs: Sequence[OpGraph], granularities: Sequence[str]) ->
     return found
 
 
-def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str]) -> list[Problem]:
+def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str], config: TrainConfig) -> list[Problem]:
     """Makes a problem of every graph on every cluster where a placement is feasible."""
-    problems = [Problem(graph, _cluster(cluster, graph)) for cluster in clusters for graph in graphs]
+    problems = [Problem(graph, _cluster(cluster, graph, config)) for cluster in clusters for graph in graphs]
     return [problem for problem in problems if problem.is_feasible]
 
 
-def _cluster(name: str, graph: OpGraph) -> Cluster:
+def _drawn(graph: OpGraph, rng: np.random.Generator, config: TrainConfig) -> Cluster:
+    """Draws a cluster for a graph; for pipelines, links of pairs and copies beside ops replace its rules."""
+    cluster = draw_cluster_for(graph, rng)
+    return replace(cluster, sharing="pair", copies="stream") if config.pipeline else cluster
+
+
+def _cluster(name: str, graph: OpGraph, config: TrainConfig) -> Cluster:
     """Finds a cluster; the graph's name is the seed of `random`, so trainings of all seeds validate alike."""
     if name != RANDOM:
         return get_cluster(name)
-    return draw_cluster_for(graph, np.random.default_rng([*graph.name.encode()]))
+    return _drawn(graph, np.random.default_rng([*graph.name.encode()]), config)
 
 
 def left_out(graphs: Split, config: TrainConfig) -> list[str]:
@@ -86,7 +92,7 @@ def left_out(graphs: Split, config: TrainConfig) -> list[str]:
     for graph in everything:
         if not graph.is_compute.any():
             raise ConfigError(f"graph '{graph.name}' has only parameters and inputs; nothing to place")
-    if not problems_of(train, clusters):
-        Problem(train[0], _cluster(clusters[0], train[0])).check_feasible()
-    problems = [Problem(graph, _cluster(cluster, graph)) for cluster in clusters for graph in everything]
+    if not problems_of(train, clusters, config):
+        Problem(train[0], _cluster(clusters[0], train[0], config)).check_feasible()
+    problems = [Problem(graph, _cluster(name, graph, config)) for name in clusters for graph in everything]
     return [f"{p.graph.name} on {p.cluster.name}" for p in problems if not p.is_feasible]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 from agent.policy.mdp_config import MdpConfig
@@ -19,10 +18,10 @@ from agent.training.ema import averaged
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
 from agent.training.reinforcement import ppo
+from agent.training.reinforcement.collection import Collector
+from agent.training.step_timer import StepTimer
 from agent.training.validation import simulated_s
-from agent.training.workers import check_same, gather_flags
-from envs.mdp.batched_env import BatchedPlacementEnv, StepTimer
-from envs.mdp.env_share import EnvShare
+from agent.training.workers import check_same
 
 AVERAGE = "average/"
 """Prefix of the averaged weights in a checkpoint."""
@@ -33,7 +32,7 @@ class TrainingState:
 
     Attributes:
         problems: to train on; observations name them by index.
-        env, ppo: the environment of reinforcement, and its algorithm, which owns policy and optimizer.
+        collector, ppo: rollouts of reinforcement, and its algorithm, which owns policy and optimizer.
         step_timer: what times a placement that the policy is judged by.
         average: the averaged weights.
         clock: of the whole training.
@@ -49,22 +48,21 @@ class TrainingState:
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
         self.evaluation_s = 0.0
         self.problems = training_problems(context.graphs.train, config, context.seed)
-        n_envs = config.n_envs // self.group.size
-        self.env = BatchedPlacementEnv(
+        self.collector = Collector(
             self.problems,
-            n_envs,
-            orders=config.order,
-            **episode_arguments(MdpConfig.from_settings(config.to_json())),
+            config.n_envs,
             repeats=config.repeats,
             seed=context.seed,
-            threads=config.threads,
             step_timer=inputs.step_timer,
-            share=EnvShare(self.group.rank * n_envs, config.n_envs, partial(gather_flags, self.group)),
+            group=self.group,
+            orders=config.order,
+            threads=config.threads,
+            **episode_arguments(MdpConfig.from_settings(config.to_json())),
         )
         self.step_timer: StepTimer = inputs.step_timer or simulated_s
         self.ppo = ppo.make_ppo(
             config,
-            self.env,
+            self.collector,
             self._first_policy,
             self.learning_rate,
             seed=context.seed,
@@ -112,12 +110,12 @@ class TrainingState:
         Raises:
             WorkersDifferError: they do not.
         """
-        saved = ppo.capture(self.ppo, self.env)
+        saved = ppo.capture(self.ppo, self.collector)
         check_same(self.group, [*saved.tensors.values(), *self.average.state_dict().values()])
 
     def checkpoint(self) -> Checkpoint:
         """Captures all state except unfinished episodes, which restart."""
-        saved = ppo.capture(self.ppo, self.env)
+        saved = ppo.capture(self.ppo, self.collector)
         average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
         own = {"iteration": self.iteration, "imitated": self.imitated, **self.clock.elapsed._asdict()}
         state = {"run": self._identity(), "training": own, "ppo": saved.state}
@@ -131,7 +129,7 @@ class TrainingState:
             LookupError, RuntimeError, TypeError, ValueError: it is no checkpoint of a training.
         """
         self._check_is_ours(saved)
-        ppo.restore(self.ppo, self.env, Checkpoint(saved.tensors, saved.state["ppo"]))
+        ppo.restore(self.ppo, self.collector, Checkpoint(saved.tensors, saved.state["ppo"]))
         self.average.load_state_dict(under(AVERAGE, saved.tensors))
         own: dict[str, Any] = saved.state["training"]
         self.iteration, self.imitated = own["iteration"], own["imitated"]
@@ -158,6 +156,6 @@ class TrainingState:
         if self._inputs.policy is not None:
             network = self._inputs.policy.network
         else:
-            shape = config.encoder, config.hidden, config.rounds, config.feature_set, config.left_out
+            shape = config.encoder, config.hidden, config.rounds, config.feature_set
             network = PlacementNetwork(current_shape(*shape))
         return Policy(network, MdpConfig.from_settings(config.to_json()))

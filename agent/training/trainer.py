@@ -18,7 +18,6 @@ from agent.training.metrics import CPU_S, ITERATION, PHASE, PHASES, PROGRESS, SP
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
 from agent.training.phase import Phase
-from agent.training.reinforcement import ppo
 from agent.training.reinforcement.phase import Reinforcement
 from agent.training.selection import PolicySelection
 from agent.training.state import TrainingState
@@ -97,11 +96,12 @@ class _Training:
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
         imitation = Imitation(self.state, search)
+        pipeline = self.state.policy.mdp_config.pipelined
         phases: list[Phase] = [
             search,
             imitation,
             OnPolicyImitation(self.state, imitation),
-            Reinforcement(self.state, RelativeMetrics(self.state.problems)),
+            Reinforcement(self.state, RelativeMetrics(self.state.problems, pipeline=pipeline)),
         ]
         self.phases = [phase for phase in phases if phase.is_on]
         clock.share_out({phase.name: phase.share for phase in self.phases})
@@ -177,7 +177,7 @@ class _Training:
         if self._is_over or self._stops or self._is_due(self.config.checkpoint_every):
             if self._selection is not None:
                 self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
-            ppo.begin_episodes(self.state.ppo, self.state.env)
+            self.state.collector.restart()
 
     def _evaluate(self, *, keep: bool) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange.

@@ -1,4 +1,4 @@
-"""Device kinds: what the datasheets of GPUs say, and the kinds that names of real GPUs stand for.
+"""Device kinds: what the datasheets of GPUs say.
 
 Peaks are dense (no sparsity). `fp16` is with fp32 accumulation, as PyTorch multiplies; GeForce boards have
 half of the tensor rate there.
@@ -26,10 +26,9 @@ Sources:
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from envs.cluster.cluster import ClusterError, Device
+from envs.cluster.cluster import Device
 
 LAUNCH_S = 3e-6
 """Seconds between kernels of one stream that depend on each other; what the host needs is another matter."""
@@ -46,28 +45,20 @@ class Kind:
 
     Attributes:
         name: e.g. `a100-pcie-40gb`.
-        generation: architecture, e.g. `ampere`.
-        bus: how it reaches the others, `pcie`, `sxm` or `nvlink-c2c`.
         memory_bytes, bytes_per_s: capacity and bandwidth of its memory.
-        context_bytes: memory that is taken before the first tensor.
-        fragmented: share of the rest that no tensor can have.
         peaks: floating-point operations a second by dtype.
         multiprocessors: number of streaming multiprocessors.
         l2_bytes: size of the L2 cache.
-        power_w: power limit of the board in watts.
-        process_nm: feature size of the chip's process; 16 nm and 12 nm are one process, here 12.
+        context_bytes: memory that is taken before the first tensor.
+        fragmented: share of the rest that no tensor can have.
     """
 
     name: str
-    generation: str
-    bus: str
     memory_bytes: float
     bytes_per_s: float
     peaks: dict[str, float]
     multiprocessors: int
     l2_bytes: float
-    power_w: float
-    process_nm: float
     context_bytes: float = 0.0
     fragmented: float = 0.0
 
@@ -85,30 +76,12 @@ class Kind:
 
 
 def _kind(
-    name: str,
-    generation: str,
-    bus: str,
-    memory_mib: float,
-    gb_per_s: float,
-    tflops: dict[str, float],
-    chip: tuple[int, float, float, float],
+    name: str, memory_mib: float, gb_per_s: float, tflops: dict[str, float], n_sms: int, l2_mib: float
 ) -> Kind:
-    """Builds a kind; `tflops` is by dtype, `chip` is (multiprocessors, L2 in MiB, watts, nanometres)."""
+    """Builds a kind; `tflops` is by dtype, `n_sms` the number of multiprocessors."""
     peaks = {dtype: rate * TERA for dtype, rate in tflops.items()}
-    return Kind(
-        name,
-        generation,
-        bus,
-        memory_mib * MIB,
-        gb_per_s * GIGA,
-        peaks,
-        chip[0],
-        chip[1] * MIB,
-        chip[2],
-        chip[3],
-        CONTEXT_BYTES,
-        FRAGMENTED,
-    )
+    chip = n_sms, l2_mib * MIB
+    return Kind(name, memory_mib * MIB, gb_per_s * GIGA, peaks, *chip, CONTEXT_BYTES, FRAGMENTED)
 
 
 P100 = {"fp64": 4.7, "fp32": 9.3, "fp16": 18.7}
@@ -123,88 +96,24 @@ RTX3090 = {"fp64": 0.56, "fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0}
 KINDS = {
     kind.name: kind
     for kind in (
-        _kind("p4", "pascal", "pcie", 7611, 192, {"fp64": 0.17, "fp32": 5.5, "fp16": 5.5}, (20, 2, 75, 12)),
-        _kind("p100-pcie-16gb", "pascal", "pcie", 16280, 732, P100, (56, 4, 250, 12)),
-        _kind("v100-pcie-16gb", "volta", "pcie", 16160, 900, V100_PCIE, (80, 6, 250, 12)),
-        _kind("v100-pcie-32gb", "volta", "pcie", 32510, 900, V100_PCIE, (80, 6, 250, 12)),
-        _kind("v100-sxm2-16gb", "volta", "sxm", 16160, 900, V100_SXM, (80, 6, 300, 12)),
-        _kind("v100-sxm2-32gb", "volta", "sxm", 32510, 900, V100_SXM, (80, 6, 300, 12)),
-        _kind("t4", "turing", "pcie", 15109, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0}, (40, 4, 70, 12)),
-        _kind(
-            "rtx2080",
-            "turing",
-            "pcie",
-            7982,
-            448,
-            {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3},
-            (46, 4, 215, 12),
-        ),
-        _kind(
-            "titan-rtx",
-            "turing",
-            "pcie",
-            24220,
-            672,
-            {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5},
-            (72, 6, 280, 12),
-        ),
-        _kind("a100-pcie-40gb", "ampere", "pcie", 40536, 1555, A100, (108, 40, 250, 7)),
-        _kind("a100-pcie-80gb", "ampere", "pcie", 80994, 1935, A100, (108, 40, 300, 7)),
-        _kind("a100-sxm4-40gb", "ampere", "sxm", 40536, 1555, A100, (108, 40, 400, 7)),
-        _kind("a100-sxm4-80gb", "ampere", "sxm", 81251, 2039, A100, (108, 40, 400, 7)),
-        _kind("rtx3090", "ampere", "pcie", 24268, 936, RTX3090, (82, 6, 350, 8)),
-        _kind("l4", "ada", "pcie", 22590, 300, L4, (58, 48, 72, 5)),
-        _kind("h100-pcie-80gb", "hopper", "pcie", 80998, 2000, H100_PCIE, (114, 50, 350, 5)),
-        _kind("h100-sxm5-80gb", "hopper", "sxm", 80998, 3350, H100_SXM, (132, 50, 700, 5)),
-        _kind("gh200", "hopper", "nvlink-c2c", 96768, 4000, H100_SXM, (132, 50, 700, 5)),
+        _kind("p4", 7611, 192, {"fp64": 0.17, "fp32": 5.5, "fp16": 5.5}, 20, 2),
+        _kind("p100-pcie-16gb", 16280, 732, P100, 56, 4),
+        _kind("v100-pcie-16gb", 16160, 900, V100_PCIE, 80, 6),
+        _kind("v100-pcie-32gb", 32510, 900, V100_PCIE, 80, 6),
+        _kind("v100-sxm2-16gb", 16160, 900, V100_SXM, 80, 6),
+        _kind("v100-sxm2-32gb", 32510, 900, V100_SXM, 80, 6),
+        _kind("t4", 15109, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0}, 40, 4),
+        _kind("rtx2080", 7982, 448, {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3}, 46, 4),
+        _kind("titan-rtx", 24220, 672, {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5}, 72, 6),
+        _kind("a100-pcie-40gb", 40536, 1555, A100, 108, 40),
+        _kind("a100-pcie-80gb", 80994, 1935, A100, 108, 40),
+        _kind("a100-sxm4-40gb", 40536, 1555, A100, 108, 40),
+        _kind("a100-sxm4-80gb", 81251, 2039, A100, 108, 40),
+        _kind("rtx3090", 24268, 936, RTX3090, 82, 6),
+        _kind("l4", 22590, 300, L4, 58, 48),
+        _kind("h100-pcie-80gb", 80998, 2000, H100_PCIE, 114, 50),
+        _kind("h100-sxm5-80gb", 80998, 3350, H100_SXM, 132, 50),
+        _kind("gh200", 96768, 4000, H100_SXM, 132, 50),
     )
 }
 """Kinds by name."""
-
-NAMES = {
-    "p100 pcie 16gb": "p100-pcie-16gb",
-    "v100 pcie 16gb": "v100-pcie-16gb",
-    "v100 pcie 32gb": "v100-pcie-32gb",
-    "v100 sxm2 16gb": "v100-sxm2-16gb",
-    "v100 sxm2 32gb": "v100-sxm2-32gb",
-    "v100 16": "v100-sxm2-16gb",
-    "a100 40": "a100-sxm4-40gb",
-    "a100 80gb pcie": "a100-pcie-80gb",
-    "h100 80gb hbm3": "h100-sxm5-80gb",
-    "h100 pcie": "h100-pcie-80gb",
-    "gh 96": "gh200",
-    "gh200 480gb": "gh200",
-    "rtx 2080": "rtx2080",
-    "rtx 3090": "rtx3090",
-}
-"""Kinds by the names of CUDA and of published measurements, in the form of `_plain`."""
-
-
-def kind_of(name: str) -> str:
-    """Finds the kind of a GPU by the name that CUDA or a published measurement gives it.
-
-    Args:
-        name: e.g. `Tesla V100-PCIE-32GB`, `NVIDIA_H100_80GB_HBM3` or the name of a kind.
-
-    Raises:
-        ClusterError: no kind has this name.
-    """
-    plain = _plain(name)
-    kind = NAMES.get(plain, plain.replace(" ", "-"))
-    if kind not in KINDS:
-        raise ClusterError(f"no device kind is known for {name!r}; known kinds are {', '.join(KINDS)}")
-    return kind
-
-
-def device_of_name(name: str) -> Device:
-    """Builds a device of the kind that `kind_of` finds for a name.
-
-    Raises:
-        ClusterError: no kind has this name.
-    """
-    return KINDS[kind_of(name)].device()
-
-
-def _plain(name: str) -> str:
-    words = re.split(r"[\s_-]+", name.strip().lower())
-    return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))

@@ -1,7 +1,7 @@
 """Efficiency models: the seconds of ops as work over what a device achieves of its peaks.
 
 A matrix product is computed in tiles, which the multiprocessors share in waves. All else is memory traffic.
-Both models are vectorised over ops, and have few parameters, which `agent.calibration.fit` fits.
+Both models are vectorised over ops, and have few parameters, which are fitted to measured ops.
 
 Source: the tiles and waves follow NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001);
 predicting achieved throughput rather than time is from Lee et al., "NeuSight", ASPLOS 2025.
@@ -30,8 +30,6 @@ TILES: Tiles = (
 )
 """Rows and columns of the output that one block of threads computes, as the kernels of cuBLAS do."""
 CAP_SHARPNESS = 8.0
-BATCHED_TILES = {"pascal": ((64, 128),), "ampere": ((128, 128),)}
-"""The same of batched products, where the kernels of the data have one size on all boards of a generation."""
 LONG_K, LONG_K_STEEPNESS = 10000.0, 4.0
 MANY_ROWS, ROWS_POWER = 4096.0, 0.25
 """Rows from which on a long k costs most, and how much longer it may be where there are fewer: on Pascal, the

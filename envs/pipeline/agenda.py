@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, UNSET, Agenda, Replicas
@@ -37,7 +39,7 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     Raises:
         PipelineError: the stages are not on the devices that the schedule has them on.
     """
-    _check_schedule(pipeline, stages, problem)
+    check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
     counts = tuple(len(each) for each in stages.replicas)
     ranks = stages.ranks
     of_device = device_actions(pipeline, len(ranks), stages.recomputed, counts)
@@ -57,36 +59,45 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy(), times[0], times[1])
 
 
-def _check_schedule(pipeline: Pipeline, stages: Stages, problem: Problem) -> None:
-    """Checks that the stages lie as the schedule wants them: round the devices, so many on each."""
+def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
+    """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
+
+    Args:
+        names: of the devices.
+
+    Raises:
+        PipelineError: they do not.
+    """
     if stages.replicas:
-        _check_replicas(pipeline, stages, problem)
+        _check_replicas(pipeline, stages, names)
     n_each = pipeline.stages_per_device
     expected = np.tile(stages.ranks, n_each)
     if len(stages.devices) == len(expected) and (stages.devices == expected).all():
         return
-    names = [problem.cluster.devices[device].name for device in stages.devices.tolist()]
+    used = [names[device] for device in stages.devices.tolist()]
     rule = (
         f"schedule '{pipeline.schedule}' has {n_each} stages on each device, in rounds over the devices"
         if pipeline.name == INTERLEAVED
         else f"schedule '{pipeline.schedule}' has one stage on each device"
     )
-    raise PipelineError(f"{rule}, but the {len(names)} stages are on {', '.join(names)}")
+    raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
 
 
-def _check_replicas(pipeline: Pipeline, stages: Stages, problem: Problem) -> None:
+def _check_replicas(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
     """Checks that the schedule and the microbatches allow the replicas, and that no device has two."""
-    most = pipeline.microbatches if pipeline.replicates else 1
+    replicates = pipeline.name in (GPIPE, ONE_F_ONE_B)
+    most = pipeline.microbatches if replicates else 1
     for stage, devices in enumerate(stages.replicas):
         if len(devices) > most:
             rule = (
                 f"a step of {most} microbatches keeps at most {most} busy"
-                if pipeline.replicates
+                if replicates
                 else f"schedule '{pipeline.schedule}' has one for each stage; use {GPIPE} or {ONE_F_ONE_B}"
             )
             raise PipelineError(f"stage {stage} has {len(devices)} devices, but {rule}")
     flat = [device for devices in stages.replicas for device in devices]
     again = next((device for at, device in enumerate(flat) if device in flat[:at]), None)
     if again is not None:
-        name = problem.cluster.devices[again].name
-        raise PipelineError(f"device '{name}' is a replica twice; a device with replicas has one stage")
+        raise PipelineError(
+            f"device '{names[again]}' is a replica twice; a device with replicas has one stage"
+        )

@@ -87,6 +87,8 @@ class Chain:
         self,
         first: IntArray,
         devices: IntArray,
+        order: IntArray | None = None,
+        *,
         recomputed: tuple[int, ...] = (),
         replicas: tuple[tuple[int, ...], ...] = (),
     ) -> Stages:
@@ -95,8 +97,13 @@ class Chain:
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
             devices, recomputed, replicas: as of `Stages`.
+            order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
+                piece may come before one whose forward ops it reads from.
         """
-        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))[self.piece_of]
+        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))
+        if order is not None:
+            stage_of = stage_of[np.argsort(order)]
+        stage_of = stage_of[self.piece_of]
         placed = np.where(self._in_stage, stage_of, -1)
         return Stages(devices[stage_of], placed, devices, recomputed, replicas)
 

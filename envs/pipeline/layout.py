@@ -3,7 +3,8 @@
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `device_of` the device of each op (the
 first one of its stage), and `stage_of` the stage of each op, int64 (n_ops,) both. List
 `stage * N_KINDS + kind` has the ops of a kind of action of a stage, and list `n_stages * N_KINDS + d` the
-updates of device `d`.
+updates of device `d`. An op on device -1 is unplaced: it does not run, and its outputs are there from time 0;
+gradients are added up even if their update is unplaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from envs.pipeline.arrays import (
     N_KINDS,
     OPTIMIZER_PHASE,
     RECOMPUTED_PHASE,
+    UNSET,
     ActionLayout,
+    Replicas,
 )
 from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from graphs.system.jit import kernel
@@ -58,6 +61,20 @@ def make_layout(p, q, device_of, stage_of, replicas, splits):
     return ActionLayout(device, action_list, ptr, ops, row_of, sum_row_of, slot_of)
 
 
+@kernel(allocates=True)
+def one_each(devices, n_devices):
+    """Makes the `Replicas` of stages with one device each.
+
+    Args:
+        devices: device of each stage, int64 (n_stages,).
+        n_devices: int.
+    """
+    own = np.arange(n_devices)
+    number, n_replicas = np.zeros(n_devices, np.int64), np.ones(n_devices, np.int64)
+    member, reduce_s = own.copy().reshape((n_devices, 1)), np.full(n_devices, UNSET)
+    return Replicas(np.arange(len(devices)), devices, own, number, n_replicas, member, reduce_s)
+
+
 @kernel
 def find_lists(p, q, device_of, stage_of, n_stages, splits, list_of):
     """Finds the list of each op.
@@ -69,7 +86,7 @@ def find_lists(p, q, device_of, stage_of, n_stages, splits, list_of):
         stage_of: stage of each op, int64 (n_ops,).
         n_stages: int.
         splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
-        list_of: list of each op, -1 for sources and where there is no stage, int64 (n_ops,); written.
+        list_of: list of each op, -1 for sources and unplaced ops, int64 (n_ops,); written.
     """
     for op in range(len(device_of) - 1, -1, -1):
         phase = q.phase[op]
@@ -102,7 +119,7 @@ def is_waited_for(p, q, stage_of, list_of, op):
         tensor = p.output_item[k]
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
-            if q.phase[reader] != BACKWARD_PHASE:
+            if q.phase[reader] != BACKWARD_PHASE or stage_of[reader] < 0:
                 continue
             if stage_of[reader] != stage_of[op] or list_of[reader] % N_KINDS == BACKWARD:
                 return True
@@ -131,7 +148,7 @@ def find_rows(p, q, device_of, row_of, sum_row_of):
         home = device_of[p.producer[tensor]]
         for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             reader = p.consumer_item[j]
-            if device_of[reader] == home:
+            if device_of[reader] == home or device_of[reader] < 0 or home < 0:
                 continue
             if q.is_gradient[tensor] and q.phase[reader] == OPTIMIZER_PHASE:
                 if sum_row_of[tensor] < 0:

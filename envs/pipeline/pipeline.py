@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphs.system.errors import InputError
 
@@ -29,6 +29,8 @@ class Pipeline:
     Attributes:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2.
         microbatches: in one step, at least 1.
+        is_plain: whether placers leave out replicas and recomputation of stages, which runtimes do not run
+            yet.
 
     Raises:
         PipelineError: on construction, an unknown schedule or a number out of range.
@@ -36,6 +38,7 @@ class Pipeline:
 
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
+    is_plain: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
@@ -64,10 +67,23 @@ class Pipeline:
 
     @property
     def replicates(self) -> bool:
-        """Says whether a stage may have several devices."""
-        return self.name in (GPIPE, ONE_F_ONE_B)
+        """Says whether placers may give a stage several devices."""
+        return self.name in (GPIPE, ONE_F_ONE_B) and not self.is_plain
 
     @property
     def splits_backward(self) -> bool:
         """Says whether the gradients of weights are computed in actions of their own."""
         return self.name == ZERO_BUBBLE
+
+
+def check_one_stage_each(pipeline: Pipeline) -> None:
+    """Checks that a walk can place a pipeline: it begins one stage on each device that it uses.
+
+    Raises:
+        PipelineError: the schedule has several.
+    """
+    if pipeline.name == INTERLEAVED:
+        raise PipelineError(
+            f"schedule '{pipeline.schedule}' has several stages on a device, but episodes and policies place "
+            f"one on each; use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
+        )

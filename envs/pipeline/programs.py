@@ -5,7 +5,7 @@ times of a program are therefore sums that hold for every microbatch; what diffe
 The first microbatch has sums of its own, as it adds no gradients.
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `device_of` the device of each op,
-the first one of its stage, int64 (n_ops,).
+the first one of its stage, int64 (n_ops,). What ops on device -1 make is there from time 0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make_programs(p, q, device_of, layout, replicas, n_microbatches):
             for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
                 tensor = p.input_item[k]
                 source = device_of[p.producer[tensor]]
-                if source == home:
+                if source == home or source < 0:
                     continue
                 is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
                 row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
 
 FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
 """Kinds of actions. A schedule that splits the backward pass runs in `BACKWARD` what other stages wait for,
@@ -41,7 +41,7 @@ def device_actions(
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
-    if pipeline.replicates:
+    if pipeline.name in (GPIPE, ONE_F_ONE_B):
         make = gpipe if pipeline.name == GPIPE else one_f_one_b
         counts = replicas or (1,) * n_devices
         orders = [

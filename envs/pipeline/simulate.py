@@ -82,6 +82,22 @@ class PipelinedProblem:
         return chain_of(self.problem)
 
     @cached_property
+    def scale_s(self) -> float:
+        """The pipelined step time on the fastest single device, the unit of rewards; 1 s where it is 0."""
+        n_stages = self.pipeline.stages_per_device
+        first = np.arange(n_stages)
+        devices = range(self.problem.n_devices)
+        found = [self.step_time_s(self.chain.stages(first, np.full(n_stages, each))) for each in devices]
+        return min(found) or 1.0
+
+    @cached_property
+    def always_fits(self) -> bool:
+        """Says whether no pipeline can overflow a device: all bytes together fit on the smallest one."""
+        graph = self.problem.graph
+        most = graph.resident_bytes.sum() + self.pipeline.microbatches * graph.tensor_bytes.sum()
+        return bool(most <= self.problem.cluster.memory_bytes.min())
+
+    @cached_property
     def _second_runs(self) -> SecondRuns:
         return second_runs(self.problem.arrays, self.arrays)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import PipelineError
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -100,7 +101,7 @@ def cut_into_stages(problem: Problem, device_of: IntArray, stage_of: IntArray | 
             its device holds none, or the cluster cannot run a pipeline.
     """
     graph = problem.graph
-    check_cluster(problem)
+    check_cluster(problem.cluster)
     phase = phases_of(graph)
     forward = np.flatnonzero(phase == 0)
     if not len(forward):
@@ -121,16 +122,18 @@ def cut_into_stages(problem: Problem, device_of: IntArray, stage_of: IntArray | 
     return Stages(np.ascontiguousarray(device_of, dtype=np.int64), stages, devices)
 
 
-def check_cluster(problem: Problem) -> None:
+def check_cluster(cluster: Cluster) -> None:
     """Checks that pipelined steps on the cluster can be simulated.
 
     Raises:
         PipelineError: the schedule of its devices, or the sharing of its links, is none that they have.
     """
-    cluster = problem.cluster
     where = f"cluster '{shortened(cluster.name)}'"
     if cluster.sharing == "egress":
-        raise PipelineError(f"{where} shares links by 'egress'; a pipeline needs 'pair' or 'none'")
+        raise PipelineError(
+            f"{where} shares links by 'egress', which pipelines do not simulate; print it by "
+            '`evaluate.py --print-cluster`, set "sharing" to "pair" and give that file'
+        )
     if cluster.schedule != "program":
         raise PipelineError(f"{where} has schedule '{cluster.schedule}'; a pipeline needs 'program'")
     if cluster.copies != "stream":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from envs.runtime.device_program import (
     Transfer,
     function_name,
     slots_in,
+    with_replaced,
 )
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.sparse import sparse_sizes
@@ -152,7 +153,8 @@ class _Cutter:
         def require(each: fx.Node) -> Slot:
             return self._require(each, device)
 
-        arguments, keywords = _replaced(node.args, require), _replaced(node.kwargs, require)
+        arguments = with_replaced(node.args, fx.Node, require)
+        keywords = with_replaced(node.kwargs, fx.Node, require)
         return self._add_call(node, device, Call(op, function, arguments, keywords, Slot(-1)))
 
     def _add_call(self, node: fx.Node, device: int, call: Call) -> Slot:
@@ -273,7 +275,7 @@ class _Cutter:
             device=device,
             n_slots=draft.n_slots,
             instructions=tuple(instructions),
-            frees=_frees(instructions, {slot.index for slot in kept}),
+            frees=frees_of(instructions, {slot.index for slot in kept}),
             state=tuple(state.items()),
             constants=tuple(constants.items()),
             inputs=tuple((int(name.partition(".")[2]), slot) for name, slot in inputs.items()),
@@ -281,8 +283,8 @@ class _Cutter:
         )
 
 
-def _frees(instructions: Sequence[Instruction], kept: set[int]) -> tuple[tuple[int, ...], ...]:
-    """Finds the slots that each instruction is the last to name."""
+def frees_of(instructions: Sequence[Instruction], kept: set[int]) -> tuple[tuple[int, ...], ...]:
+    """Finds the slots that each instruction is the last to name, but for those that are kept."""
     seen, frees = set(kept), list[tuple[int, ...]]()
     for instruction in reversed(instructions):
         named = {slot.index for slot in _named(instruction)} - seen
@@ -297,19 +299,6 @@ def _named(instruction: Instruction) -> Iterable[Slot]:
         yield instruction.out
     else:
         yield instruction.value if isinstance(instruction, Send) else instruction.out
-
-
-def _replaced(value: Any, require: Callable[[fx.Node], Slot]) -> Any:
-    """Returns an argument of a node as plain data, with slots in place of nodes."""
-    if isinstance(value, fx.Node):
-        return require(value)
-    if isinstance(value, list):
-        return [_replaced(item, require) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_replaced(item, require) for item in value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, require) for key, item in value.items()}
-    return value
 
 
 def _spec(made_by: fx.Node, node: fx.Node) -> TensorSpec:

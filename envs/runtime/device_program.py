@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from envs.runtime.backends.cuda.attention import attention, attention_backward
 from graphs.system.errors import InputError
+
+T = TypeVar("T")
 
 
 class ExecutionError(InputError):
@@ -89,7 +92,8 @@ class Call:
     """Calls a function of torch.
 
     Attributes:
-        op: index in the op graph; -1 for a view, which is no op.
+        op: index in the op graph; -1 for a view, which is no op. In a pipeline, a number that ascends in an
+            order in which all devices can run.
         function: e.g. `aten.mm.default`.
         arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
         out: where the result goes.
@@ -191,6 +195,18 @@ def slots_in(value: Any) -> Iterator[Slot]:
             yield from slots_in(item)
 
 
+def with_replaced(value: Any, kind: type[T], replace: Callable[[T], Any]) -> Any:
+    """Returns an argument with something else in place of all values of a type, also in lists and tuples."""
+    if isinstance(value, kind):
+        return replace(value)
+    if isinstance(value, list | tuple):
+        items = [with_replaced(item, kind, replace) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: with_replaced(item, kind, replace) for key, item in value.items()}
+    return value
+
+
 def _identity(value: Any) -> Any:
     return value
 
@@ -203,4 +219,12 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "attention_backward": attention_backward,
 }
 """Functions that are no operators of torch's."""
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+# Pickle would look for `torch` in some module that imports it, also in a script that only the caller runs.
+copyreg.pickle(torch.memory_format, lambda value: (_memory_format, (str(value),)))
 _PLAIN_NAMES = {operator.getitem: "getitem"}

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from envs.runtime.backends.transports import Transport
-from envs.runtime.device_program import Call, DeviceProgram, Instruction, Send, Slot, find_function, slots_in
+from envs.runtime.device_program import (
+    Call,
+    DeviceProgram,
+    Instruction,
+    Send,
+    Slot,
+    find_function,
+    slots_in,
+    with_replaced,
+)
 
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
@@ -192,10 +201,4 @@ def _reader(argument: Any) -> Any:
 
 
 def _read(argument: Any, values: Values) -> Any:
-    if isinstance(argument, Slot):
-        return values[argument.index]
-    if isinstance(argument, list | tuple):
-        return type(argument)(_read(item, values) for item in argument)
-    if isinstance(argument, dict):
-        return {key: _read(item, values) for key, item in argument.items()}
-    return argument
+    return with_replaced(argument, Slot, lambda slot: values[slot.index])

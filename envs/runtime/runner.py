@@ -10,6 +10,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from envs.runtime.backends.device_process import DeviceTask, StepRecord
@@ -17,7 +18,7 @@ from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
 from envs.runtime.backends.transports import SharedMemory, offsets_of
 from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
 from envs.runtime.cut import cut
-from envs.runtime.device_program import ExecutionError, TensorSpec
+from envs.runtime.device_program import DeviceProgram, ExecutionError, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
 from envs.runtime.module_state import constants_of, state_of
 from envs.runtime.user_ops import modules_with_ops
@@ -76,6 +77,8 @@ class StepRunner:
                 an option.
     """
 
+    _n_batches = 1
+
     def __init__(
         self,
         captured: CapturedStep,
@@ -90,14 +93,14 @@ class StepRunner:
         check_options(captured.optimizer, options or {})
         self._busy = RLock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
-        self.programs = cut(captured, device_of, processes.n_devices)
+        self.programs = self._cut(device_of)
         self.check_finite = check_finite
         self.n_steps = 0
         self._path_of_key = _keys(module, captured)
         optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
         specs = {each.index: each.spec for program in self.programs for each in program.transfers}
         transfers = [specs[index] for index in range(len(specs))]
-        inputs = [TensorSpec.of(tensor) for tensor in captured.step.tensors]
+        inputs = [TensorSpec.of(tensor) for tensor in captured.step.tensors] * self._n_batches
         offsets, n_bytes = offsets_of([*transfers, *inputs])
         places = list(zip(inputs, offsets[len(transfers) :], strict=True))
         processes.memory.grow(n_bytes)
@@ -162,7 +165,7 @@ class StepRunner:
             ExecutionError: they are others than at the capture.
         """
         try:
-            given = self.captured.step.flat_inputs(inputs)
+            given = self._flat_inputs(inputs)
         except CaptureError as error:
             raise ExecutionError(str(error)) from None
         for tensor in given:
@@ -238,6 +241,12 @@ class StepRunner:
     ) -> None:
         self.close()
 
+    def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
+        return cut(self.captured, device_of, self.processes.n_devices)
+
+    def _flat_inputs(self, inputs: Any) -> list[Tensor]:
+        return self.captured.step.flat_inputs(inputs)
+
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
         return self._ask_all([(name, *arguments)] * len(self.programs))
 
@@ -265,7 +274,7 @@ class StepRunner:
         outputs = [found[index] for index in range(len(found))]
         if not self.captured.step.has_loss:
             return outputs
-        loss = outputs[0]
+        loss = torch.stack(outputs).mean(0)
         if self.check_finite and not math.isfinite(loss.item()):
             self.close()
             raise ExecutionError(

@@ -120,9 +120,18 @@ def step_time_s(problem: Problem, device_of: IntArray) -> float:
     Args:
         device_of: device index of each op, int64 (n_ops,).
     """
-    total_s = np.zeros(1)
-    run_many(problem.arrays, device_of[None], _new_timeline(problem), False, total_s, np.zeros((1, 0)))
-    return float(total_s[0])
+    return float(step_times_s(problem, device_of[None])[0])
+
+
+def step_times_s(problem: Problem, devices_of: IntArray) -> FloatArray:
+    """Simulates step times, in seconds, (n,), as `step_time_s` does, one after the other.
+
+    Args:
+        devices_of: one placement a row, int64 (n, n_ops).
+    """
+    total_s, peak = np.zeros(len(devices_of)), np.zeros((len(devices_of), 0))
+    run_many(problem.arrays, devices_of, _new_timeline(problem), False, total_s, peak)
+    return total_s
 
 
 def _new_timeline(problem: Problem) -> Timeline:

@@ -57,6 +57,12 @@ class Step(nn.Module):
         by_path = {f"model.{path}": tensor for path, tensor in zip(self.state, state, strict=True)}
         return torch.func.functional_call(self, by_path, tuple(tensors))
 
+    def on(self, module: nn.Module) -> Step:
+        """Returns the same step of another module, of which no copy is made."""
+        other = copy.copy(self)
+        other._modules = {"model": module}
+        return other
+
     def forward(self, *tensors: Tensor) -> Any:
         """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
         fresh = iter(tensors)
@@ -78,15 +84,7 @@ class Step(nn.Module):
             CaptureError: they have another structure, shape or type than those of the capture, or another
                 value that is no tensor.
         """
-        leaves, spec = self._flattened(inputs)
-        if spec != self._spec and isinstance(inputs, tuple) and len(inputs) == 1:
-            leaves, spec = self._flattened(inputs[0])
-        if spec != self._spec or any(map(_differs, leaves, self._leaves)):
-            raise CaptureError(
-                "inputs of another structure than those it was captured with, which were "
-                f"{self._described()}; capture it anew"
-            )
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = self.tensors_in(inputs)
         for index, (tensor, fake) in enumerate(zip(given, self.tensors, strict=True)):
             if tensor.is_nested:
                 raise CaptureError(f"input {index} is a nested tensor; give a dense one")
@@ -96,6 +94,23 @@ class Step(nn.Module):
                     f"{fake.dtype} {list(fake.shape)}"
                 )
         return given
+
+    def tensors_in(self, inputs: Any) -> list[Tensor]:
+        """Returns the tensors among other inputs, as `flat_inputs`, but of any shape and type.
+
+        Raises:
+            CaptureError: they have another structure than those of the capture, or another value that is no
+                tensor.
+        """
+        leaves, spec = self._flattened(inputs)
+        if spec != self._spec and isinstance(inputs, tuple) and len(inputs) == 1:
+            leaves, spec = self._flattened(inputs[0])
+        if spec != self._spec or any(map(_differs, leaves, self._leaves)):
+            raise CaptureError(
+                "inputs of another structure than those it was captured with, which were "
+                f"{self._described()}; capture it anew"
+            )
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _flattened(self, inputs: Any) -> tuple[list[Any], TreeSpec]:
         """Flattens other inputs; those by keyword in the order of the capture's."""

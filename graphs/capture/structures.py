@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from graphs.system.errors import InputError
+
 
 def leaves_of(value: Any) -> list[Any]:
     """Returns what is nested in a value; dataclasses in it are trees to torch from then on."""
@@ -26,6 +28,44 @@ def as_arguments(inputs: Any) -> Any:
     leaves_of(inputs)
     is_one = isinstance(inputs, Tensor) or (is_dataclass(inputs) and not isinstance(inputs, dict))
     return (inputs,) if is_one else tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def split_batch(inputs: Any, count: int, dim: int = 0) -> list[Any]:
+    """Cuts a module's arguments into microbatches.
+
+    The size of the batch is that of the first tensor with this dimension. Every tensor of that size in it is
+    cut; all else is the same in all microbatches.
+
+    Args:
+        inputs: one tensor, a sequence, or a mapping by keyword.
+        count: of microbatches, at least 1.
+        dim: to cut along, from 0.
+
+    Raises:
+        InputError: a number out of range, no tensor with the dimension, or a batch that cannot be split into
+            equal parts.
+    """
+    if count < 1 or dim < 0:
+        raise InputError(
+            f"{count} microbatches along dimension {dim}; give at least 1, and a dimension from 0"
+        )
+    leaves, spec = pytree.tree_flatten(as_arguments(inputs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > dim]
+    if not tensors:
+        raise InputError(f"no input has a dimension {dim} that could be split; name that of the batch")
+    size = tensors[0].shape[dim]
+    if size % count or not size:
+        raise InputError(
+            f"a batch of {size} in dimension {dim} cannot be split into {count} equal microbatches; "
+            f"give a number that divides {size}"
+        )
+    parts = [
+        leaf.chunk(count, dim)
+        if isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
+        else [leaf] * count
+        for leaf in leaves
+    ]
+    return [pytree.tree_unflatten(part, spec) for part in zip(*parts, strict=True)]
 
 
 def _register(kind: type) -> None:

@@ -66,15 +66,18 @@ def capture_model(
         )
 
 
-def make_model(spec: str) -> UserModel:
+def make_model(spec: str, *, split: int | None = None, batch_dim: int = 0) -> UserModel:
     """Call the function of the user's that makes a model.
 
     Args:
         spec: `package.module:function`, importable from the working directory; the function takes nothing
             and returns `(module, inputs)`, or `(module, inputs, loss)`.
+        split, batch_dim: number of microbatches that the inputs are cut into, as `split_batch` cuts them, to
+            return those of the first; None = the inputs as they are.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
+        InputError: the inputs cannot be split.
     """
     function = _find_function(spec)
     with _users_code(spec, "the function failed"):
@@ -89,7 +92,11 @@ def make_model(spec: str) -> UserModel:
             f"--model {spec}: the first thing returned is {type(model.module).__name__}; {RETURNS} "
             "with a torch.nn.Module"
         )
-    return model
+    if split is None:
+        return model
+    from graphs.capture.structures import split_batch
+
+    return model._replace(inputs=split_batch(model.inputs, split, batch_dim)[0])
 
 
 def _find_function(spec: str) -> Callable[[], Any]:

@@ -41,7 +41,7 @@ def read_json(path: str | os.PathLike[str], *, limit_bytes: int = MAX_DECOMPRESS
     Raises:
         FileFormatError: the path is no readable file, is too large, or holds no strict JSON.
     """
-    return parse_json(_read_text(Path(path), limit_bytes), str(path))
+    return parse_json(read_text(Path(path), limit_bytes), str(path))
 
 
 def read_json_lines(
@@ -56,7 +56,7 @@ def read_json_lines(
         FileFormatError: the path is no readable file, is too large, or a line holds no strict JSON.
     """
     # str.splitlines would also cut at U+2028 and others, which JSON strings may hold.
-    for number, line in enumerate(_read_text(Path(path), limit_bytes).split("\n"), start=1):
+    for number, line in enumerate(read_text(Path(path), limit_bytes).split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
             yield where, parse_json(line, where)
@@ -140,10 +140,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read_text(path: Path, limit_bytes: int) -> str:
+def read_text(path: Path, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> str:
+    """Reads the text of a file, UTF-8; a name ending in `.gz` is decompressed.
+
+    Args:
+        limit_bytes: greatest size of what is decompressed.
+
+    Raises:
+        FileFormatError: the path is no readable file, is too large, or holds no text.
+    """
     try:
         if path.exists() and not path.is_file():
-            raise FileFormatError(f"{path}: is no regular file; expected a JSON file")
+            raise FileFormatError(f"{path}: is no regular file; expected a file of text")
         return _read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: is not UTF-8 (byte {error.start})") from None

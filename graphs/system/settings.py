@@ -26,7 +26,6 @@ class Option:
         group: heading of the help under which its flag stands.
         least, above, most: bounds of a number: at least, more than, at most.
         choices: the values allowed; of a list, for each element.
-        planned: values that are known but not built yet; refused with a message that says so.
         some: whether a list must not be empty.
         metavar: how the flag's value is shown; by default by its type, or the choices where they are short.
         default: how the default is described in the help; by default its value.
@@ -38,7 +37,6 @@ class Option:
     above: float | None = None
     most: float | None = None
     choices: Sequence[str] = ()
-    planned: Sequence[str] = ()
     some: bool = False
     metavar: str = ""
     default: str = ""
@@ -52,7 +50,7 @@ def option(default: Any, help: str, *, group: str, default_text: str = "", **rul
         help: one phrase for the command line's help.
         group: heading of the help under which the flag stands.
         default_text: how the help describes the default, where its value says too little.
-        rules: `least`, `above`, `most`, `choices`, `planned`, `some`, `metavar` of `Option`.
+        rules: `least`, `above`, `most`, `choices`, `some`, `metavar` of `Option`.
     """
     return field(default=default, metadata={OPTION: Option(help, group, default=default_text, **rules)})
 
@@ -75,21 +73,17 @@ class Settings:
     A field is a string, a whole number, a number, a flag (bool, False by default), a tuple of strings, or one
     of these or None, where None means that it was not given.
 
-    Subclasses name the error that they raise and the keys that had another name in earlier versions:
-    `class TrainConfig(Settings, error=ConfigError, renamed={"old": "new"})`.
+    Subclasses name the error that they raise: `class TrainConfig(Settings, error=ConfigError)`.
 
     Raises:
         InputError: a value of the wrong type or out of range; of the class that `error` names.
     """
 
     _error: ClassVar[type[InputError]] = InputError
-    _renamed: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(
-        cls, *, error: type[InputError] = InputError, renamed: Mapping[str, str] | None = None
-    ) -> None:
+    def __init_subclass__(cls, *, error: type[InputError] = InputError) -> None:
         super().__init_subclass__()
-        cls._error, cls._renamed = error, renamed or {}
+        cls._error = error
 
     def __post_init__(self) -> None:
         kinds = field_types(type(self))
@@ -119,9 +113,6 @@ class Settings:
             raise cls._error(f"{where}: holds {type(values).__name__}, not an object of settings")
         kinds = field_types(cls)
         for key in values:
-            if key in cls._renamed:
-                new = cls._renamed[key]
-                raise cls._error(f"{where}: key '{key}' is called '{new}' in this version")
             if key not in kinds:
                 raise cls._error(f"{where}: unknown key '{key}'; use {', '.join(kinds)}")
         try:
@@ -208,8 +199,6 @@ def _problem(item: Field[Any], kind: Any, value: Any) -> str:
     if known.some and not value:
         return "is empty; give at least one"
     for part in value if isinstance(value, tuple) else (value,):
-        if part in known.planned:
-            return f"'{part}' is not built in this version; use {', '.join(known.choices)}"
         if known.choices and part not in known.choices:
             return f"is '{part}'; use {' or '.join(known.choices)}"
     return _out_of_range(value, known) if isinstance(value, int | float) else ""

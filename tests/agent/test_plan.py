@@ -187,7 +187,9 @@ def test_agent_has_a_front_door_that_opens_lazily():
     assert shown.stdout.splitlines() == ["False False", "True"]
     import agent
 
-    with pytest.raises(AttributeError, match="no attribute 'plce'; it has Plan, place"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'plce'; it has Pipeline, PipelinePlan, Plan, place"
+    ):
         agent.plce  # noqa: B018
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
 from sb3_contrib import MaskablePPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.network import PlacementNetwork
@@ -18,28 +18,25 @@ from agent.policy.threads import torch_threads
 from agent.training.config import TrainConfig
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
-from agent.training.reinforcement.callbacks import EpisodeLog
-from agent.training.reinforcement.ppo import make_ppo
-from envs.mdp.batched_env import BatchedPlacementEnv
+from agent.training.reinforcement.collection import Collector
+from agent.training.reinforcement.ppo import make_ppo, roll_out
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.naive_sb3 import N_ENVS, make_naive_ppo
 
 CONFIG = TrainConfig()
-Work = Callable[[MaskablePPO, BaseCallback | None], None]
 
 
 @cache
-def ours(threads: int) -> MaskablePPO:
+def ours(threads: int) -> tuple[MaskablePPO, Collector]:
     """Set up as `agent.training.trainer` does it, at the default configuration."""
-    problem = captured("cifar10", 200)
-    env = BatchedPlacementEnv([problem], CONFIG.n_envs, repeats=CONFIG.repeats, threads=threads)
-    shape = current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds)
-    policy = Policy(PlacementNetwork(shape), threads)
-    ppo = make_ppo(CONFIG, env, lambda: policy, lambda: CONFIG.learning_rate, seed=0, device="cpu")
+    problem, config = captured("cifar10", 200), replace(CONFIG, threads=threads)
+    collector = Collector([problem], config.n_envs, repeats=config.repeats, threads=threads)
+    policy = Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
+    ppo = make_ppo(config, collector, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")
     policy.set_problems([problem])
-    return ppo
+    return ppo, collector
 
 
 @cache
@@ -51,20 +48,38 @@ def decisions_of_rollout(ppo: MaskablePPO) -> int:
     return ppo.n_steps * ppo.n_envs
 
 
-def learn(ppo: MaskablePPO, callback: BaseCallback | None) -> None:
+def learn(ppo: MaskablePPO, collector: Collector) -> None:
     """One rollout and the update from it."""
-    ppo.learn(decisions_of_rollout(ppo), callback=callback, log_interval=None, reset_num_timesteps=False)
+    make_rollout(ppo, collector)
+    ppo.train()
 
 
-def roll_out(ppo: MaskablePPO, callback: BaseCallback | None) -> None:
+def make_rollout(ppo: MaskablePPO, collector: Collector) -> None:
     """One rollout without the update."""
-    _, started = ppo._setup_learn(decisions_of_rollout(ppo), callback, reset_num_timesteps=False)
+    roll_out(ppo, collector, CONFIG.n_steps)
+
+
+def step_episodes(_: MaskablePPO, collector: Collector) -> None:
+    """As many decisions as a rollout has, on random devices."""
+    batch, rng = collector.batch, np.random.default_rng(0)
+    done = np.ones(batch.n, dtype=np.bool_)
+    for actions in rng.integers(batch.max_devices, size=(CONFIG.n_steps, batch.n)):
+        for episode in np.flatnonzero(done).tolist():
+            batch.begin(episode, 0, 0, rng)
+        _, done = batch.step(actions)
+
+
+def naive_learn(ppo: MaskablePPO) -> None:
+    ppo.learn(decisions_of_rollout(ppo), log_interval=None, reset_num_timesteps=False)
+
+
+def naive_rollout(ppo: MaskablePPO) -> None:
+    _, started = ppo._setup_learn(decisions_of_rollout(ppo), None, reset_num_timesteps=False)
     ppo.policy.set_training_mode(False)
     ppo.collect_rollouts(ppo.env, started, ppo.rollout_buffer, ppo.n_steps, use_masking=True)
 
 
-def step_env(ppo: MaskablePPO, callback: BaseCallback | None) -> None:
-    """As many steps as a rollout has, with random devices."""
+def naive_steps(ppo: MaskablePPO) -> None:
     env: VecEnv = ppo.env
     env.reset()
     for actions in np.random.default_rng(0).integers(env.action_space.n, size=(ppo.n_steps, ppo.n_envs)):
@@ -72,9 +87,9 @@ def step_env(ppo: MaskablePPO, callback: BaseCallback | None) -> None:
 
 
 WORKS = (
-    ("overall (rollouts and updates)", "steps/s", learn),
-    ("rollouts only", "decisions/s", roll_out),
-    ("environment only", "decisions/s", step_env),
+    ("overall (rollouts and updates)", "steps/s", learn, naive_learn),
+    ("rollouts only", "decisions/s", make_rollout, naive_rollout),
+    ("environment only", "decisions/s", step_episodes, naive_steps),
 )
 THREADS = (1, 2)
 
@@ -85,33 +100,33 @@ def naive_s() -> dict[tuple[str, int], float]:
     seconds = {}
     for threads in THREADS:
         with torch_threads(threads):
-            roll_out(naive(), None)
-            for name, _, work in WORKS:
-                seconds[name, threads] = seconds_of(partial(work, naive(), None), rounds=2)
+            naive_rollout(naive())
+            for name, _, _, work in WORKS:
+                seconds[name, threads] = seconds_of(partial(work, naive()), rounds=2)
     return seconds
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize(("name", "unit", "work"), WORKS)
+@pytest.mark.parametrize(("name", "unit", "work"), [row[:3] for row in WORKS])
 def test_training(
     stopwatch: Stopwatch,
     record: Callable[[Figure], None],
     naive_s: dict[tuple[str, int], float],
     name: str,
     unit: str,
-    work: Work,
+    work: Callable[[MaskablePPO, Collector], None],
     threads: int,
 ) -> None:
-    problem, log = captured("cifar10", 200), EpisodeLog()
+    problem, (ppo, collector) = captured("cifar10", 200), ours(threads)
     tune_malloc()
     with torch_threads(1), bf16_matmul():
-        roll_out(ours(threads), log)
-        seconds = stopwatch(lambda: work(ours(threads), log), rounds=5)
+        make_rollout(ppo, collector)
+        seconds = stopwatch(lambda: work(ppo, collector), rounds=5)
     record(
         Figure(
             f"Training, {decisions(problem)} decisions an episode, 4 devices, {CONFIG.n_envs} episodes",
             f"{name}, threads: {threads}",
-            decisions_of_rollout(ours(threads)) / seconds,
+            decisions_of_rollout(ppo) / seconds,
             unit,
             decisions_of_rollout(naive()) / naive_s[name, threads],
             f"plain SB3, the graph in the observation, {N_ENVS} environments",

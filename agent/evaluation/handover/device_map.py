@@ -5,7 +5,7 @@ module is called, its arguments too; the longest path wins. What a module comput
 where its values are, and values on two devices cannot be combined.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
-submodules may have the device of one of them (`graphs.coarsening.branches`). A map counts such ops as moved.
+submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.
 """
 
 from __future__ import annotations

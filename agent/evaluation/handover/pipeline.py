@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
 from envs.pipeline.schedules import LETTERS
@@ -129,27 +130,59 @@ def action_name(action: ActionTime) -> str:
     return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
 
 
-def pipeline_lines(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) -> list[str]:
-    """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
-    count = pipelined.pipeline.microbatches
+@dataclass(frozen=True)
+class PipelineBaselines:
+    """Steps of as many microbatches without a pipeline.
+
+    Attributes:
+        single: on the fastest device that has the memory; where none has, on the fastest.
+        data_parallel: on the devices that make the step shortest.
+    """
+
+    single: PipelineTime
+    data_parallel: DataParallelPipeline
+
+    def steps(self) -> dict[str, tuple[float, bool]]:
+        """Returns the seconds of each step by its name, and whether it has the memory."""
+        single, parallel = self.single, self.data_parallel
+        return {
+            "one device": (single.total_s, single.fits),
+            "data parallelism": (parallel.step_s, parallel.fits),
+        }
+
+
+def pipeline_baselines(pipelined: PipelinedProblem) -> PipelineBaselines:
+    """Simulates the steps without a pipeline."""
     single = place_pipeline("single", pipelined, Budget(pipelined.problem.n_devices)).step
-    parallel = simulate_data_parallel_pipeline(pipelined)
-    others = [
-        (f"data parallelism on {parallel.n_replicas} devices", parallel.step_s, parallel.fits),
-        ("one device", single.total_s, single.fits),
-    ]
-    better = [(name, step_s) for name, step_s, fits in others if fits and step_s < step.total_s]
-    n_stages = len(stages.devices)
-    lines = [
-        f"use the pipeline: {n_stages} stages, {count} microbatches, schedule {pipelined.pipeline.schedule}"
-        if not better and n_stages > 1
-        else f"use {min(better, key=lambda each: each[1])[0]}: no pipeline is faster"
-        if better
-        else "use one device: no pipeline is faster",
-        f"pipeline: {_pace(count, step.total_s)}, {step.bubble_share:.0%} of the devices' time idle",
-    ]
-    for name, step_s, fits in others:
-        lines.append(f"{name}: {_pace(count, step_s)}" + ("" if fits else ", had it the memory"))
+    return PipelineBaselines(single, simulate_data_parallel_pipeline(pipelined))
+
+
+def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
+    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster."""
+    steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
+    steps |= baselines.steps()
+    fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
+    if not fitting:
+        return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
+    (best_s, best), *slower = fitting
+    clauses = [f"{step_s / best_s:.3g}x as fast as {name}" for step_s, name in slower]
+    clauses += [f"no memory for {name}" for name, (_, fits) in steps.items() if not fits]
+    return f"use {best}: {', '.join(clauses)}"
+
+
+def pipeline_lines(
+    pipelined: PipelinedProblem, stages: Stages, step: PipelineTime, baselines: PipelineBaselines
+) -> list[str]:
+    """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
+    pipeline, n_stages = pipelined.pipeline, len(stages.devices)
+    lines = [pipeline_advice(n_stages, step, baselines)]
+    lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
+    steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
+    for name, (step_s, fits) in steps.items():
+        pace = f"{pipeline.microbatches / step_s:.4g} microbatches a second, {1e3 * step_s:.4g} ms a step"
+        lines.append(f"{name}: {pace}" + ("" if fits else ", had it the memory"))
+    lines[2] += f", {step.bubble_share:.0%} idle"
+    lines[-1] += f" on {baselines.data_parallel.n_replicas} devices"
     for row in stage_rows(pipelined, stages, step):
         again = "2 x " if row.recomputed else ""
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
@@ -161,12 +194,20 @@ def pipeline_lines(pipelined: PipelinedProblem, stages: Stages, step: PipelineTi
     return lines
 
 
-def _pace(count: int, step_s: float) -> str:
-    return f"{count / step_s:.4g} microbatches a second, {1e3 * step_s:.4g} ms a step"
+def write_pipeline_trace(
+    path: str | os.PathLike[str], pipelined: PipelinedProblem, step: PipelineTime
+) -> None:
+    """Writes the trace of a pipelined step, which Perfetto and chrome://tracing read."""
+    write_json_atomic(path, pipeline_trace(pipelined, step), indent=None)
 
 
 def write_pipeline_handover(
-    folder: Path, name: str, pipelined: PipelinedProblem, stages: Stages, step: PipelineTime
+    folder: Path,
+    name: str,
+    pipelined: PipelinedProblem,
+    stages: Stages,
+    step: PipelineTime,
+    baselines: PipelineBaselines,
 ) -> list[str]:
     """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
 
@@ -177,7 +218,7 @@ def write_pipeline_handover(
     """
     columns = [item.name for item in fields(StageRow)]
     write_csv(folder / f"{name}.stages.csv", columns, map(astuple, stage_rows(pipelined, stages, step)))
-    write_json_atomic(folder / f"{name}.trace.json", pipeline_trace(pipelined, step), indent=None)
-    lines = pipeline_lines(pipelined, stages, step)
+    write_pipeline_trace(folder / f"{name}.trace.json", pipelined, step)
+    lines = pipeline_lines(pipelined, stages, step, baselines)
     write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
     return lines

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.evaluation.handover.files import write_handover, write_trace
-from agent.evaluation.handover.pipeline import write_pipeline_handover
+from agent.evaluation.handover.pipeline import pipeline_baselines, write_pipeline_handover
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
@@ -59,14 +59,15 @@ def _write_pipelines(
 ) -> list[str]:
     """Writes files beside each pipeline; returns lines on the best one of each graph and cluster."""
     lines: list[str] = []
-    for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
+    for problem, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
         found: dict[WrittenPlacement, list[str]] = {}
+        pipelined = PipelinedProblem(problem, pipeline)
+        baselines = pipeline_baselines(pipelined)
         for kept in group:
-            pipelined = PipelinedProblem(kept.problem, pipeline)
-            stages = stages_of(kept.problem, kept.placement)
+            stages = stages_of(problem, kept.placement)
             name = kept.path.with_suffix("").name
             step = pipelined.simulate(stages)
-            found[kept] = write_pipeline_handover(kept.path.parent, name, pipelined, stages, step)
+            found[kept] = write_pipeline_handover(kept.path.parent, name, pipelined, stages, step, baselines)
         best = min(found, key=lambda each: each.trial.rank)
         lines += ["", *_lines(best, found[best])]
     return lines

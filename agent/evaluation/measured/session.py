@@ -7,15 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.measured.adapted import Placed, adapted
 from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity
 from agent.evaluation.results import Trial
-from agent.evaluation.run import placement_path
+from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
-from envs.placement.files import read_placement
+from envs.placement.files import read_placement, write_placement
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.machine import torch_devices
@@ -27,6 +30,8 @@ from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv
 
+ADAPTED = "adapted"
+"""Folder of the placement with the shortest measured step on each cluster."""
 Report = Callable[[str, int, int], None]
 """Called with what is measured, how much of it is done, and how much there is in all."""
 
@@ -84,7 +89,11 @@ class MeasuringSession:
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._folder, self._timeout_s = folder, timeout_s
         self._model: RunnableModel = load_runnable(
-            config.model, optimizer=config.optimizer, training=not config.inference
+            config.model,
+            optimizer=config.optimizer,
+            training=not config.inference,
+            split=config.split,
+            batch_dim=config.batch_dim,
         )
 
     @property
@@ -108,23 +117,38 @@ class MeasuringSession:
         return replace(spec, graphs=tuple(others))
 
     def best(
-        self, spec: EvaluationSpec, trials: Sequence[Trial], count: int, report: Report
+        self,
+        spec: EvaluationSpec,
+        trials: Sequence[Trial],
+        count: int,
+        report: Report,
+        *,
+        adapts: bool = False,
     ) -> list[MeasuredRow]:
         """Measures one device, and the best placements that the trials found; writes `measured.csv`.
 
         Args:
             count: greatest number of different placements per cluster, the shortest simulated steps first.
+            adapts: whether each measurement corrects the costs that the next placement is found with. The
+                first placement is the same. That of the shortest measured step is written to `adapted/`.
         """
         rows: list[MeasuredRow] = []
         graph = self._graph(spec)
         for cluster in spec.clusters:
             with self._meter(cluster) as meter:
                 measurements = self._measurements(cluster, meter)
-                chosen = self._chosen(spec, graph, cluster, trials, count)
-                for done, (trial, device_of) in enumerate(chosen):
-                    report(f"steps on {cluster.name}", done, len(chosen))
-                    rows.append(_measured_row(trial, measurements, device_of))
-                report(f"steps on {cluster.name}", len(chosen), len(chosen))
+                found, what = self._found(spec, graph, cluster, trials), f"steps on {cluster.name}"
+                single = [pair for pair in found if pair[0].placer == "single"]
+                if adapts and found:
+                    found = adapted(
+                        Problem(graph, cluster), found, measurements, count, partial(report, what)
+                    )
+                chosen = found[:count]
+                chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
+                measured = list(_measured_rows(chosen, measurements, partial(report, what)))
+                if adapts:
+                    self._write_shortest(graph, cluster, measured, chosen)
+                rows += measured
         _write(self._folder / "measured.csv", MeasuredRow, rows)
         return rows
 
@@ -145,19 +169,28 @@ class MeasuringSession:
         _write(self._folder / "fidelity.csv", FidelityRow, rows)
         return rows
 
-    def _chosen(
-        self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial], count: int
-    ) -> list[tuple[Trial, IntArray]]:
+    def _found(
+        self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial]
+    ) -> list[Placed]:
+        """Lists the different placements of a cluster, the best first."""
         placed = [each for each in trials if each.is_placement]
         of_cluster = [each for each in placed if (each.graph, each.cluster) == (self.name, cluster.name)]
         best_seed = {(each.placer, each.order): each for each in sorted(of_cluster, key=_worst_first)}
-        found: dict[bytes, tuple[Trial, IntArray]] = {}
+        found: dict[bytes, Placed] = {}
         for trial in sorted(best_seed.values(), key=lambda each: each.rank):
             placement = read_placement(placement_path(self._folder, trial), graph, cluster)
             found.setdefault(placement.device_of.tobytes(), (trial, placement.device_of))
-        chosen = list(found.values())[:count]
-        single = [pair for pair in found.values() if pair[0].placer == "single" and pair not in chosen]
-        return chosen + single
+        return list(found.values())
+
+    def _write_shortest(
+        self, graph: OpGraph, cluster: Cluster, rows: Sequence[MeasuredRow], placed: Sequence[Placed]
+    ) -> None:
+        """Writes the placement of the shortest measured step, if one could be run."""
+        ran = [(row.measured_s, number) for number, row in enumerate(rows) if row.measured_s is not None]
+        if ran:
+            path = self._folder / ADAPTED / f"{file_name(cluster.name)}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_placement(path, graph, cluster, Placement(placed[min(ran)[1]][1]))
 
     def _graph(self, spec: EvaluationSpec) -> OpGraph:
         return next(graph for graph in spec.graphs if graph.name == self.name)
@@ -175,6 +208,15 @@ class MeasuringSession:
 def _worst_first(trial: Trial) -> tuple[bool, float, int]:
     """Sorts seeds so that the one whose placement was kept comes last."""
     return (trial.feasible, -trial.step_time_s, -trial.seed)
+
+
+def _measured_rows(
+    placed: Sequence[Placed], measurements: StepTimeStore, report: Callable[[int, int], None]
+) -> Iterator[MeasuredRow]:
+    for done, (trial, device_of) in enumerate(placed):
+        report(done, len(placed))
+        yield _measured_row(trial, measurements, device_of)
+    report(len(placed), len(placed))
 
 
 def _measured_row(trial: Trial, measurements: StepTimeStore, device_of: IntArray) -> MeasuredRow:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.evaluation.comparison.ratios import Run, Where, by_run, log_time
+from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial
 from agent.policy.placers import LEARNED
 
 MOST = 6
 """Graphs that are shown one by one; each takes some hundred kilobytes."""
-
-
-LEAST_LOSS = 0.001
-"""Share by which a placer must be slower to have lost."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +53,3 @@ def _pair(trials: Sequence[Trial]) -> Pair:
         return Pair(learned[0], others[0])
     worst = next(t for t in reversed(ranked) if (t.placer, t.order) != (ranked[0].placer, ranked[0].order))
     return Pair(ranked[0], worst)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A graph on which the best learned placer is slower than another one, by means over seeds."""
-
-    where: Where
-    learned: Run
-    other: Run
-    ratio: float
-
-
-def losses(trials: Sequence[Trial]) -> list[Loss]:
-    """Finds the graphs on which learned placers lost, the greatest loss first."""
-    times: dict[Where, dict[Run, float]] = defaultdict(dict)
-    for run, wheres in by_run(trial for trial in trials if trial.is_placement).items():
-        for where, each in wheres.items():
-            if (log := log_time(each)) is not None:
-                times[where][run] = log
-    found = []
-    for where, logs in times.items():
-        learned, other = (
-            min((run for run in logs if (run[0] in LEARNED) == is_own), key=logs.__getitem__, default=None)
-            for is_own in (True, False)
-        )
-        if learned and other and logs[learned] > logs[other] + LEAST_LOSS:
-            found.append(Loss(where, learned, other, math.exp(logs[learned] - logs[other])))
-    return sorted(found, key=lambda loss: -loss.ratio)

@@ -1,4 +1,4 @@
-"""Single graphs of the report: the timelines and the placed graphs of two placers, side by side."""
+"""Single graphs of the report: the steps of two placers, side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.handover.pipeline import stage_rows
-from agent.evaluation.report import layers, timelines
+from agent.evaluation.report import timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.pipeline_timeline import pipeline_timeline_figure, pipeline_timeline_height_in
@@ -58,22 +58,6 @@ def read_placed(spec: EvaluationSpec, folder: Path, trial: Trial) -> Placed:
     return Placed(trial, problem, device_of, simulate_problem(problem, device_of))
 
 
-def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) -> Markup:
-    """Shows the graphs on which two placers differ most, one at a time; empty where there are none."""
-    if spec.pipeline is not None:
-        return _pipelines(spec, spec.pipeline, folder, pairs)
-    graphs = []
-    for pair in pairs[:MOST]:
-        try:
-            sides = [read_placed(spec, folder, trial) for trial in (pair.left, pair.right)]
-        except FileFormatError:  # someone has removed or changed the file
-            continue
-        until_s = max(side.step.total_s for side in sides)
-        name = f"{pair.left.graph} on {pair.left.cluster}"
-        graphs.append({"name": name, "sides": [_side(side, name, until_s) for side in sides]})
-    return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
-
-
 @dataclass(frozen=True, eq=False)
 class PlacedPipeline:
     """A pipeline of a trial, and the step under it."""
@@ -99,18 +83,27 @@ def read_pipeline(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trial:
     return PlacedPipeline(trial, pipelined, stages, pipelined.simulate(stages))
 
 
-def _pipelines(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, pairs: Sequence[Pair]) -> Markup:
-    """Does what `detail_section` does for pipelines."""
+def detail_section(spec: EvaluationSpec, folder: Path, pairs: Sequence[Pair]) -> Markup:
+    """Shows the graphs on which two placers differ most, one at a time; empty where there are none."""
     graphs = []
     for pair in pairs[:MOST]:
+        name = f"{pair.left.graph} on {pair.left.cluster}"
         try:
-            sides = [read_pipeline(spec, pipeline, folder, trial) for trial in (pair.left, pair.right)]
+            graphs.append({"name": name, "sides": _sides(spec, folder, (pair.left, pair.right), name)})
         except (FileFormatError, PipelineError):  # someone has removed or changed the file
             continue
-        until_s = max(side.step.total_s for side in sides)
-        name = f"{pair.left.graph} on {pair.left.cluster}"
-        graphs.append({"name": name, "sides": [_pipeline_side(side, name, until_s) for side in sides]})
     return render("details.html", graphs=graphs, n_pairs=len(pairs)) if graphs else Markup()
+
+
+def _sides(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], name: str) -> list[dict[str, object]]:
+    """Shows the placements of two trials of a graph, or their pipelines, on one scale of time."""
+    if spec.pipeline is not None:
+        pipelines = [read_pipeline(spec, spec.pipeline, folder, trial) for trial in trials]
+        until_s = max(each.step.total_s for each in pipelines)
+        return [_pipeline_side(each, name, until_s) for each in pipelines]
+    placements = [read_placed(spec, folder, trial) for trial in trials]
+    until_s = max(each.step.total_s for each in placements)
+    return [_side(each, name, until_s) for each in placements]
 
 
 def _pipeline_side(placed: PlacedPipeline, graph: str, until_s: float) -> dict[str, object]:
@@ -141,7 +134,6 @@ def _pipeline_side(placed: PlacedPipeline, graph: str, until_s: float) -> dict[s
             pipeline_timeline_height_in(pipelined),
             f"pipeline of {graph} by {placed.trial.placer}",
         ),
-        "drawing": "",
     }
 
 
@@ -160,12 +152,6 @@ def _side(placed: Placed, graph: str, until_s: float) -> dict[str, object]:
             timelines.WIDTH_IN,
             timelines.timeline_height_in(problem, links),
             f"timeline of {graph} by {placed.name}",
-        ),
-        "drawing": as_svg(
-            layers.layer_figure(problem, device_of),
-            layers.WIDTH_IN,
-            layers.HEIGHT_IN,
-            f"{graph} by layers, placed by {placed.name}",
         ),
     }
 

@@ -1,4 +1,4 @@
-"""Figures by matplotlib: as SVG whose colours follow the page, or as pixels for TensorBoard."""
+"""Figures by matplotlib, as SVG: inline, in colours that follow the page, or as a file."""
 
 from __future__ import annotations
 
@@ -76,18 +76,6 @@ def as_file(draw: Draw, width_in: float, height_in: float) -> bytes:
     return file.getvalue()
 
 
-def as_pixels(draw: Draw, width_in: float, height_in: float) -> np.ndarray:
-    """Draws a figure as an RGB image, uint8 (height, width, 3)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    with mpl.rc_context(_settings(PRINTED)):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
-        canvas = FigureCanvasAgg(figure)
-        draw(figure, PRINTED)
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
-
-
 def rectangles(spans: np.ndarray) -> Outline:
     """Makes one outline of many rectangles.
 
@@ -98,15 +86,6 @@ def rectangles(spans: np.ndarray) -> Outline:
     corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
     codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
     return Outline(corners.reshape(-1, 2), codes * len(spans))
-
-
-def segments(ends: np.ndarray) -> Outline:
-    """Makes one outline of many lines.
-
-    Args:
-        ends: x and y of the start, then of the end, (n, 4).
-    """
-    return Outline(ends.reshape(-1, 2), [Outline.MOVETO, Outline.LINETO] * len(ends))
 
 
 def _settings(palette: Palette) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
-from agent.evaluation.report.chosen import is_learned, losses, pairs
+from agent.evaluation.report.chosen import pairs
 from agent.evaluation.report.curves import curve_charts
 from agent.evaluation.report.details import detail_section
 from agent.evaluation.report.figures import LIGHT
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.parallel import with_data_parallel
 from agent.evaluation.report.rendering import render
-from agent.evaluation.report.tables import graph_table, loss_table, main_tables, order_maps
+from agent.evaluation.report.tables import graph_table, main_tables, order_maps
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
 from graphs.system.json_files import write_bytes_atomic
@@ -51,7 +51,6 @@ def write_report(
         placers=main_tables(trials, summarise(trials)),
         orders=order_maps(trials),
         curves=curve_charts(trials),
-        losses=loss_table(losses(trials)) if any(map(is_learned, trials)) else "",
         details=detail_section(spec, path.parent, pairs(trials)) if spec else "",
         graphs=graph_table(trials),
         notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},

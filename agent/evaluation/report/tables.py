@@ -1,4 +1,4 @@
-"""Tables of the report: placers by family, graphs by placer, and what learned placers lost."""
+"""Tables of the report: placers by family, graphs by placer, orders by family."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from agent.evaluation.comparison.cells import Case, by_case, figures, millisecon
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import Run, Where, geometric_mean, ratio_to_bound, ratio_to_single
 from agent.evaluation.comparison.summary import Line
-from agent.evaluation.report.chosen import LEAST_LOSS, Loss
 from agent.evaluation.report.rendering import Cell, Rows, Table, render
 from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
 from agent.evaluation.run import placement_path
 
-MOST_LOSSES = 25
-"""Losses that are listed."""
+MOST_ROWS = 25
+"""Rows that a table shows without scrolling."""
 HEADINGS = (
     *("placer", "to single", "", "ms", "graphs", "95 % interval", "±"),
     *("to best", "to bound", "to refine", "feasible", "evals", "CPU s", "s"),
@@ -71,7 +70,7 @@ def graph_table(trials: Sequence[Trial]) -> Markup:
         [*where, *_winner(found.values()), *(_graph_cell(found.get(run), best) for run in runs)]
         for where, found in by_where.items()
     ]
-    tall = " tall" if len(rows) > MOST_LOSSES else ""
+    tall = " tall" if len(rows) > MOST_ROWS else ""
     return render("tables.html", tables=[Table(headings, rows, kind=f"sortable{tall}")])
 
 
@@ -90,23 +89,6 @@ def _graph_cell(trial: Trial | None, best: Mapping[Where, float]) -> Cell:
     ratio = ratio_to_best(trial, best)
     href = placement_path(Path(), trial).as_posix() if trial.is_placement else ""
     return Cell(number(ratio) if trial.feasible else "memory", ratio, href)
-
-
-def loss_table(losses: Sequence[Loss]) -> Markup:
-    """A table of the graphs on which learned placers lost, the greatest loss first."""
-    rows = [
-        (*loss.where, name_of(*loss.learned), name_of(*loss.other), f"{loss.ratio - 1:.1%}")
-        for loss in losses[:MOST_LOSSES]
-    ]
-    if not rows:
-        table = Table(note=f"Nowhere: no best learned placer was slower by more than {LEAST_LOSS:.1%}.")
-    else:
-        more = f" The {MOST_LOSSES} greatest are listed." if len(losses) > MOST_LOSSES else ""
-        count = "1 graph" if len(losses) == 1 else f"{len(losses)} graphs"
-        note = f"On {count} (means over seeds) by more than {LEAST_LOSS:.1%}.{more}"
-        headings = ("graph", "cluster", "best learned", "faster", "slower by")
-        table = Table(headings, rows, note=note, kind="sortable words")
-    return render("tables.html", tables=[table])
 
 
 def order_maps(trials: Sequence[Trial]) -> Markup:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agent.experiments.equal_time.graph_cache import GraphCache
 from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
 from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
-from agent.experiments.fidelity.models import GraphCache
 from agent.policy.seen import NOT_SEEN
 from graphs.capture.capture import capture
 from graphs.dataset import capture_draw

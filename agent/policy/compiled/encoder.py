@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.policy.compiled.layers import Floats, add_product, by_input, silu, stacked
+from agent.policy.compiled.layers import Floats, add_product, by_input, silu
 from agent.policy.graph_arrays import GraphArrays
-from agent.policy.parts import InputFactors
 from agent.policy.shape import NetworkShape
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray
@@ -20,7 +19,7 @@ EPSILON = np.float32(1e-5)
 
 
 class EncoderArrays(NamedTuple):
-    """Weights, float32; each matrix has a row for each input. `n_rounds` are those that are not left out."""
+    """Weights, float32; each matrix has a row for each input."""
 
     input_weight: Floats  # (n_node_features, hidden)
     input_bias: Floats  # (hidden,)
@@ -45,36 +44,28 @@ class Neighbours(NamedTuple):
     consumer_item: IntArray  # (n_edges,)
 
 
-def encoder_arrays(
-    shape: NetworkShape, weights: Mapping[str, Floats], kept: InputFactors | None
-) -> EncoderArrays:
+def encoder_arrays(shape: NetworkShape, weights: Mapping[str, Floats]) -> EncoderArrays:
     """Lays out the weights of a network, by their names in `PlacementNetwork`, for the actor alone."""
     hidden = shape.hidden
-    rounds = [f"encoder.rounds.{at}" for at in range(shape.rounds) if kept is None or at not in kept.rounds]
+    rounds = [f"encoder.rounds.{at}" for at in range(shape.rounds)]
     norms = [*(f"{name}.norm" for name in rounds), "encoder.norm"]
 
     def stack(name: str) -> Floats:
-        parts = [by_input(weights[f"{each}.{name}"]) for each in rounds]
-        return stacked(parts, (hidden, hidden))
+        return np.stack([by_input(weights[f"{each}.{name}"]) for each in rounds])
 
-    node_factors, graph_factors = np.ones(shape.node_features), np.ones(hidden + shape.graph_features)
-    of_op = of_graph = np.float32(1.0)
-    if kept is not None:
-        node_factors, graph_factors[hidden:] = np.array(kept.nodes), kept.graphs
-        of_op, of_graph = np.float32(kept.heads["op"]), np.float32(kept.heads["graph"])
     return EncoderArrays(
-        input_weight=by_input(weights["encoder.input_proj.weight"], node_factors),
+        input_weight=by_input(weights["encoder.input_proj.weight"]),
         input_bias=weights["encoder.input_proj.bias"],
         norm=np.stack([np.stack([weights[f"{name}.weight"], weights[f"{name}.bias"]]) for name in norms]),
         own_weight=stack("own.weight"),
-        own_bias=stacked([weights[f"{name}.own.bias"] for name in rounds], (hidden,)),
+        own_bias=np.stack([weights[f"{name}.own.bias"] for name in rounds]),
         producer_weight=stack("from_producers.weight"),
         consumer_weight=stack("from_consumers.weight"),
-        op_weight=by_input(weights["of_op.weight"][:hidden], of_op),
-        graph_weight=by_input(weights["of_graph.0.weight"], graph_factors),
+        op_weight=by_input(weights["of_op.weight"][:hidden]),
+        graph_weight=by_input(weights["of_graph.0.weight"]),
         graph_bias=weights["of_graph.0.bias"],
-        summary_weight=by_input(weights["of_graph.2.weight"][:hidden], of_graph),
-        summary_bias=weights["of_graph.2.bias"][:hidden] * of_graph,
+        summary_weight=by_input(weights["of_graph.2.weight"][:hidden]),
+        summary_bias=weights["of_graph.2.bias"][:hidden],
     )
 
 
@@ -84,12 +75,13 @@ def contexts_of(graph: GraphArrays, arrays: EncoderArrays) -> Floats:
     state, message, contexts = (np.zeros((n_nodes, hidden), dtype=np.float32) for _ in range(3))
     rows = np.zeros((3, max(hidden, len(arrays.graph_weight))), dtype=np.float32)
     encode(
-        graph.nodes, graph.graph, _neighbours(graph.edges, n_nodes), arrays, state, message, rows, contexts
+        graph.nodes, graph.graph, neighbours_of(graph.edges, n_nodes), arrays, state, message, rows, contexts
     )
     return contexts
 
 
-def _neighbours(edges: IntArray, n_nodes: int) -> Neighbours:
+def neighbours_of(edges: IntArray, n_nodes: int) -> Neighbours:
+    """Sorts edges, producer and consumer by producer, int64 (2, n_edges), by node."""
     producer, consumer = edges
     by_consumer = np.argsort(consumer, kind="stable")
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.policy.compiled.layers import Floats, add_product, add_scaled, by_input, silu
-from agent.policy.parts import InputFactors
 from agent.policy.shape import NetworkShape
 from envs.mdp.features import columns_of
 from envs.simulator.arrays import copy
@@ -16,12 +15,20 @@ from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 
 
+class Contexts(NamedTuple):
+    """The parts of the first layer that no placement changes, and where each op finds its own."""
+
+    contexts: Floats  # (n_nodes of all, hidden or more) the part, in the first columns
+    row_of: IntArray  # (n_ops of all,) int64, row of `contexts` of each op, problem after problem
+    first_op: IntArray  # (n_problems,) int64, where the ops of a problem begin in `row_of`
+
+
 class HeadArrays(NamedTuple):
     """Weights of an actor's head and what it reads of each op, float32 unless it says otherwise."""
 
-    contexts: Floats  # (n_nodes of all, hidden) the part of the first layer that no placement changes
-    row_of: IntArray  # (n_ops of all,) int64, row of `contexts` of each op, problem after problem
-    first_op: IntArray  # (n_problems,) int64, where the ops of a problem begin in `row_of`
+    contexts: Floats  # these three as in `Contexts`
+    row_of: IntArray
+    first_op: IntArray
     columns: IntArray  # (n_features,) int64, device features that the network sees
     pool_weight: Floats  # (3 * n_features, hidden) first layer, of the pooled features
     device_weight: Floats  # (n_features, hidden) first layer, of the features of the device at hand
@@ -41,32 +48,27 @@ class HeadScratch(NamedTuple):
     second: Floats  # (n, hidden) second layer of one device
 
 
-def head_arrays(
-    shape: NetworkShape,
-    weights: Mapping[str, Floats],
-    kept: InputFactors | None,
-    problems: Sequence[tuple[Floats, IntArray]],
-) -> HeadArrays:
-    """Lays out the actor's head, by the names of the weights in `PlacementNetwork`.
+def join_contexts(problems: Sequence[tuple[Floats, IntArray]]) -> Contexts:
+    """Joins the contexts of problems.
 
     Args:
-        problems: of each problem its contexts, float32 (n_nodes, hidden), and the node of each op, int
-            (n_ops,).
+        problems: of each its contexts, float32 (n_nodes, hidden), and the node of each op, int (n_ops,).
     """
-    hidden, columns = shape.hidden, columns_of(shape.feature_set)
-    seen, pooled, single = np.ones(len(columns)), 1.0, 1.0
-    if kept is not None:
-        seen, pooled, single = np.array(kept.devices), kept.heads["pool"], kept.heads["devices"]
     n_nodes = np.cumsum([0, *(len(contexts) for contexts, _ in problems)])
     n_ops = np.cumsum([0, *(len(node_of) for _, node_of in problems)])
     row_of = [node_of + first for (_, node_of), first in zip(problems, n_nodes, strict=False)]
+    contexts = np.concatenate([contexts for contexts, _ in problems])
+    return Contexts(contexts, np.concatenate(row_of), n_ops[:-1])
+
+
+def head_arrays(shape: NetworkShape, weights: Mapping[str, Floats], contexts: Contexts) -> HeadArrays:
+    """Lays out the actor's head, by the names of the weights in `PlacementNetwork`."""
+    hidden, columns = shape.hidden, columns_of(shape.feature_set)
     return HeadArrays(
-        contexts=np.concatenate([contexts for contexts, _ in problems]),
-        row_of=np.concatenate(row_of),
-        first_op=n_ops[:-1],
+        *contexts,
         columns=np.array(columns, dtype=np.int64),
-        pool_weight=by_input(weights["of_pool.weight"][:hidden], pooled * np.tile(seen, 3)),
-        device_weight=by_input(weights["of_device.weight"], single * seen),
+        pool_weight=by_input(weights["of_pool.weight"][:hidden]),
+        device_weight=by_input(weights["of_device.weight"]),
         hidden_weight=by_input(weights["actor.1.weight"]),
         hidden_bias=weights["actor.1.bias"],
         out_weight=weights["actor.3.weight"][0],
@@ -92,7 +94,7 @@ def score(head, scratch, e, problem, op, devices, mask):
         mask: 1 = offered, at least one is; int8 (max_devices,).
     """
     shared, first, second = scratch.shared[e], scratch.first[e], scratch.second[e]
-    copy(head.contexts[head.row_of[head.first_op[problem] + op]], shared)
+    copy(head.contexts[head.row_of[head.first_op[problem] + op], : len(shared)], shared)
     pool(head.columns, devices, mask, scratch.pooled[e])
     add_product(scratch.pooled[e], head.pool_weight, shared)
     for device in range(len(mask)):

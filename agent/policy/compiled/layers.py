@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from graphs.system.jit import kernel
 
@@ -33,22 +31,16 @@ first; compilers vectorise it, unlike exp. Source: Eigen's `generic_fast_tanh_fl
 HALF, ZERO = np.float32(0.5), np.float32(0.0)
 
 
-def by_input(weight: Floats, factors: ArrayLike = 1.0) -> Floats:
+def by_input(weight: Floats) -> Floats:
     """Transposes the weight of a layer, so that each input has a row.
 
     Args:
         weight: float32 (n_outputs, n_inputs).
-        factors: what the rows are multiplied by, a number or (n_inputs,).
 
     Returns:
         Contiguous, float32 (n_inputs, n_outputs).
     """
-    return np.ascontiguousarray(weight.T * np.asarray(factors, dtype=np.float32)[..., None])
-
-
-def stacked(parts: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
-    """Stacks arrays of one shape, float32 (n_parts, *shape); there may be none."""
-    return np.stack(parts) if parts else np.zeros((0, *shape), dtype=np.float32)
+    return np.ascontiguousarray(weight.T)
 
 
 @kernel

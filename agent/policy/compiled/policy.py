@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agent.policy.compiled.encoder import EncoderArrays, contexts_of, encoder_arrays
-from agent.policy.compiled.head import HeadArrays, head_arrays
+from agent.policy.compiled.head import Contexts, HeadArrays, head_arrays, join_contexts
 from agent.policy.compiled.layers import Floats
 from agent.policy.graph_arrays import graph_arrays
 from agent.policy.mdp_config import MdpConfig
-from agent.policy.parts import InputFactors, kept_without
 from agent.policy.shape import NetworkShape
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -45,29 +44,24 @@ class CompiledPolicy:
 
     def head_arrays(self, problems: Sequence[Problem]) -> HeadArrays:
         """Encodes problems, and lays out what a walk reads of them and of the weights."""
-        encoded = [(self.encode or self._encode)(problem) for problem in problems]
-        return head_arrays(self.shape, self.weights, self._kept, encoded)
+        return self.head_over(join_contexts([(self.encode or self._encode)(each) for each in problems]))
+
+    def head_over(self, contexts: Contexts) -> HeadArrays:
+        """Lays out what a walk reads of problems that are encoded, and of the weights."""
+        return head_arrays(self.shape, self.weights, contexts)
 
     def _encode(self, problem: Problem) -> Encoded:
         graph = graph_arrays(problem)
         return contexts_of(graph, self._encoder), graph.node_of
 
     @cached_property
-    def _kept(self) -> InputFactors | None:
-        shape = self.shape
-        return kept_without(shape.left_out, shape.feature_set, shape.rounds) if shape.left_out else None
-
-    @cached_property
     def _encoder(self) -> EncoderArrays:
-        return encoder_arrays(self.shape, self.weights, self._kept)
+        return encoder_arrays(self.shape, self.weights)
 
 
 def weight_shapes(shape: NetworkShape) -> dict[str, tuple[int, ...]]:
     """Lists the weights of a network whose encoder is compiled, by their names in `PlacementNetwork`."""
-    hidden, out = shape.hidden, frozenset[int]()
-    if shape.left_out:
-        out = kept_without(shape.left_out, shape.feature_set, shape.rounds).rounds
-    rounds = [at for at in range(shape.rounds) if at not in out]
+    hidden, rounds = shape.hidden, range(shape.rounds)
     square, vector = (hidden, hidden), (hidden,)
     linear = {"weight": square, "bias": vector}
     of_round = {"norm.weight": vector, "norm.bias": vector, "own.weight": square, "own.bias": vector}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from agent.placers.search.walks import TAKE_BEST, Decider
 from agent.policy.compiled.head import HeadArrays, HeadScratch, new_head_scratch, score
 from envs.mdp.episodes import EpisodeBatch
+from envs.mdp.pipeline_episodes import PipelineEpisodes
 from envs.mdp.transition import advance
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
@@ -27,6 +28,21 @@ class WalkState(NamedTuple):
     is_finite: NDArray[np.bool_]  # (n,) whether all logits of an episode were finite
 
 
+def new_walk_state(head: HeadArrays, batch: EpisodeBatch | PipelineEpisodes) -> WalkState:
+    """Allocates the state of a walk in all episodes of a batch."""
+    return WalkState(new_head_scratch(head, batch.n, batch.max_devices), np.ones(batch.n, dtype=np.bool_))
+
+
+def check_finite_scores(state: WalkState) -> None:
+    """Checks the logits of a walk.
+
+    Raises:
+        FloatingPointError: one was NaN or infinite.
+    """
+    if not state.is_finite.all():
+        raise FloatingPointError("the policy's scores are not finite")
+
+
 class PolicyDecider(Decider):
     """A policy that decides in all episodes of a batch.
 
@@ -36,14 +52,12 @@ class PolicyDecider(Decider):
 
     def __init__(self, head: HeadArrays, batch: EpisodeBatch) -> None:
         self._batch, self._head = batch, head
-        scratch = new_head_scratch(head, batch.n, batch.max_devices)
-        self._state = WalkState(scratch, np.ones(batch.n, dtype=np.bool_))
+        self._state = new_walk_state(head, batch)
 
     def decide(self, n_decisions: IntArray, draws: NDArray[np.float64]) -> None:
         """Takes some decisions in groups of episodes, as `Decider.decide` says."""
         self._batch.loop(walk_groups, draws, self._head, self._state, n_decisions)
-        if not self._state.is_finite.all():
-            raise FloatingPointError("the policy's scores are not finite")
+        check_finite_scores(self._state)
 
     @property
     def logits(self) -> NDArray[np.float32]:
@@ -87,6 +101,9 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
         draw: as of `choose`, float.
         head: `HeadArrays`.
         state: `WalkState`; row `e` is written.
+
+    Returns:
+        Index of the device, int; `NOT_FINITE` where a logit is not finite, and no decision is taken.
     """
     problem, op = observation.problem[e, 0], observation.op[e, 0]
     devices, mask = observation.devices[e], observation.mask[e]
@@ -96,6 +113,27 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
         state.is_finite[e] = False
     else:
         advance(packed, episodes, scratch, rules, e, device, observation, result)
+    return device
+
+
+@kernel(entry=True)
+def choose_devices(head, scratch, observation, draws, done, actions):
+    """Chooses a device in each episode of a batch, and takes no decision.
+
+    Args:
+        head: `HeadArrays`.
+        scratch: `HeadScratch`; written (scratch).
+        observation: `Observation`.
+        draws: as of `choose`, (n,).
+        done: episodes that are left out, bool (n,).
+        actions: int64 (n,); written; -1 where an episode is done, `NOT_FINITE` as of `choose`.
+    """
+    for e in range(len(actions)):
+        actions[e] = -1
+        if not done[e]:
+            devices, mask = observation.devices[e], observation.mask[e]
+            score(head, scratch, e, observation.problem[e, 0], observation.op[e, 0], devices, mask)
+            actions[e] = choose(scratch.logits[e], mask, draws[e])
 
 
 @kernel

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor, nn
-from torch_geometric.nn import GATv2Conv
 
 from agent.policy.encoders.base import encoder
 from agent.policy.encoders.sage import Sage
 from agent.policy.graph_batch import GraphBatch
+
+with warnings.catch_warnings():
+    # It warns once a process of its own use of TorchScript.
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import GATv2Conv
 
 HEADS = 4
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from agent.policy.encoders.base import Encoder, encoder
 from agent.policy.graph_batch import GraphBatch
@@ -21,11 +23,9 @@ class Round(nn.Module):
 
     def forward(self, state: Tensor, batch: GraphBatch) -> Tensor:
         message = self.norm(state)
-        aggregate: Tensor = (
-            self.own(message)
-            + self.from_producers(batch.mean_of_producers(message))
-            + self.from_consumers(batch.mean_of_consumers(message))
-        )
+        layers = self.own, self.from_producers, self.from_consumers
+        weight = torch.cat([layer.weight for layer in layers], dim=1)
+        aggregate = functional.linear(batch.with_neighbours(message), weight, self.own.bias)
         update: Tensor = self.activation(aggregate)
         return state + update
 

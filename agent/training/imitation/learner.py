@@ -124,7 +124,7 @@ def _differentiate_equal(
     log_probs = logits.log_softmax(1)
     target: Tensor = obs["target"]
     loss = -(log_probs + target.log()).logsumexp(1).mean()
-    value_loss = F.mse_loss(values, obs["value"])
+    value_loss = F.smooth_l1_loss(values, obs["value"])
     n = len(values)
     total = (loss + 0.5 * value_loss) * (n / n_decisions)
     total.backward()  # type: ignore[no-untyped-call]

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from sb3_contrib.common.maskable.distributions import MaskableDistribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
@@ -49,18 +48,15 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
         """The base class would build a perceptron here; ours comes with `make_policy`."""
 
-    def forward(
-        self, obs: Mapping[str, Tensor], deterministic: bool = False, action_masks: Masks = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes actions (n,), values (n, 1) and log-probabilities (n,) of a vectorised step.
+    @torch.no_grad()
+    def evaluate_rollout(self, obs: Mapping[str, Tensor], actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes values and log-probabilities, (n,) both, of own decisions, from cached embeddings.
 
         Raises:
             FloatingPointError: a score is not finite.
         """
         logits, values = self._scores(obs)
-        log_probs = _log_probs(logits, action_masks)
-        actions = log_probs.argmax(1) if deterministic else sample(log_probs.exp(), self.group)
-        return actions, values[:, None], log_probs.gather(1, actions[:, None]).squeeze(1)
+        return values, _log_probs(logits, None).gather(1, actions[:, None]).squeeze(1)
 
     def evaluate_actions(
         self, obs: Mapping[str, Tensor], actions: Tensor, action_masks: Masks = None
@@ -91,13 +87,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         none = next(self.parameters()).sum() * torch.empty(0, device=self.device)
         return none, none, none
 
-    def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
-        """Returns the distribution over devices, for `predict`."""
-        distribution = self.action_dist.proba_distribution(self._scores(obs)[0])
-        if action_masks is not None:
-            distribution.apply_masking(action_masks)
-        return distribution
-
+    @torch.no_grad()
     def predict_values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Computes state values, float32 (n, 1).
 
@@ -110,24 +100,6 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         logits, values = self.placer.scores(obs)
         check_scores(logits, values)
         return logits, values
-
-
-def sample(probabilities: Tensor, group: WorkerGroup) -> Tensor:
-    """Samples a device for each own decision; all workers draw for all decisions, so that they stay in step.
-
-    Each decision gets what one worker with the decisions of all would draw for it: `torch.multinomial` also
-    divides by exponential draws.
-
-    Args:
-        probabilities: float32 (n, n_devices); every worker has as many rows.
-
-    Returns:
-        int64 (n,).
-    """
-    if group.size == 1:
-        return torch.multinomial(probabilities, 1).squeeze(1)
-    draws = probabilities.new_empty(group.size, *probabilities.shape).exponential_(1)
-    return (probabilities / draws[group.rank]).argmax(1)
 
 
 def _log_probs(logits: Tensor, action_masks: Masks) -> Tensor:

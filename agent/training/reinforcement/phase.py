@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from agent.training.clock import between
 from agent.training.phase import Phase
 from agent.training.reinforcement import ppo
-from agent.training.reinforcement.callbacks import EpisodeLog
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
+from envs.mdp.episodes import EpisodeResult
 
 SLOWEST = 2000
 """Decisions a second that the first update of a training with a limit counts on; most machines make more."""
@@ -30,7 +32,6 @@ class Reinforcement(Phase):
     def __init__(self, state: TrainingState, metrics: RelativeMetrics) -> None:
         super().__init__(state)
         self._metrics = metrics
-        self._log = EpisodeLog()
         self._n_steps = 0
 
     @property
@@ -73,17 +74,17 @@ class Reinforcement(Phase):
         state, config = self.state, self.state.config
         self._n_steps = self._n_steps_in_time()
         state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
-        metrics = ppo.learn(state.ppo, config, self._n_steps, self._log, state.group)
+        metrics, ended = ppo.learn(state.ppo, state.collector, config, self._n_steps, state.group)
         state.timesteps = state.ppo.num_timesteps
         return {
             "update/learning_rate": state.learning_rate(),
             "update/entropy_weight": state.ppo.ent_coef,
             **metrics,
-            **self._episode_metrics(),
+            **self._episode_metrics(ended),
         }
 
-    def _episode_metrics(self) -> dict[str, float]:
-        own = [(each.problem, each.ratio_to_single, each.fits) for each in self._log.take()]
+    def _episode_metrics(self, ended: Sequence[EpisodeResult]) -> dict[str, float]:
+        own = [(each.problem, each.ratio_to_single, each.fits) for each in ended]
         rows = torch.tensor(own, dtype=torch.float64).reshape(-1, 3)
         episodes = gather_unequal(self.state.group, rows)[0].tolist()
         if not episodes:

@@ -8,19 +8,20 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from sb3_contrib import MaskablePPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.utils import obs_as_tensor
 
 from agent.policy.policy import Policy
 from agent.training.checkpoints import Checkpoint, under
 from agent.training.config import TrainConfig
 from agent.training.divergence import check_finite
 from agent.training.reinforcement.actor_critic import PlacementActorCritic
+from agent.training.reinforcement.collection import Collector
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
-from envs.mdp.batched_env import BatchedPlacementEnv
+from envs.mdp.episodes import EpisodeResult
+from envs.mdp.placement_env import observation_space
 
 LOSSES = {
     "update/policy_loss": "train/policy_gradient_loss",
@@ -35,7 +36,7 @@ LOSSES = {
 
 def make_ppo(
     config: TrainConfig,
-    env: BatchedPlacementEnv,
+    collector: Collector,
     make_policy: Callable[[], Policy],
     learning_rate: Callable[[], float],
     *,
@@ -46,12 +47,13 @@ def make_ppo(
     """Makes PPO over undiscounted returns: a return is minus the step time, however long the episode.
 
     Args:
+        collector: makes the rollouts; the loop of SB3 that steps an environment is not used.
         learning_rate: called before each update.
         group: the workers that train the policy together; `learn` adds their gradients up, and clips them.
     """
     ppo = MaskablePPO(
         PlacementActorCritic,
-        env,
+        None,
         learning_rate=lambda _: learning_rate(),
         n_steps=config.n_steps,
         batch_size=config.batch_size,
@@ -68,34 +70,63 @@ def make_ppo(
         policy_kwargs={"make_policy": make_policy, "threads": config.threads, "group": group},
         seed=seed,
         device=device,
+        _init_setup_model=False,
     )
+    batch = collector.batch
+    ppo.observation_space = observation_space(len(batch.problems), batch.max_ops, batch.max_devices)
+    ppo.action_space, ppo.n_envs = spaces.Discrete(batch.max_devices), batch.n
+    ppo._setup_model()
     ppo.set_logger(Logger(folder=None, output_formats=[]))
     return ppo
 
 
 def learn(
-    ppo: MaskablePPO, config: TrainConfig, n_steps: int, callback: BaseCallback, group: WorkerGroup
-) -> dict[str, float]:
-    """Makes a rollout of all environments and the updates from it, and returns their metrics.
+    ppo: MaskablePPO, collector: Collector, config: TrainConfig, n_steps: int, group: WorkerGroup
+) -> tuple[dict[str, float], list[EpisodeResult]]:
+    """Makes a rollout of all places and the updates from it.
 
     Args:
-        n_steps: decisions of each episode in the rollout.
+        n_steps: decisions of each place in the rollout.
+
+    Returns:
+        Metrics of the updates, and the results of the own episodes that ended.
 
     Raises:
         FloatingPointError: a loss, or a score of the policy during the rollout or afterwards, is not finite.
     """
-    before = ppo.num_timesteps
-    own = config.n_envs // group.size * n_steps
-    ppo.n_steps = ppo.rollout_buffer.buffer_size = n_steps
-    with np.errstate(over="ignore", invalid="ignore"), _summed_gradients(ppo, config, group):
-        ppo.learn(own, callback=callback, log_interval=None, reset_num_timesteps=False)
-    ppo.num_timesteps = before + config.n_envs * n_steps
+    with np.errstate(over="ignore", invalid="ignore"):
+        results = roll_out(ppo, collector, n_steps)
+        with _summed_gradients(ppo, config, group):
+            ppo.train()
+    ppo.num_timesteps += config.n_envs * n_steps
     metrics = _update_metrics(ppo)
     check_finite(**{name: metrics[f"update/{name}"] for name in ("policy_loss", "value_loss", "loss")})
-    with torch.no_grad():
-        # The next rollout begins with these scores; they are kept until then.
-        ppo.policy.predict_values(obs_as_tensor(ppo._last_obs, ppo.device))
-    return metrics
+    _values(ppo, collector)
+    return metrics, results
+
+
+def roll_out(ppo: MaskablePPO, collector: Collector, n_steps: int) -> list[EpisodeResult]:
+    """Fills the buffer with a rollout; returns the results of the own episodes that ended.
+
+    Raises:
+        FloatingPointError: a score of the policy is not finite.
+    """
+    policy, buffer = ppo.policy.placer, ppo.rollout_buffer
+    compiled = policy.compiled()
+    decisions = buffer.begin(n_steps)
+    results, ended = collector.collect(
+        lambda problems: compiled.head_over(policy.embeddings.arrays(problems)), decisions
+    )
+    buffer.fill(ppo.policy.evaluate_rollout, last_values=_values(ppo, collector), ended=ended)
+    return results
+
+
+def _values(ppo: MaskablePPO, collector: Collector) -> torch.Tensor:
+    """Computes the value of what each place observes."""
+    seen = collector.batch.observation._asdict()
+    obs = {name: torch.tensor(rows, device=ppo.device) for name, rows in seen.items()}
+    values: torch.Tensor = ppo.policy.predict_values(obs)
+    return values
 
 
 @contextmanager
@@ -127,7 +158,7 @@ def _update_metrics(ppo: MaskablePPO) -> dict[str, float]:
     return metrics
 
 
-def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
+def capture(ppo: MaskablePPO, collector: Collector) -> Checkpoint:
     """Captures weights, optimizer and random generators between two updates, but no episodes under way."""
     tensors = {f"policy/{name}": tensor for name, tensor in ppo.policy.state_dict().items()}
     for index, slots in ppo.policy.optimizer.state_dict()["state"].items():
@@ -145,12 +176,12 @@ def capture(ppo: MaskablePPO, env: BatchedPlacementEnv) -> Checkpoint:
                 "has_gauss": generator["has_gauss"],
                 "gauss": generator["gauss"],
             },
-            "env": env.state_dict(),
+            "env": collector.state_dict(),
         },
     )
 
 
-def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) -> None:
+def restore(ppo: MaskablePPO, collector: Collector, checkpoint: Checkpoint) -> None:
     """Restores a captured state in a new PPO, which then continues as the captured one would have.
 
     Raises:
@@ -173,9 +204,8 @@ def restore(ppo: MaskablePPO, env: BatchedPlacementEnv, checkpoint: Checkpoint) 
         "gauss": state["random"]["gauss"],
     }
     np.random.set_state(generator)  # noqa: NPY002 (SB3 shuffles with it)
-    env.load_state_dict(state["env"])
+    collector.load_state_dict(state["env"])
     ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
-    begin_episodes(ppo, env)
 
 
 def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Sequence[torch.Tensor]) -> None:
@@ -184,12 +214,3 @@ def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Seque
         for slot, tensor in each.items():
             if tensor.shape not in (weights[index].shape, ()):
                 raise ValueError(f"optimizer/{index}/{slot} has the shape {tuple(tensor.shape)}")
-
-
-def begin_episodes(ppo: MaskablePPO, env: BatchedPlacementEnv) -> None:
-    """Restarts every episode after a checkpoint, so that continuing and resuming give the same result.
-
-    A checkpoint holds no unfinished episodes; they would be most of it.
-    """
-    ppo._last_obs = env.reset()
-    ppo._last_episode_starts = np.ones(env.num_envs, dtype=bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,12 @@ import torch
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableDictRolloutBufferSamples
 
+from agent.training.reinforcement.recording import Decisions
 from agent.training.workers import SOLO, WorkerGroup, gather_columns
+
+Evaluate = Callable[[dict[str, torch.Tensor], torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+CHUNK = 2048
+"""Decisions of a rollout that are evaluated at a time; their activations stay in the processor's cache."""
 
 JOINED = ("values", "log_probs", "advantages", "returns")
 """Columns that every worker holds of all decisions, float32."""
@@ -48,6 +53,41 @@ class PerGraphRolloutBuffer(MaskableDictRolloutBuffer):  # type: ignore[misc]
         super().__init__(*positional, **named)
         self._advantage = advantage
         self._group = group
+
+    def begin(self, n_steps: int) -> Decisions:
+        """Empties the buffer; returns its rows for the decisions of a rollout of `n_steps`."""
+        self.buffer_size = n_steps
+        self.reset()
+        shape, seen = self.rewards.shape, self.observations
+        return Decisions(
+            problem=seen["problem"].reshape(shape),
+            op=seen["op"].reshape(shape),
+            devices=seen["devices"].reshape(*seen["mask"].shape, -1),
+            mask=seen["mask"],
+            action=self.actions.reshape(shape),
+            reward=self.rewards,
+            starts=self.episode_starts,
+        )
+
+    def fill(self, evaluate: Evaluate, *, last_values: torch.Tensor, ended: NDArray[np.bool_]) -> None:
+        """Computes all that follows from the decisions of a rollout.
+
+        Args:
+            evaluate: returns values and log-probabilities of some decisions.
+            last_values: of what is observed after the last decisions, float32 (n_envs, 1).
+            ended: whether these ended an episode, bool (n_envs,).
+        """
+        self.action_masks[:] = self.observations["mask"]
+        flat = {name: rows.reshape(-1, rows.shape[-1]) for name, rows in self.observations.items()}
+        actions = self.actions.reshape(-1)
+        for first in range(0, len(actions), CHUNK):
+            rows = slice(first, first + CHUNK)
+            obs = {name: self.to_torch(each[rows], copy=False) for name, each in flat.items()}
+            values, log_probs = evaluate(obs, self.to_torch(actions[rows]))
+            self.values.reshape(-1)[rows] = values.cpu().numpy()
+            self.log_probs.reshape(-1)[rows] = log_probs.cpu().numpy()
+        self.pos, self.full = self.buffer_size, True
+        self.compute_returns_and_advantage(last_values, ended)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: NDArray[np.bool_]) -> None:
         """Subtracts the others' mean on the same op from each advantage, and scales within each graph."""

@@ -17,7 +17,6 @@ from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
-from graphs.coarsening.coarsen import coarsen
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
 from graphs.levels import b_level
@@ -183,8 +182,6 @@ def tight_problem(seed):
     problem = random_problem(seed, n_ops=int(rng.integers(4, 9)), n_devices=n_kinds)
     if n_kinds == 2 and rng.random() < 0.5:
         problem = Problem(problem.graph, two_of_each(problem.cluster))
-    if rng.random() < 0.3:
-        problem = Problem(coarsen(problem.graph, 4).coarse, problem.cluster)
     return with_memory_of_a_placement(problem, rng)
 
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from agent.contexts.workers.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
-from agent.training.reinforcement.actor_critic import sample
 from agent.training.trainer import Result, train
 from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows
 from tests.agent.contexts.worker_cases import in_workers
@@ -26,13 +25,6 @@ TOLERANCE = 1e-3
 """Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each
 other in these tests let that grow. One other decision changes the numbers by more than a hundredth."""
 SHORT = replace(SMALL, timesteps=1024, order=("topo", "random"))
-
-
-class Ranked(SoloGroup):
-    """One of several workers that exchange nothing."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 def trained(
@@ -146,15 +138,3 @@ def test_exchanges(tmp_path: Path) -> None:
         assert found["sums"] == [[3.0], [[20.0, 20.0], [20.0, 20.0]]]
         assert found["flags"] == [False, False, True, False]
         assert found["said"] == b"from 0"
-
-
-def test_workers_sample_what_one_worker_samples() -> None:
-    probabilities = torch.rand(12, 5, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(7)
-    expected = sample(probabilities, SOLO)
-    after = torch.get_rng_state()
-    for rank in range(3):
-        torch.manual_seed(7)
-        own = sample(probabilities[4 * rank : 4 * rank + 4], Ranked(rank, 3))
-        assert torch.equal(own, expected[4 * rank : 4 * rank + 4])
-        assert torch.equal(torch.get_rng_state(), after)

@@ -97,7 +97,6 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
         ({"seeds": 0}, "seeds is 0; use at least 1"),
         ({"budget": 0}, "budget is 0; use at least 1"),
         ({"seconds": 0.0}, "seconds is 0.0; use more than 0"),
-        ({"coarsen": 0}, "coarsen is 0; use at least 1"),
         ({"precision": "fp8"}, "precision is 'fp8'; use fp32 or tf32 or amp-bf16"),
         ({"granularity": "stage"}, "granularity is 'stage'; use op or module or block or layer"),
         ({"optimizer": "lion"}, "optimizer is 'lion'; use adam or sgd or adamw"),

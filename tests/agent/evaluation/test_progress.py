@@ -1,4 +1,4 @@
-"""What an evaluation says while it runs: partial tables, the time left, and the improvements of searches."""
+"""What an evaluation says while it runs: partial tables, and the improvements of searches."""
 
 import json
 from itertools import pairwise
@@ -10,50 +10,12 @@ from agent.evaluation import run
 from agent.evaluation.refresh import Refresher
 from agent.evaluation.results import TrialJournal
 from agent.evaluation.run import evaluate
-from agent.evaluation.time_left import TimeLeft, clock_text
 from agent.placers.base import PLACERS, Budget
 from agent.placers.improvements import MOST, Improvement, Improvements
 from envs.problem import Problem
 from graphs.system.journal import JournalError
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
-
-FAST, SLOW = ("single", ""), ("annealing", "")
-
-
-def test_time_left_is_the_mean_of_each_placer():
-    left = TimeLeft([FAST] * 4 + [SLOW] * 2, jobs=1)
-    assert left.seconds() is None
-    left.made(FAST, 1.0)
-    assert left.seconds() == 5.0  # three known, two as slow as the slowest known
-    left.made(SLOW, 10.0)
-    left.made(FAST, 3.0)
-    assert left.seconds() == 2 * 2.0 + 10.0
-
-
-def test_time_left_is_shared_among_jobs_but_no_trial_is():
-    left = TimeLeft([FAST] * 9 + [SLOW] * 2, jobs=4)
-    left.made(FAST, 2.0)
-    left.made(SLOW, 2.0)
-    assert left.seconds() == 9 * 2.0 / 4
-    left = TimeLeft([FAST, SLOW, SLOW], jobs=4)
-    left.made(SLOW, 10.0)
-    left.made(FAST, 0.1)
-    assert left.seconds() == 10.0
-
-
-def test_time_left_takes_an_unknown_placer_to_use_its_budget_up():
-    left = TimeLeft([FAST, SLOW], jobs=1, budget_s=30.0)
-    assert left.seconds() == 60.0
-    left.made(FAST, 0.5)
-    assert left.seconds() == 30.0
-    left.made(SLOW, None)
-    assert left.seconds() == 0.0
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(None, "-:--:--"), (0.4, "0:00:00"), (3725.0, "1:02:05")])
-def test_clock_text(seconds, text):
-    assert clock_text(seconds) == text
 
 
 def test_a_refresh_takes_a_small_share_of_the_time():
@@ -75,7 +37,7 @@ def test_a_refresh_takes_a_small_share_of_the_time():
 def test_tables_and_report_are_refreshed_during_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "TABLES_EVERY_S", 0.0)
     monkeypatch.setattr(run, "REPORT_EVERY_S", 0.0)
-    seen, partial, left = [], [], []
+    seen, partial = [], []
 
     def look(done, total):
         if done > 1:
@@ -87,14 +49,11 @@ def test_tables_and_report_are_refreshed_during_a_run(tmp_path, monkeypatch):
         small_spec(),
         tmp_path,
         report=look,
-        show_time_left=left.append,
         write_partial=lambda found: partial.append(len(found.trials)),
     )
     n = len(small_spec().tasks())
     assert seen == list(range(1, n))  # what was there before the last trial was counted
     assert partial == list(range(1, n + 1))
-    assert left[-1] == 0.0
-    assert all(seconds > 0 for seconds in left[:-1])
 
 
 def test_improvements_get_faster_and_are_bounded():

@@ -12,7 +12,6 @@ import pytest
 
 from agent.evaluation.trial_runner import TrialRunner, warm_up_graph
 from agent.placers.base import PLACERS, Budget
-from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, training_graph
@@ -47,7 +46,6 @@ def warm_up_and_begin(*arguments, **settings):
     is_timed = True
 
 FunctionCache.load_overload, TrialRunner._warm_up = load_and_note, warm_up_and_begin
-coarsen, *placers = sys.argv[1:]
 graph = training_graph(6, 3, name="g")
 spec = EvaluationSpec(
     graphs=(graph,),
@@ -56,12 +54,11 @@ spec = EvaluationSpec(
         make_cluster(3, name="roomy", memory_bytes=1e12),
         make_cluster(2, name="fifo", schedule="fifo"),
     ),
-    placers=tuple(placers),
+    placers=tuple(sys.argv[1:]),
     orders=("topo", "b-level"),
     budget=Budget(200),
     policy=open_policy("pretrained", [graph]),
     given={("g", "tight", "mine"): Placement(np.zeros(graph.n_ops, dtype=np.int64))},
-    coarsen=int(coarsen) or None,
 )
 worker = Worker(spec)
 walls = []
@@ -79,7 +76,7 @@ looked up in the cache on disk at its first call, whether it is there or has to 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("0", "policy-refine"), ("0", "annealing", "rollout", "heft", "policy-beam"), ("8", "policy-refine")],
+    [("policy-refine",), ("annealing", "rollout", "heft", "policy-beam")],
     ids=" ".join,
 )
 def test_no_kernel_is_compiled_or_loaded_in_the_time_of_a_trial(arguments):
@@ -131,13 +128,6 @@ def test_a_trial_depends_on_its_arguments_alone():
     fresh = TrialRunner().place(annealing, PROBLEM, Budget(50), order="", seed=1)
     assert (first.placement.device_of == again.placement.device_of).all()
     assert (first.placement.device_of == fresh.placement.device_of).all()
-
-
-def test_groups_are_placed_and_ops_are_timed():
-    coarse = coarse_problem(PROBLEM, 3)
-    found = TrialRunner().place(PLACERS["heft"], PROBLEM, Budget(5), order="", seed=0, coarse=coarse)
-    assert len(found.placement.device_of) == PROBLEM.graph.n_ops
-    assert len(found.step_time.finish_s) == PROBLEM.graph.n_ops
 
 
 def test_a_given_placement_is_one_evaluation():

@@ -53,7 +53,7 @@ def test_every_flag_is_of_an_experiment() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nix", "unknown experiment 'nix'; use one of optimality, "),
+        ("nix", "unknown experiment 'nix'; use one of equal_time, "),
         ("speed", "speed: its rows were made elsewhere, see "),
         ("optimality", "optimality: its rows were made elsewhere, see "),
         ("bounds --only tables --out .", ".: has no bounds_op.csv or "),
@@ -73,9 +73,7 @@ def test_wrong_input_is_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "words", ["bounds --evaluations -1", "bounds --evaluations many", "bounds --only rows"]
-)
+@pytest.mark.parametrize("words", ["equal_time --seeds -1", "equal_time --seeds many", "bounds --only rows"])
 def test_a_wrong_flag_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(words.split())

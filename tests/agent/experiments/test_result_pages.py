@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent.experiments.command import main
+from agent.experiments.equal_time.paired import Paired
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
-from agent.experiments.recorded import FinetuningRow
-from agent.experiments.rows import read_rows
+from agent.experiments.recorded.orders import holm
+from agent.experiments.recorded.placers import SAME_STEP
+from agent.experiments.rows import read_rows, read_table
 
 ROOT = Path(__file__).parents[3]
 INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"
@@ -139,11 +141,29 @@ def test_links_of_other_documents_lead_to_pages() -> None:
                 assert not section, f"{path}: {target}"
 
 
+def test_no_placer_beats_an_optimum_and_no_bound_is_above_one() -> None:
+    rows = read_table(RESULTS / "optimality.csv")
+    assert min(row["found"] for row in rows) >= 1 - SAME_STEP
+    assert max(row["bound"] for row in rows) <= 1 + SAME_STEP
+
+
+def test_p_values_are_corrected_for_their_number_as_holm_does() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+
+
 def test_damaged_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ExperimentError, match="cannot be read"):
-        read_rows(tmp_path / "none.csv", FinetuningRow)
+        read_table(tmp_path / "none.csv")
     (tmp_path / "finetuning.csv").write_text("graph,placed_by,seconds\na,b,1\n")
     assert main(["finetuning", "--only", "tables", "--out", str(tmp_path)]) == 2
-    assert "holds no rows of FinetuningRow ('ratio_to_single')" in capsys.readouterr().err
-    (tmp_path / "good.csv").write_text("graph,placed_by,seconds,ratio_to_single\na,b,,0.5\n")
-    assert read_rows(tmp_path / "good.csv", FinetuningRow) == [FinetuningRow("a", "b", None, 0.5)]
+    assert "the rows have no column 'ratio_to_single'" in capsys.readouterr().err
+    with pytest.raises(ExperimentError, match="holds no rows of Paired \\('placer'\\)"):
+        read_rows(tmp_path / "finetuning.csv", Paired)
+
+
+def test_cells_are_read_as_what_they_look_like(tmp_path: Path) -> None:
+    (tmp_path / "any.csv").write_text("a,b,c,d,e,f\nx,,1,0.5,True,False\n")
+    assert read_table(tmp_path / "any.csv") == [
+        {"a": "x", "b": None, "c": 1, "d": 0.5, "e": True, "f": False}
+    ]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
+
 from agent.commands.train import make_parser, resolve, study_settings
 from agent.studies.ablation import ablation_trials
 from agent.studies.grid import grid_trials
 from agent.studies.study_config import StudyConfig
 from agent.training.config import TrainConfig
+from graphs.orders import ORDERS
 
 RESULTS = Path("agent") / "experiments" / "results"
 
@@ -42,3 +45,17 @@ def test_the_graphs_are_trained_on_from_each_start() -> None:
     starts = [(trial.config.graphs, trial.config.init) for trial in trials]
     graphs = ("nmt-03.json", "inception-03.json", "bert-03.json")
     assert starts == [((graph,), init) for graph in graphs for init in ("pretrained", "")]
+
+
+@pytest.mark.parametrize("study", ["orders", "orders_equal_features", "orders_reinforcement"])
+def test_each_family_is_trained_in_each_order_of_the_table(study: str) -> None:
+    base, config = settings_of(study)
+    trials = grid_trials(base, config).trials
+    page = (RESULTS / f"{study}.md").read_text(encoding="utf-8")
+    head, _, *rows = next(part for part in page.split("\n\n") if part.startswith("| family")).splitlines()
+    orders = head.strip("| ").split(" | ")[2:]
+    families = [row.split(" | ")[0].strip("| ") for row in rows[:-1]]
+    planned = {(*trial.config.families, *trial.config.order) for trial in trials}
+    assert planned == {(family, order) for family in families for order in orders}
+    assert len(trials) == 3 * len(planned)
+    assert set(orders) < set(ORDERS)

@@ -15,7 +15,7 @@ from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import cut_into_stages
+from envs.pipeline.stages import stages_of
 from envs.problem import Problem
 from graphs.dataset import load_family
 from tests.envs.pipeline.plain_reference import plain_step
@@ -24,10 +24,19 @@ from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b:2", "zero-bubble")
 
 
-def small(seed: int, schedule: str = "1f1b", n_devices: int = 3, n_layers: int = 7) -> PipelinedProblem:
+def small(
+    seed: int,
+    schedule: str = "1f1b",
+    n_devices: int = 3,
+    n_layers: int = 7,
+    *,
+    branches: bool = False,
+    is_plain: bool = False,
+) -> PipelinedProblem:
     rng = np.random.default_rng(seed)
     cluster = random_pipeline_cluster(rng, n_devices)
-    return PipelinedProblem(Problem(random_training_graph(rng, n_layers), cluster), Pipeline(schedule, 6))
+    graph = random_training_graph(rng, n_layers, branches=branches)
+    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6, is_plain=is_plain))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -35,8 +44,9 @@ def small(seed: int, schedule: str = "1f1b", n_devices: int = 3, n_layers: int =
 def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name: str, schedule: str) -> None:
     pipelined = small(3, schedule)
     found = PIPELINE_PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
-    stages = cut_into_stages(pipelined.problem, found.stages.device_of, found.stages.stage_of)
+    stages = stages_of(pipelined.problem, found.stages.placement)
     assert stages.stage_of.tolist() == found.stages.stage_of.tolist()
+    assert (stages.replicas, stages.recomputed) == (found.stages.replicas, found.stages.recomputed)
     plain = plain_step(pipelined.problem, pipelined.pipeline, found.stages)
     assert plain is not None
     assert found.step.total_s == pytest.approx(plain.total_s, rel=1e-9)
@@ -71,6 +81,52 @@ def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: fl
     found = PIPELINE_PLACERS["refine"].place(pipelined, Budget(4_000), np.random.default_rng(0))
     over_bytes = np.maximum(found.step.peak_bytes - pipelined.problem.cluster.memory_bytes, 0).sum()
     assert (over_bytes, found.step.total_s) == pytest.approx(best)
+
+
+def best_of_all(pipelined: PipelinedProblem) -> float:
+    """Step time of the best plan of cuts that fits."""
+    search, n_each = PipelineSearch(pipelined, Budget(10**6)), pipelined.pipeline.stages_per_device
+    for n in (n for n in range(1, 4) if search.can_use(n)):
+        for ranks in permutations(range(3), n):
+            for cuts in combinations(range(1, search.chain.n_pieces), n * n_each - 1):
+                search.score_cuts(Cuts((0, *cuts), ranks))
+    return search.best_score[1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_proves_the_best_of_all_plans(seed: int, schedule: str) -> None:
+    pipelined = small(seed, schedule, is_plain=True)
+    found = PIPELINE_PLACERS["exact"].place(pipelined, Budget(1_000), np.random.default_rng(0))
+    assert found.is_proven
+    assert found.step.total_s == pytest.approx(best_of_all(pipelined))
+
+
+def test_exact_proves_nothing_where_the_budget_ends_before() -> None:
+    found = PIPELINE_PLACERS["exact"].place(small(0), Budget(10), np.random.default_rng(0))
+    assert not found.is_proven
+
+
+def test_splits_of_branches_are_stages_that_are_not_contiguous_in_program_order() -> None:
+    orders = set()
+    for seed in range(12):
+        pipelined = small(seed, n_layers=9, branches=True)
+        found = PIPELINE_PLACERS["ideals"].place(pipelined, Budget(10), np.random.default_rng(0))
+        orders.add(found.cuts.order)
+        stages = stages_of(pipelined.problem, found.stages.placement)
+        plain = plain_step(pipelined.problem, pipelined.pipeline, stages)
+        assert plain is not None
+        assert found.step.total_s == pytest.approx(plain.total_s, rel=1e-9)
+    assert len(orders) > 1
+
+
+def test_a_split_takes_less_memory_until_the_simulated_plan_fits() -> None:
+    graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
+    ample = PipelinedProblem(Problem(graph, cluster), Pipeline("1f1b", 8))
+    need = PIPELINE_PLACERS["ideals"].place(ample, Budget(10), np.random.default_rng(0)).step.peak_bytes
+    devices = tuple(replace(device, memory_bytes=0.8 * need.max()) for device in cluster.devices)
+    scarce = PipelinedProblem(Problem(graph, replace(cluster, devices=devices)), ample.pipeline)
+    assert PIPELINE_PLACERS["ideals"].place(scarce, Budget(10), np.random.default_rng(0)).step.fits
 
 
 def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
@@ -109,5 +165,5 @@ def test_memory_decides_before_time() -> None:
 def test_clusters_that_run_no_pipeline_are_refused() -> None:
     graph = load_family("gpt")[0]
     shared = PipelinedProblem(Problem(graph, get_cluster("8xa100")), Pipeline("1f1b", 8))
-    with pytest.raises(PipelineError, match="shares links by 'egress'; a pipeline needs 'pair' or 'none'"):
+    with pytest.raises(PipelineError, match="shares links by 'egress', which pipelines do not simulate"):
         PIPELINE_PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))

@@ -13,7 +13,6 @@ from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.terminal_report import print_tables
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
-from envs.coarse_problem import coarse_problem
 from envs.problem import Problem
 from graphs.dataset import load_family
 
@@ -39,14 +38,6 @@ def test_a_placer_that_spreads_is_feasible(name: str) -> None:
     found = PLACERS[name].place(Problem(tightest, CLUSTER), Budget(500), np.random.default_rng(0))
     assert found.feasible
     assert (found.step_time.peak_bytes <= CLUSTER.memory_bytes).all()
-
-
-def test_groups_are_placed_within_memory_too() -> None:
-    problem = Problem(LLAMAS[2], CLUSTER)
-    coarse = coarse_problem(problem, 256)
-    assert not coarse.always_fits
-    found = PLACERS["heft"].place(coarse, Budget(100), np.random.default_rng(0))
-    assert found.feasible
 
 
 def test_a_placer_that_is_out_of_memory_is_reported_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,22 @@ def test_mean_of_neighbours_by_hand() -> None:
     assert batch.mean_of_producers(state).flatten().tolist() == [0.0, 1.0, 1.5]
     assert batch.mean_of_consumers(state).flatten().tolist() == [3.0, 4.0, 0.0]
     assert batch.mean_of_graph(state).flatten().tolist() == [pytest.approx(7 / 3)]
+    assert batch.with_neighbours(state).tolist() == [[1.0, 0.0, 3.0], [2.0, 1.0, 4.0], [4.0, 1.5, 0.0]]
+
+
+def test_compiled_neighbours_are_those_of_torch_with_gradients() -> None:
+    batch = GraphBatch.of([GraphTensors.of(random_problem(seed), torch.device("cpu")) for seed in range(3)])
+    states = [torch.randn(len(batch.nodes), 5, requires_grad=True) for _ in range(2)]
+    states[1].data = states[0].detach().clone()
+    compiled = batch.with_neighbours(states[0])
+    plain = torch.cat([states[1], batch.mean_of_producers(states[1]), batch.mean_of_consumers(states[1])], 1)
+    torch.testing.assert_close(compiled, plain)
+    weights = torch.randn_like(plain)
+    gradients = [
+        torch.autograd.grad((out * weights).sum(), each)[0]
+        for out, each in zip((compiled, plain), states, strict=True)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_graph_without_edges() -> None:

@@ -10,10 +10,9 @@ import pytest
 from agent.commands.train import make_parser
 from agent.contexts.workers.distributed_config import EngineConfig
 from agent.studies.study_config import StudyConfig
-from agent.training.config import RENAMED, ConfigError, TrainConfig
+from agent.training.config import ConfigError, TrainConfig
 from agent.training.split import split_graphs
 from graphs.op_graph import OpGraph, build_graph
-from graphs.system.settings import field_types
 
 
 def test_round_trip() -> None:
@@ -25,13 +24,6 @@ def test_flags_and_fields_are_the_same() -> None:
     options = {action.dest for action in make_parser()._actions} - {"help", "config", "resume"}
     settings = (TrainConfig(), StudyConfig(), EngineConfig())
     assert options == {name for each in settings for name in each.to_json()}
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_key_of_an_earlier_version_is_refused_with_its_new_name(old: str, new: str) -> None:
-    assert new in field_types(TrainConfig)
-    with pytest.raises(ConfigError, match=f"config.json: key '{old}' is called '{new}' in this version"):
-        TrainConfig.from_json({old: 1}, "config.json")
 
 
 def test_whole_numbers_are_numbers_and_strings_lists_of_one() -> None:

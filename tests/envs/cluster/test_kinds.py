@@ -9,55 +9,18 @@ import pytest
 
 from envs.cluster.cluster import Cluster, ClusterError
 from envs.cluster.files import cluster_from_json, cluster_to_json
-from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, NAMES, Kind, device_of_name, kind_of
+from envs.cluster.kinds import CONTEXT_BYTES, KINDS, MIB, Kind
 from envs.cluster.presets import get_cluster
 from graphs.system.json_files import FileFormatError
 
 
 def alone(**changes: object) -> Cluster:
-    device = replace(device_of_name("t4"), **changes)  # type: ignore[arg-type]
+    device = replace(KINDS["t4"].device(), **changes)  # type: ignore[arg-type]
     return Cluster("c", (device,), np.ones((1, 1)), np.zeros((1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
-        ("Tesla_V100-SXM2-16GB", "v100-sxm2-16gb"),
-        ("NVIDIA_H100_80GB_HBM3", "h100-sxm5-80gb"),
-        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
-        ("NVIDIA_A100-PCIE-40GB", "a100-pcie-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
-        ("NVIDIA_A100_80GB_PCIe", "a100-pcie-80gb"),
-        ("NVIDIA_L4", "l4"),
-        ("Tesla T4", "t4"),
-        ("Tesla P4", "p4"),
-        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
-        ("NVIDIA GH200 480GB", "gh200"),
-        ("NVIDIA GeForce RTX 2080", "rtx2080"),
-        ("NVIDIA GeForce RTX 3090", "rtx3090"),
-        ("NVIDIA TITAN RTX", "titan-rtx"),
-    ],
-)
-def test_names_of_cuda_have_kinds(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
-    assert device_of_name(name).kind == kind
-
-
-def test_kinds_are_their_own_names_and_the_table_has_no_other() -> None:
-    assert [kind_of(name) for name in KINDS] == list(KINDS)
-    assert set(NAMES.values()) <= set(KINDS)
-
-
-@pytest.mark.parametrize("name", ["", "NVIDIA", "Tesla V100", "Radeon VII"])
-def test_an_unknown_name_is_one_line(name: str) -> None:
-    with pytest.raises(ClusterError, match=f"no device kind is known for '{name}'; known kinds are p4"):
-        kind_of(name)
-
-
 def test_stand_ins_of_peaks() -> None:
-    v100, a100 = device_of_name("v100-sxm2-16gb"), device_of_name("a100-sxm4-40gb")
+    v100, a100 = KINDS["v100-sxm2-16gb"].device(), KINDS["a100-sxm4-40gb"].device()
     assert v100.peak("tf32") == v100.peak("bf16") == v100.peak("fp32") == v100.flops_per_s == 15.7e12
     assert (a100.peak("tf32"), a100.peak("bf16"), a100.peak("fp16")) == (156e12, 312e12, 312e12)
     assert a100.peak("") == a100.peak("int") == a100.flops_per_s == 19.5e12

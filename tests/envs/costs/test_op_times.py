@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs.cluster.cluster import Cluster, Device
-from envs.cluster.kinds import KINDS, device_of_name
+from envs.cluster.kinds import KINDS
 from envs.costs.calibration import calibration_of
 from envs.costs.efficiency import MatmulWork
 from envs.costs.op_seconds import op_seconds, roofline_seconds
@@ -32,7 +32,7 @@ def graph_of(*ops: tuple[str, str, tuple[int, int, int, int], float, float]) -> 
 
 
 def seconds_on(name: str, graph: OpGraph) -> np.ndarray:
-    device = device_of_name(name)
+    device = KINDS[name].device()
     calibration = calibration_of(device.kind)
     assert calibration
     return calibrated_seconds(graph, device, calibration)
@@ -46,7 +46,7 @@ def product(
 
 
 def test_an_op_is_its_launch_and_what_its_model_says() -> None:
-    device = device_of_name("t4")
+    device = KINDS["t4"].device()
     calibration = calibration_of("t4")
     assert calibration
     seconds = seconds_on(
@@ -68,7 +68,7 @@ def test_an_op_is_its_launch_and_what_its_model_says() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_no_op_beats_the_datasheet_by_far_and_none_is_idle_for_long(name: str) -> None:
     graph = graph_of(product("fp32", 8192, 8192, 8192), ("aten.relu", "fp32", (0, 0, 0, 0), 1e6, 4e9))
-    ratio = seconds_on(name, graph) / roofline_seconds(graph, device_of_name(name))
+    ratio = seconds_on(name, graph) / roofline_seconds(graph, KINDS[name].device())
     assert (ratio > 0.9).all()
     assert (ratio < 4.0).all()
 
@@ -95,7 +95,7 @@ def test_a_product_without_shape_takes_what_a_large_one_does() -> None:
 
 def test_an_op_of_two_products_takes_twice_as_long() -> None:
     kind, dtype, gemm, flops, size = product("fp32", 1024, 1024, 1024)
-    launch = device_of_name("t4").launch_s
+    launch = KINDS["t4"].device().launch_s
     once, twice = seconds_on(
         "t4", graph_of((kind, dtype, gemm, flops, size), (kind, dtype, gemm, 2 * flops, 2 * size))
     )
@@ -129,14 +129,14 @@ def test_the_backward_of_a_softmax_moves_twice_what_a_graph_counts() -> None:
             )
         ),
     )
-    launch = device_of_name("v100-pcie-32gb").launch_s
+    launch = KINDS["v100-pcie-32gb"].device().launch_s
     assert softmax - launch == pytest.approx(2 * (forward - launch))
     assert log_softmax == forward
 
 
 def test_costs_follow_the_calibration_of_a_kind_and_else_the_roofline() -> None:
     graph = graph_of(product("fp32", 512, 512, 512), ("aten.relu", "fp32", (0, 0, 0, 0), 10, 1e7))
-    known = device_of_name("l4")
+    known = KINDS["l4"].device()
     unknown = replace(known, name="other", kind="l4-of-another-maker")
     cluster = Cluster("c", (known, unknown), np.ones((2, 2)), np.zeros((2, 2)))
     seconds = op_seconds(graph, cluster)
@@ -155,7 +155,7 @@ def test_the_roofline_takes_the_peak_of_the_dtype() -> None:
 
 def test_equal_devices_have_equal_times_and_those_of_other_peaks_their_own() -> None:
     graph = graph_of(product("fp16", 512, 512, 512))
-    first = replace(device_of_name("t4"), name="a")
+    first = replace(KINDS["t4"].device(), name="a")
     second = replace(first, name="b", peaks={"fp32": 8.1e12, "fp16": 20e12})
     third = replace(first, name="c")
     cluster = Cluster("c", (first, second, third), np.ones((3, 3)), np.zeros((3, 3)))

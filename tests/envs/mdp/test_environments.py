@@ -12,7 +12,6 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.mdp.batched_env import BatchedPlacementEnv
 from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.placement_env import PlacementEnv
 from envs.mdp.visits import is_incremental
@@ -20,7 +19,6 @@ from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError
-from graphs.system.array_types import IntArray
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -208,40 +206,6 @@ def test_incremental_only_in_program_order() -> None:
     assert problem.cluster.schedule == "program"
 
 
-def test_vec_env_draws_every_problem_once_a_round() -> None:
-    problems = some_problems()
-    env = BatchedPlacementEnv(problems, 3, seed=5, orders=ALL_ORDERS)
-    env.reset()
-    rng, seen = np.random.default_rng(0), []
-    while len(seen) < 40:
-        masks = env.env_method("action_masks")
-        assert len(masks) == 3
-        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
-        _, _, dones, infos = env.step(actions)
-        for done, info in zip(dones, infos, strict=True):
-            assert done == ("result" in info)
-            if done:
-                seen.append(info["result"].problem)
-                assert info["episode"]["l"] == info["result"].decisions
-                assert info["terminal_observation"]["devices"].shape == env.observation_space["devices"].shape
-    counts = np.bincount(seen, minlength=len(problems))
-    assert counts.max() - counts.min() <= 4
-
-
-def test_vec_env_resumes_its_draws() -> None:
-    def run(env: BatchedPlacementEnv) -> list[np.ndarray]:
-        first = env.reset()["problem"].copy()
-        return [first, *(env.step(np.argmax(env.action_masks(), axis=1))[0]["op"].copy() for _ in range(60))]
-
-    env = BatchedPlacementEnv(some_problems(), 4, seed=3, orders=ALL_ORDERS)
-    run(env)
-    state = env.state_dict()
-    again = BatchedPlacementEnv(some_problems(), 4, seed=99, orders=ALL_ORDERS)
-    again.load_state_dict(state)
-    for one, other in zip(run(env), run(again), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("order", ["topo", "random", "bfs"])
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
 def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> None:
@@ -264,44 +228,3 @@ def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> No
     first, second = batch.result(0), batch.result(1)
     assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
     assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)
-
-
-def test_the_return_is_what_a_timer_measures() -> None:
-    """Of every second episode it says that it cannot be run."""
-    problems = some_problems()
-    placed: list[tuple[Problem, float]] = []
-
-    def timer(problem: Problem, device_of: IntArray) -> float:
-        simulated_s = float(simulate_problem(problem, device_of).total_s)
-        placed.append((problem, 3.0 * simulated_s if len(placed) % 2 else float("inf")))
-        return placed[-1][1]
-
-    env = BatchedPlacementEnv(problems, 2, step_timer=timer)
-    plain = BatchedPlacementEnv(problems, 2)
-    rng = np.random.default_rng(0)
-    returns, sums = [np.zeros(2), np.zeros(2)], []
-    env.reset(), plain.reset()
-    while len(placed) < 6:
-        masks = env.action_masks()
-        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
-        steps = [each.step(actions) for each in (env, plain)]
-        for total, (_, rewards, _, _) in zip(returns, steps, strict=True):
-            total += rewards
-        for episode in np.flatnonzero(steps[0][2]):
-            result, simulated = (infos[episode]["result"] for _, _, _, infos in steps)
-            sums.append((result, simulated, *(total[episode] for total in returns)))
-            for total in returns:
-                total[episode] = 0.0
-    timed = [entry for entry in sums if entry[1].fits]
-    assert len(timed) == len(placed)
-    for (problem, measured_s), (result, simulated, total, plain_total) in zip(placed, timed, strict=True):
-        assert total == pytest.approx(result.episode_return, rel=1e-5)
-        if np.isfinite(measured_s):
-            assert result.step_time_s == measured_s == pytest.approx(3 * simulated.step_time_s)
-            assert total == pytest.approx(-measured_s / problem.scale_s, rel=1e-5)
-        else:
-            assert result.infeasible
-            assert not result.fits
-            assert total < plain_total - 1
-    with pytest.raises(MdpError, match="measured step times need the mdp construct"):
-        BatchedPlacementEnv(problems, 2, mdp="improve", step_timer=timer)

@@ -14,8 +14,12 @@ from graphs.system.array_types import IntArray
 from tests.envs.random_problems import random_cluster
 
 
-def random_training_graph(rng: np.random.Generator, n_layers: int) -> OpGraph:
-    """Draws a graph with skip connections, tied weights, inputs, and ops without time."""
+def random_training_graph(rng: np.random.Generator, n_layers: int, *, branches: bool = False) -> OpGraph:
+    """Draws a graph with skip connections, tied weights, inputs, and ops without time.
+
+    Args:
+        branches: whether a layer need not read from the one before it.
+    """
     ops: list[dict[str, object]] = []
     tensors: dict[tuple[str, int], tuple[int, float, list[int]]] = {}
 
@@ -46,6 +50,8 @@ def random_training_graph(rng: np.random.Generator, n_layers: int) -> OpGraph:
     inputs_of = [
         sorted({at - 1, int(rng.integers(max(0, at - 6), at))}) if at else [] for at in range(n_layers)
     ]
+    if branches:
+        inputs_of = [each[: 1 + int(rng.integers(2))] for each in inputs_of]
     for layer in range(n_layers):
         if has_weights[layer]:
             make("weight", layer, add(f"w{layer}", "parameter", "forward", layer))

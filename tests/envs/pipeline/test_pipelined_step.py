@@ -162,7 +162,9 @@ def test_bad_replicas_are_one_line(
 def test_stages_are_those_of_their_placement_file() -> None:
     graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
     problem = Problem(graph, cluster)
-    stages = chain_of(problem).stages(np.array([0, 9]), np.array([1, 2]), (1,), ((1,), (2, 0)))
+    stages = chain_of(problem).stages(
+        np.array([0, 9]), np.array([1, 2]), recomputed=(1,), replicas=((1,), (2, 0))
+    )
     record = json.loads(json.dumps(placement_to_json(graph, cluster, stages.placement)))
     assert (record["recompute"], record["replicas"]) == ([1], {"1": ["gpu2", "gpu0"]})
     again = stages_of(problem, placement_from_json(record, "file").resolve(graph, cluster))

@@ -10,7 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from envs.cluster.presets import get_cluster
+from envs.pipeline.chain import chain_of
+from envs.pipeline.stages import Stages, cut_into_stages
+from envs.problem import Problem
 from envs.runtime.interpreter import OPTIMIZERS
+from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import find_loss
 from graphs.families import (
     bert,
@@ -163,22 +168,36 @@ def random_devices(graph: OpGraph, n_devices: int, seed: int) -> IntArray:
     return device_of
 
 
+def random_stages(captured: CapturedStep, n_ranks: int, n_each: int, seed: int) -> Stages:
+    """Draws stages in rounds over devices, and a device for each parameter and input."""
+    rng, graph, n_stages = np.random.default_rng(seed), captured.graph, n_ranks * n_each
+    problem = Problem(graph, get_cluster("4xv100"))
+    chain = chain_of(problem)
+    cuts = np.sort(rng.choice(np.arange(1, chain.n_pieces), n_stages - 1, replace=False))
+    stages = chain.stages(np.array([0, *cuts]), np.tile(rng.permutation(n_ranks), n_each))
+    drawn = rng.integers(n_ranks, size=graph.n_ops)
+    return cut_into_stages(problem, np.where(graph.is_source, drawn, stages.device_of), stages.stage_of)
+
+
 def plain_steps(
     module: nn.Module, inputs: Any, count: int, optimizer: str, **options: Any
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Trains a copy of a module without placing it.
+    """Trains a copy of a module without placing it; a list of inputs are microbatches of each step.
 
     Returns:
         The losses, the gradients of the last step, and the state after it.
     """
     model = copy.deepcopy(module)
     chosen = OPTIMIZERS[optimizer](model.parameters(), **options)
-    losses = []
+    losses, batches = [], inputs if isinstance(inputs, list) else [inputs]
     for _ in range(count):
         chosen.zero_grad()
-        loss, _ = find_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs))
-        loss.backward()
+        found = []
+        for batch in batches:
+            loss, _ = find_loss(model(**batch) if isinstance(batch, dict) else model(*batch))
+            (loss / len(batches)).backward()
+            found.append(loss.detach())
         chosen.step()
-        losses.append(float(loss.detach()))
+        losses.append(float(torch.stack(found).mean()))
     gradients = {path: each.grad for path, each in model.named_parameters() if each.grad is not None}
     return losses, gradients, model.state_dict()

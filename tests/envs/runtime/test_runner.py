@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -40,3 +43,16 @@ def test_a_placed_step_equals_the_plain_one(family: str, processes: DeviceProces
             torch.testing.assert_close(found_gradients[path], gradient, rtol=1e-9, atol=1e-9)
         for key, value in state.items():
             torch.testing.assert_close(found_state[key], value, rtol=1e-9, atol=1e-9)
+
+
+def test_memory_formats_are_found_by_processes_that_do_not_run_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pickle takes them from the first module that has `torch`, which may be the script."""
+    script = types.ModuleType("__mp_main__")
+    script.torch = torch  # type: ignore[attr-defined]
+    modules = {name: module for name, module in sys.modules.items() if name != "__mp_main__"}
+    monkeypatch.setattr(sys, "modules", {"__mp_main__": script, **modules})
+    content = pickle.dumps(torch.channels_last)
+    assert b"__mp_main__" not in content
+    assert pickle.loads(content) is torch.channels_last

@@ -1,4 +1,4 @@
-"""A placed step over processes that torchrun started, as on several machines, equals the plain step."""
+"""Placed and pipelined steps over processes of torchrun, as on several machines, equal the plain step."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ import sys
 import torch
 from agent import place
 from envs.runtime.cut import cut
+from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import ExecutionError
 from envs.placement.placement import Placement
 from dataclasses import replace
-from tests.envs.runtime.small_models import plain_steps, random_devices
+from envs.pipeline.pipeline import Pipeline
+from envs.runtime.pipeline_runner import PipelineRunner
+from tests.envs.runtime.small_models import plain_steps, random_devices, random_stages
 from tests.envs.runtime.torchrun_models import Net, INPUTS
 
 def kinds_sent(programs):
@@ -60,6 +63,17 @@ if sys.argv[1:] == ["fail"]:
     except ExecutionError as error:
         print(f"told: {error}", flush=True)
         sys.exit(3)
+batches, pipeline = [((INPUTS[0] + at) % 7,) for at in range(4)], Pipeline("1f1b", 4)
+losses, _, state = plain_steps(module, batches, 2, "sgd", lr=0.1)
+draws = (random_stages(plan.captured, 2, 1, seed) for seed in range(99))
+stages = next(each for each in draws if True in kinds_sent(cut_pipeline(plan.captured, each, pipeline, 2)[0]))
+runner = PipelineRunner(plan.captured, stages, pipeline, module, runner.processes, options={"lr": 0.1})
+for expected in losses:
+    torch.testing.assert_close(runner.step(batches).item(), expected, rtol=1e-9, atol=1e-9)
+for key, value in runner.state_dict().items():
+    torch.testing.assert_close(value, state[key], rtol=1e-9, atol=1e-9)
+(step,) = runner.timed_steps(1, timed_ops=True)
+assert len(runner.action_times(step)) == 2 * (2 * 4 + 1)
 runner.close()
 sys.stdout.write(f"rank {runner.processes.rank} equal\\n")  # at once, as two processes write
 """

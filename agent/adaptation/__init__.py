@@ -1,0 +1,1 @@
+"""Corrections of the costs of a simulator by measured steps, and what to measure next."""

@@ -1,1 +1,0 @@
-"""Traversal orders compared by the policies that learn in them."""

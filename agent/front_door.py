@@ -1,0 +1,242 @@
+"""The front door in Python: `place` finds what `evaluate.py` finds and returns it as a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, overload
+
+from agent.bounds.lower_bound import lower_bound_s
+from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.calibration.quick import get_or_measure_cluster
+from agent.evaluation.handover.pipeline import pipeline_baselines
+from agent.evaluation.inputs import make_budget, make_pipeline, prepared
+from agent.evaluation.policies import make_placer, open_policy
+from agent.evaluation.results import DATA_PARALLEL
+from agent.evaluation.spec import placer_names
+from agent.evaluation.trial_runner import TrialRunner
+from agent.pipeline_plan import PipelinePlan
+from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
+from agent.placers.base import Budget, Placer, PlacerError
+from agent.plan import Plan
+from agent.policy.placers import LEARNED
+from envs.cluster.cluster import Cluster
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import stages_of
+from envs.problem import Problem
+from envs.simulator.fastest_single import fastest_single
+from graphs.op_graph import OpGraph
+from graphs.orders import ORDERS
+from graphs.system.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graphs.capture.captured_step import CapturedStep
+    from graphs.capture.loss import Loss
+
+
+@overload
+def place(
+    model: nn.Module | OpGraph, inputs: Any = None, *, pipeline: None = None, **settings: Any
+) -> Plan: ...
+
+
+@overload
+def place(
+    model: nn.Module | OpGraph, inputs: Any = None, *, pipeline: Pipeline | str, **settings: Any
+) -> PipelinePlan: ...
+
+
+def place(  # type: ignore[misc]  # both plans take all settings
+    model: nn.Module | OpGraph,
+    inputs: Any = None,
+    *,
+    cluster: str | Cluster = "4xv100",
+    placer: str | None = None,
+    pipeline: Pipeline | str | None = None,
+    split: int | None = None,
+    batch_dim: int = 0,
+    budget: int | None = None,
+    seconds: float | None = None,
+    policy: str | os.PathLike[str] = "pretrained",
+    order: str = "topo",
+    seed: int = 0,
+    optimizer: str | None = "adam",
+    training: bool = True,
+    loss: Loss | None = None,
+    name: str | None = None,
+    precision: str | None = None,
+    granularity: str = "op",
+) -> Plan | PipelinePlan:
+    """Places a model's training step on a cluster, as `evaluate.py` does with the same settings.
+
+    Args:
+        model: a module, which may be on the meta device, or a graph that was captured or read.
+        inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword. For a pipeline,
+            those of one microbatch, unless `split` is given.
+        cluster: a preset, a cluster file or a cluster.
+        placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
+        pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
+            `split` or 8 microbatches.
+        split: number of microbatches into which the inputs, which are a whole batch, are cut.
+        batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
+        budget: evaluations; by default 10,000, or any number where `seconds` are given.
+        seconds: wall time.
+        policy: folder of a trained run, or `pretrained`, which is the shipped policy for the granularity;
+            matters to learned placers only.
+        order: in which the policy visits ops.
+        seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
+        optimizer: of the module's training step, as `graphs.capture.capture` takes it.
+        training: whether a module's backward pass and update are placed too.
+        loss: of the module's outputs, as `graphs.capture.capture` takes it.
+        name: name of a module's graph, which placement files say; `--model` takes that of the function. The
+            class of the module by default.
+        precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
+        granularity: from `graphs.step_settings.GRANULARITIES`: what one decision places.
+
+    Returns:
+        The best placement found; `plan.step_time.fits` says whether it is feasible.
+
+    Raises:
+        ValueError: an unknown name, a budget that allows nothing, a model that cannot be captured, a policy
+            that cannot be loaded, a batch that cannot be split, a graph or cluster that cannot run the
+            pipeline, or (`InfeasibleError`) a graph that no placement on the cluster has the memory for.
+
+    Example:
+        >>> from agent import place
+        >>> from graphs.dataset import load_family
+        >>> plan = place(load_family("gpt")[0], cluster="2xk80", placer="heft")
+        >>> plan.step_time.fits
+        True
+    """
+    chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = make_budget(budget, seconds)
+    ORDERS.check(order)
+    if isinstance(pipeline, Pipeline):
+        wanted = make_pipeline(pipeline.schedule, pipeline.microbatches, split)
+    else:
+        wanted = make_pipeline(pipeline, None, split)
+    captured, graph = _graph(model, inputs, split, batch_dim, optimizer, training, loss, name)
+    problem = Problem(prepared(graph, precision, granularity), chosen)
+    problem.check_feasible()
+    if wanted is not None:
+        must_run = captured is not None or (isinstance(pipeline, Pipeline) and pipeline.is_plain)
+        wanted = replace(wanted, is_plain=must_run)
+        return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
+    return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
+
+
+def _graph(
+    model: nn.Module | OpGraph, inputs: Any, split: int | None, batch_dim: int, *settings: Any
+) -> tuple[CapturedStep | None, OpGraph]:
+    """Captures a module on the first microbatch of its inputs; returns a graph as it is."""
+    if isinstance(model, OpGraph):
+        if split is not None:
+            raise InputError("a graph is the step of one microbatch already; split cuts a module's inputs")
+        return None, model
+    if inputs is None:
+        raise InputError("a module is placed with its example inputs; call place(module, inputs)")
+    from graphs.capture.structures import split_batch
+
+    microbatch = inputs if split is None else split_batch(inputs, split, batch_dim)[0]
+    captured = _capture(model, microbatch, *settings)
+    return captured, captured.graph
+
+
+def _place_batch(
+    problem: Problem,
+    placer: str,
+    policy: str,
+    order: str,
+    budget: Budget,
+    seed: int,
+    captured: CapturedStep | None,
+) -> Plan:
+    found = _runner().place(
+        _placer(placer, policy, order, problem.graph),
+        problem,
+        budget,
+        order=order if placer in LEARNED else "",
+        seed=seed,
+    )
+    return Plan(
+        graph=problem.graph,
+        cluster=problem.cluster,
+        placer=placer,
+        placement=found.placement,
+        step_time=found.step_time,
+        single=fastest_single(problem),
+        lower_bound_s=lower_bound_s(problem),
+        evaluations=found.evaluations,
+        wall_s=found.wall_s,
+        captured=captured,
+    )
+
+
+def _place_pipeline(
+    problem: Problem,
+    pipeline: Pipeline,
+    placer: str,
+    budget: Budget,
+    seed: int,
+    captured: CapturedStep | None,
+    batch_dim: int,
+) -> PipelinePlan:
+    pipelined = PipelinedProblem(problem, pipeline)
+    check_pipeline(pipelined)
+    _check_placer(placer, tuple(PIPELINE_PLACERS))
+    found = _runner().run_pipeline(placer, pipelined, budget, None, seed=seed)
+    assert found.placement is not None, "placers of pipelines place"
+    stages = stages_of(problem, found.placement)
+    return PipelinePlan(
+        graph=problem.graph,
+        cluster=problem.cluster,
+        placer=placer,
+        pipeline=pipeline,
+        placement=found.placement,
+        stages=stages,
+        step_time=pipelined.simulate(stages),
+        baselines=pipeline_baselines(pipelined),
+        lower_bound_s=pipeline_bound_s(pipelined),
+        evaluations=found.evaluations,
+        wall_s=found.wall_s,
+        captured=captured,
+        batch_dim=batch_dim,
+    )
+
+
+@cache
+def _runner() -> TrialRunner:
+    return TrialRunner()
+
+
+def _capture(
+    module: nn.Module,
+    inputs: Any,
+    optimizer: str | None,
+    training: bool,
+    loss: Loss | None,
+    name: str | None,
+) -> CapturedStep:
+    from graphs.capture.capture import capture_step
+
+    return capture_step(
+        module, inputs, optimizer=optimizer, training=training, loss=loss, name=name, sources=True
+    )
+
+
+def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
+    _check_placer(name, placer_names())
+    opened = open_policy(policy, [graph]) if name in LEARNED else None
+    return make_placer(name, opened, order)
+
+
+def _check_placer(name: str, known: Sequence[str]) -> None:
+    if name == DATA_PARALLEL:
+        raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
+    if name not in known:
+        raise PlacerError(f"unknown placer '{name}'; use {', '.join(known)}")

@@ -1,0 +1,110 @@
+"""Trains a model as a pipeline: each device runs its actions of the schedule, microbatch by microbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import ActionTime
+from envs.pipeline.stages import Stages
+from envs.runtime.cut_pipeline import cut_pipeline
+from envs.runtime.device_program import Call, DeviceProgram, ExecutionError
+from envs.runtime.runner import Devices, StepRunner, StepTimes
+from graphs.capture.captured_step import CapturedStep
+from graphs.system.array_types import IntArray
+
+
+class PipelineRunner(StepRunner):
+    """A pipelined step that runs on the processes of the devices; it holds the model's state.
+
+    The captured step is that of one microbatch. The loss of a step is the mean of the losses of its
+    microbatches, as are the gradients: as if `(loss / microbatches).backward()` were called for each of
+    them before one update. `step` and `set_inputs` take the inputs of the whole batch, or a list of the
+    inputs of each microbatch. A tensor of the whole batch is cut along `batch_dim`; one of the shape that it
+    had at the capture goes to every microbatch.
+
+    Args:
+        captured: of the module, or of one with equal shapes, on a microbatch.
+        stages: of the captured graph.
+        pipeline: schedule and number of microbatches.
+        batch_dim: dimension along which tensors of a whole batch are cut.
+        module, processes, settings: as a `StepRunner` takes them.
+
+    Raises:
+        PipelineError: the stages are none of this step, or the schedule cannot run them.
+        ExecutionError: as a `StepRunner`.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        stages: Stages,
+        pipeline: Pipeline,
+        module: nn.Module,
+        processes: Devices,
+        *,
+        batch_dim: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.stages, self.pipeline, self.batch_dim = stages, pipeline, batch_dim
+        self._n_batches = pipeline.microbatches
+        super().__init__(captured, stages.device_of, module, processes, **settings)
+
+    def action_times(self, step: StepTimes) -> list[ActionTime]:
+        """Lists when each action ran, by device, in its order; the updates come last.
+
+        Args:
+            step: one of `timed_steps(..., timed_ops=True)`.
+
+        Returns:
+            Start of the first op and end of the last, in seconds since the step began.
+        """
+        zero_s = min(each.start_s for each in step.records)
+        found = []
+        for device, actions in enumerate(self._actions):
+            spans, instructions = step.records[device].spans, self.programs[device].instructions
+            for action, first, end in actions:
+                calls = [spans[at] for at in range(first, end) if isinstance(instructions[at], Call)]
+                # An action without ops has the time at which the device comes to it.
+                start_s, end_s = (calls[0][0], calls[-1][1]) if calls else (spans[first][0],) * 2
+                found.append(ActionTime(device, *action, start_s - zero_s, end_s - zero_s))
+            start_s, end_s = spans[-1]
+            last = self.pipeline.microbatches
+            found.append(ActionTime(device, -1, -1, last, start_s - zero_s, end_s - zero_s))
+        return found
+
+    def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
+        programs, self._actions = cut_pipeline(
+            self.captured, self.stages, self.pipeline, self.processes.n_devices
+        )
+        return programs
+
+    def _flat_inputs(self, inputs: Any) -> list[Tensor]:
+        count = self.pipeline.microbatches
+        given = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+        if not isinstance(given, list):
+            whole = self.captured.step.tensors_in(given)
+            cut = [self._split(index, tensor) for index, tensor in enumerate(whole)]
+            return [tensors[microbatch] for microbatch in range(count) for tensors in cut]
+        if len(given) != count:
+            raise ExecutionError(
+                f"{len(given)} microbatches; the pipeline has {count}, so give a list of {count}"
+            )
+        return [tensor for each in given for tensor in self.captured.step.flat_inputs(each)]
+
+    def _split(self, index: int, tensor: Tensor) -> list[Tensor]:
+        """Cuts an input of the whole batch into those of the microbatches."""
+        count, captured = self.pipeline.microbatches, self.captured.step.tensors[index]
+        shape = list(captured.shape)
+        if tensor.dtype == captured.dtype and list(tensor.shape) == shape:
+            return [tensor] * count
+        if -len(shape) <= self.batch_dim < len(shape):
+            shape[self.batch_dim] *= count
+        if tensor.dtype != captured.dtype or list(tensor.shape) != shape:
+            raise ExecutionError(
+                f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
+                f"{captured.dtype} {shape}"
+            )
+        return list(tensor.chunk(count, self.batch_dim))

@@ -1,0 +1,199 @@
+"""`place(..., pipeline=...)` finds what `evaluate.py --pipeline` finds; the inputs may be one batch."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent import Pipeline, PipelinePlan, place
+from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.commands.evaluate import main
+from agent.evaluation.handover.pipeline import pipeline_advice
+from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.search import place_pipeline
+from agent.placers.base import Budget
+from envs.cluster.presets import get_cluster
+from envs.pipeline.simulate import PipelinedProblem
+from envs.problem import Problem
+from graphs.capture.structures import split_batch
+from graphs.dataset import load_family
+
+GRAPH = load_family("gpt")[0]
+PIPELINE = Pipeline("1f1b", 8)
+CLUSTER = get_cluster("4xv100:2")
+
+
+class Classifier(nn.Module):
+    """A perceptron that returns the loss of its labels, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def make() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Makes a model and a batch of 12, for `--model`."""
+    return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
+
+
+@pytest.fixture(scope="module")
+def plan() -> PipelinePlan:
+    return place(GRAPH, cluster=CLUSTER, pipeline=PIPELINE, budget=60)
+
+
+def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
+    pipelined = PipelinedProblem(Problem(GRAPH, CLUSTER), PIPELINE)
+    assert plan.placer == "refine"
+    assert plan.pipeline == PIPELINE
+    assert plan.step_time.total_s == pipelined.simulate(plan.stages).total_s
+    assert plan.lower_bound_s == pipeline_bound_s(pipelined) <= plan.step_time.total_s
+    assert plan.single.total_s == place_pipeline("single", pipelined, Budget(2)).step.total_s
+    assert plan.data_parallel == simulate_data_parallel_pipeline(pipelined)
+    assert (plan.placement.stage_of == plan.stages.stage_of).all()
+    assert [row.stage for row in plan.table()] == [0, 1]
+    assert 1 <= plan.evaluations <= 60
+    first, *others = str(plan).splitlines()
+    assert first == pipeline_advice(2, plan.step_time, plan.baselines)
+    assert others[0] == f"{GRAPH.name} on 4xv100:2 by refine: 2 stages, 8 microbatches, schedule 1f1b"
+    assert f"{plan.step_time.throughput_per_s:.4g} microbatches a second" in others[1]
+    assert plan.explain().startswith(first)
+    assert "stage 1 on gpu" in plan.explain()
+
+
+def test_the_advice_is_what_is_fastest_and_fits(plan: PipelinePlan) -> None:
+    step, baselines = plan.step_time, plan.baselines
+    total_s = 0.5 * min(plan.single.total_s, plan.data_parallel.step_s)
+    fast, slow = replace(step, total_s=total_s), replace(step, total_s=100 * plan.single.total_s)
+    ratio = plan.single.total_s / total_s
+    assert "use the pipeline: 2x as fast as " in pipeline_advice(2, fast, baselines)
+    assert f"{ratio:.3g}x as fast as one device" in pipeline_advice(2, fast, baselines)
+    assert "x as fast as the pipeline" in pipeline_advice(2, slow, baselines)
+    assert "no memory for the pipeline" in pipeline_advice(2, replace(fast, fits=False), baselines)
+    assert "the pipeline" not in pipeline_advice(1, plan.single, baselines)
+    none = replace(
+        baselines,
+        single=replace(plan.single, fits=False),
+        data_parallel=plan.data_parallel._replace(fits=False),
+    )
+    expected = "use the pipeline: no memory for one device, no memory for data parallelism"
+    assert pipeline_advice(2, fast, none) == expected
+    assert pipeline_advice(2, replace(fast, fits=False), none).startswith("nothing found has the memory")
+
+
+def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:
+    plan.save_all(tmp_path / "mine")
+    plan.trace(tmp_path / "trace.json")
+    names = ["refine.explain.txt", "refine.json", "refine.stages.csv", "refine.trace.json"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == names
+    assert (tmp_path / "trace.json").read_text() == (tmp_path / "mine" / "refine.trace.json").read_text()
+    saved = json.loads((tmp_path / "mine" / "refine.json").read_text())
+    assert saved["device_of"] == plan.device_of
+    assert set(saved["stage_of"].values()) == {0, 1}
+
+
+def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -> None:
+    words = [
+        "--cluster",
+        "4xv100",
+        "--pipeline",
+        "gpipe",
+        "--placers",
+        "refine",
+        "--seeds",
+        "1",
+        "--budget",
+        "40",
+    ]
+    model = ["--model", f"{__name__}:make", "--split", "6"]
+    assert main([*model, *words, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    found = place(*make(), name="make", pipeline="gpipe", split=6, budget=40)
+    assert (row["microbatches"], found.pipeline.microbatches) == ("6", 6)
+    assert float(row["step_time_s"]) == pytest.approx(found.step_time.total_s)
+    halves = {key: value[:2] for key, value in make()[1].items()}
+    assert found.graph.n_ops == place(make()[0], halves, name="make", pipeline="gpipe", budget=1).graph.n_ops
+    assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
+
+
+def test_a_plan_of_a_pipeline_runs() -> None:
+    torch.manual_seed(0)
+    module = Classifier()
+    batch = {"features": torch.randn(12, 8), "labels": torch.arange(12) % 8}
+    plan = place(
+        module, batch, cluster=CLUSTER, pipeline="1f1b", split=3, placer="equal-time", optimizer="sgd"
+    )
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.1) as runner:
+        found = float(runner.step(batch))
+    assert len(set(plan.placement.device_of.tolist())) == 2
+    assert found == pytest.approx(float(module(**batch)["loss"].detach()), rel=1e-5)
+
+
+def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
+    batch = {
+        "ids": torch.arange(12).view(6, 2),
+        "mask": torch.ones(2, 2),
+        "labels": [torch.arange(6), "text"],
+    }
+    parts = split_batch(batch, 3)
+    assert len(parts) == 3
+    assert torch.equal(torch.cat([part["ids"] for part in parts]), batch["ids"])
+    assert all(part["mask"] is batch["mask"] and part["labels"][1] == "text" for part in parts)
+    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    (first, second) = split_batch(torch.zeros(3, 4), 2, dim=1)
+    assert [part[0].shape for part in (first, second)] == [(3, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pipeline": "2f2b"}, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
+        ({"pipeline": "1f1b", "placer": "heft"}, "unknown placer 'heft'; use annealing, "),
+        ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
+        (
+            {"pipeline": "1f1b", "cluster": "8xa100"},
+            "shares links by 'egress', which pipelines do not simulate",
+        ),
+        (
+            {"pipeline": "interleaved-1f1b:99"},
+            "needs 99 stages on a device, but graph 'Classifier' can be cut",
+        ),
+        ({"pipeline": "1f1b", "split": 0}, "0 microbatches; a step has at least 1 and at most"),
+        ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
+        ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
+        ({"pipeline": PIPELINE, "split": 2}, "split makes 2 microbatches, but the pipeline has 8"),
+        ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
+    ],
+)
+def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        place(*make(), **{"cluster": CLUSTER} | settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
+        (["--split", "2"], "split makes the microbatches of a pipeline"),
+        (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
+    ],
+)
+def test_wrong_flags_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", f"{__name__}:make", "--cluster", "4xv100", "--out", str(tmp_path / "out")]
+    assert main([*model, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,113 @@
+"""Stages of a plan in torch.distributed.pipelining: cuts at modules, real steps, and bad input."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import SplitPoint
+from torch.multiprocessing import start_processes
+
+from agent import place
+from envs.pipeline.module_cuts import _nearest
+from tests.envs.runtime.torch_ranks import compare, make
+
+
+def test_processes_of_a_pipeline_equal_plain_steps(tmp_path: Path) -> None:
+    get_context("forkserver").set_forkserver_preload(
+        ["transformers.models.gpt2.modeling_gpt2", compare.__module__]
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(compare, (tmp_path, port), nprocs=3, start_method="forkserver")
+
+
+def test_cuts_move_to_the_nearest_modules_and_the_step_is_that_of_the_new_stages() -> None:
+    module, batch = make("transformer")
+    plan = place(module, batch, cluster="4xv100:3", pipeline="1f1b", split=4, budget=60, optimizer=None)
+    stages = plan.pipeline_stages(module)
+    cuts = stages.cuts
+    assert stages.split_spec == dict.fromkeys(cuts.modules, SplitPoint.BEGINNING)
+    assert cuts.step_time.total_s == plan._pipelined.simulate(cuts.stages).total_s
+    assert cuts.planned_s == plan.step_time.total_s
+    assert cuts.n_moved == (cuts.stages.stage_of != plan.stages.stage_of).sum()
+    for stage, path in enumerate(cuts.modules, start=1):
+        first = int(np.argmax(cuts.stages.stage_of == stage))
+        assert f"{plan.graph.modules[first]}.".startswith(f"{path}.")
+
+
+def test_a_plan_of_modules_moves_nothing() -> None:
+    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    settings = {"cluster": "4xv100:2", "placer": "equal-time", "granularity": "module", "optimizer": None}
+    stages = place(module, torch.zeros(4, 4), pipeline="1f1b", split=4, **settings).pipeline_stages(module)
+    assert stages.cuts.n_moved == 0
+    assert stages.split_spec == {"2": SplitPoint.BEGINNING}
+    assert repr(stages).startswith("split before 2: no op moves to begin stages with modules; a step takes")
+    assert stages.csv == "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nearest_cuts_are_the_least_of_all_sums(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    allowed = np.sort(rng.choice(40, 8, replace=False))
+    wanted = np.sort(rng.choice(40, 3, replace=False))
+    chosen = _nearest(wanted, allowed)
+    assert chosen == sorted(set(chosen))
+    least = min(np.abs(np.array(each) - wanted).sum() for each in combinations(allowed.tolist(), 3))
+    assert np.abs(np.array(chosen) - wanted).sum() == least
+
+
+class Twice(nn.Module):
+    """Calls one layer twice, so that no stage can begin with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(x).relu()).relu().mean()
+
+
+def test_what_torch_cannot_run_is_one_line() -> None:
+    module, x = Twice(), torch.zeros(4, 4)
+    settings = {"cluster": "4xv100:2", "placer": "equal-time", "optimizer": None}
+    plan = place(module, x, pipeline="gpipe", **settings)
+    with pytest.raises(
+        ValueError, match="has 0 modules that a stage can begin with, and the plan has 2 stages"
+    ):
+        plan.pipeline_stages(module)
+    two = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    few = place(two, x, pipeline="1f1b", split=1, **settings)
+    with pytest.raises(ValueError, match="at least as many microbatches as stages, not 1 for 2; use gpipe"):
+        few.pipeline_stages(two)
+    plan = place(two, x, pipeline="1f1b", split=2, **settings)
+    swapped = np.where(plan.stages.stage_of < 0, -1, 1 - plan.stages.stage_of)
+    with pytest.raises(
+        ValueError, match="take ops out of program order, in which modules are split; place with"
+    ):
+        replace(plan, stages=replace(plan.stages, stage_of=swapped)).pipeline_stages(two)
+    stages = plan.pipeline_stages(two)
+    with pytest.raises(ValueError, match="the plan has 2 devices, and 0 processes are there; start one each"):
+        stages.step(x)
+    with pytest.raises(
+        ValueError, match="a batch of 3 in dimension 0 cannot be split into 2 equal microbatches"
+    ):
+        stages.step(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"input 0 is torch\.float32"):
+        stages.step(torch.zeros(8, 4))
+    with pytest.raises(
+        ValueError, match="the module has no '0.weight', which the captured".replace(".", r"\.")
+    ):
+        plan.pipeline_stages(Twice())
+    with pytest.raises(ValueError, match="is on the meta device and has no values"):
+        plan.pipeline_stages(two.to("meta"))
+    with pytest.raises(ValueError, match="only a graph was placed; place the module"):
+        place(plan.graph, pipeline="1f1b", **settings).pipeline_stages(two)

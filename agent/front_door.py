@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
@@ -24,7 +25,7 @@ from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import cut_into_stages
+from envs.pipeline.stages import stages_of
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
 from graphs.op_graph import OpGraph
@@ -123,6 +124,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
     problem = Problem(prepared(graph, precision, granularity), chosen)
     problem.check_feasible()
     if wanted is not None:
+        must_run = captured is not None or (isinstance(pipeline, Pipeline) and pipeline.is_plain)
+        wanted = replace(wanted, is_plain=must_run)
         return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
     return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
 
@@ -188,7 +191,7 @@ def _place_pipeline(
     _check_placer(placer, tuple(PIPELINE_PLACERS))
     found = _runner().run_pipeline(placer, pipelined, budget, None, seed=seed)
     assert found.placement is not None, "placers of pipelines place"
-    stages = cut_into_stages(problem, found.placement.device_of, found.placement.stage_of)
+    stages = stages_of(problem, found.placement)
     return PipelinePlan(
         graph=problem.graph,
         cluster=problem.cluster,

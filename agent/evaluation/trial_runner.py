@@ -18,7 +18,7 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import cut_into_stages
+from envs.pipeline.stages import stages_of
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
@@ -109,13 +109,12 @@ class TrialRunner:
             parallel = simulate_data_parallel_pipeline(pipelined)
             run = PipelineRun(None, parallel.step_s, parallel.fits, parallel.evaluations)
         elif given is not None:
-            stages = cut_into_stages(pipelined.problem, given.device_of, given.stage_of)
+            stages = stages_of(pipelined.problem, given)
             run = _timed(given, pipelined.simulate(stages), 1)
         else:
             rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
             found = make_pipeline_placer(placer, policy).place(pipelined, budget, rng)
-            placement = Placement(found.stages.device_of, found.stages.stage_of)
-            run = _timed(placement, found.step, found.evaluations)
+            run = _timed(found.stages.placement, found.step, found.evaluations)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)
 

@@ -1,19 +1,23 @@
-"""Search on the simulated pipelined step: simulated annealing over cuts, devices and their number."""
+"""Search on the simulated pipelined step: simulated annealing over cuts, devices, replicas, recomputation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, permutations
 
 import numpy as np
 
 from agent.pipelines.equal import balanced
+from agent.pipelines.moves import neighbour, shifted, toggled
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 
-HOT, COLD = 0.05, 1e-4
+HOT, COLD = 0.5, 1e-4
 """Temperature at first and at last, as a share of the step time."""
+PENALTY = 0.2
+"""Share of the step time, over the temperature, that counts for a device's whole memory over the limits."""
 MOST_ORDERS = 24
 """Orders of the devices that starts are made for, of each number of devices."""
 SHARES = (0.2, 0.6)
@@ -35,19 +39,32 @@ def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
     refine_from(search, (), rng)
 
 
-def refine_from(search: PipelineSearch, starts: Sequence[Cuts], rng: np.random.Generator) -> None:
+def refine_from(search: PipelineSearch, first: Sequence[Cuts], rng: np.random.Generator) -> None:
     """Does what `refine` does, with other starts before its own."""
-    scored = [(search.score_cuts(cuts), cuts) for cuts in starts]
-    for ranks in start_orders(search, rng):
+    scored: list[tuple[tuple[float, float], Cuts]] = []
+    for cuts in chain(first, starts(search, rng)):
         if scored and (not search.left or search.progress > SHARES[0]):
             break
-        cuts = balanced(search, ranks)
         scored.append((search.score_cuts(cuts), cuts))
+        if scored[-1][0][OVER_BYTES] and search.can_recompute:
+            again = cuts._replace(recomputed=(True,) * len(cuts.first))
+            scored.append((search.score_cuts(again), again))
     scored.sort(key=lambda each: each[0])
     for _, cuts in scored:
         descend(search, cuts, SHARES[1])
     if search.cuts is not None:
         anneal(search, search.cuts, rng)
+
+
+def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
+    """Yields plans of equal time: with equally many replicas of all stages, then of one device a stage."""
+    n_devices, n_pieces = search.problem.n_devices, search.chain.n_pieces
+    for count in range(2, min(n_devices, search.pipeline.microbatches) + 1):
+        n_stages = min(n_devices // count, n_pieces)
+        if search.pipeline.replicates and (n_devices % count == 0):
+            yield balanced(search, range(n_stages * count), (count,) * n_stages)
+    for ranks in start_orders(search, rng):
+        yield balanced(search, ranks)
 
 
 def start_orders(search: PipelineSearch, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:
@@ -94,7 +111,7 @@ def _draws(fastest: Sequence[int], n_ranks: int, rng: np.random.Generator) -> It
 
 
 def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
-    """Moves cuts, ever less far, as long as a move makes the step shorter.
+    """Moves cuts, ever less far, and recomputes stages or not, as long as that makes the step shorter.
 
     Args:
         until: progress of the budget at which to stop.
@@ -103,73 +120,48 @@ def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
     far = max(1, search.chain.n_pieces // 8)
     while far:
         improved = False
-        for stage in range(1, len(cuts.first)):
-            for by in (far, -far):
-                if not search.left or search.progress > until:
-                    return cuts
-                moved = shifted(search, cuts, stage, by)
-                if moved is not None and (score := search.score_cuts(moved)) < best:
-                    best, cuts, improved = score, moved, True
+        for move in _moves(search, cuts, far):
+            if not search.left or search.progress > until:
+                return cuts
+            moved = move(cuts)
+            until_s = np.inf if best[OVER_BYTES] else best[TOTAL_S]
+            if moved is not None and (score := search.score_cuts(moved, until_s=until_s)) < best:
+                best, cuts, improved = score, moved, True
         if not improved:
             far //= 2
     return cuts
 
 
-def shifted(search: PipelineSearch, cuts: Cuts, stage: int, by: int) -> Cuts | None:
-    """Moves the cut before a stage; None where a stage would have no piece."""
-    first = list(cuts.first)
-    first[stage] += by
-    end = first[stage + 1] if stage + 1 < len(first) else search.chain.n_pieces
-    return Cuts(tuple(first), cuts.ranks) if first[stage - 1] < first[stage] < end else None
+def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
+    """Yields moves of each cut and, where memory binds, of the recomputation of each stage."""
+    for stage in range(1, len(cuts.first)):
+        for by in (far, -far):
+            yield partial(shifted, search, stage=stage, by=by)
+    if search.can_recompute:
+        for stage in range(len(cuts.first)):
+            yield partial(toggled, stage=stage)
 
 
 def anneal(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> None:
     """Anneals a plan for what is left of the budget.
 
+    Bytes over the memory limits count as time, the more the colder it is. The greatest cost of a plan that
+    replaces the present one is drawn before, as the memory of plans with a longer step need not be found.
+
     Source: Kirkpatrick, Gelatt and Vecchi 1983.
     """
     present, began = search.score_cuts(cuts), search.progress
+    memory = search.problem.cluster.memory_bytes.mean()
     while search.left:
         moved = neighbour(search, cuts, rng)
         if moved is None:
             search.spend(1)
             continue
-        score = search.score_cuts(moved)
         done = (search.progress - began) / max(1 - began, 1e-9)
-        if _accepts(present, score, HOT * (COLD / HOT) ** done, rng):
+        temperature = HOT * (COLD / HOT) ** done
+        penalty = PENALTY / (temperature * memory)
+        most = present[TOTAL_S] * (1 + penalty * present[OVER_BYTES])
+        most *= 1 - temperature * math.log(1 - rng.random())
+        score = search.score_cuts(moved, until_s=most)
+        if score[TOTAL_S] * (1 + penalty * score[OVER_BYTES]) <= most:
             present, cuts = score, moved
-
-
-def _accepts(
-    present: tuple[float, float], score: tuple[float, float], temperature: float, rng: np.random.Generator
-) -> bool:
-    """Says whether a plan replaces the present one: by memory first, then by time."""
-    if score[OVER_BYTES] != present[OVER_BYTES]:
-        return score[OVER_BYTES] < present[OVER_BYTES]
-    worse = score[TOTAL_S] / present[TOTAL_S] - 1 if present[TOTAL_S] < np.inf else 0.0
-    return worse <= 0 or rng.random() < math.exp(-worse / temperature)
-
-
-def neighbour(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Draws a plan next to another: a cut moved, devices exchanged, a device less or more."""
-    kind = rng.random()
-    n_ranks, n_stages = len(cuts.ranks), len(cuts.first)
-    if kind < 0.7 and n_stages > 1:
-        far = int(2 ** (rng.random() * math.log2(max(search.chain.n_pieces / n_stages, 2))))
-        return shifted(search, cuts, int(rng.integers(1, n_stages)), far if rng.random() < 0.5 else -far)
-    others = [device for device in range(search.problem.n_devices) if device not in cuts.ranks]
-    if kind < 0.8 and n_ranks > 1:
-        one, other = rng.choice(n_ranks, 2, replace=False).tolist()
-        ranks = list(cuts.ranks)
-        ranks[one], ranks[other] = ranks[other], ranks[one]
-        return balanced(search, ranks) if rng.random() < 0.5 else Cuts(cuts.first, tuple(ranks))
-    if kind < 0.9 and others:
-        ranks = list(cuts.ranks)
-        ranks[int(rng.integers(n_ranks))] = others[int(rng.integers(len(others)))]
-        return Cuts(cuts.first, tuple(ranks))
-    ranks = list(cuts.ranks)
-    if rng.random() < 0.5 and others:
-        ranks.insert(int(rng.integers(n_ranks + 1)), others[int(rng.integers(len(others)))])
-    elif n_ranks > 1:
-        ranks.pop(int(rng.integers(n_ranks)))
-    return balanced(search, ranks) if search.can_use(len(ranks)) else None

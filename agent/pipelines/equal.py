@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agent.pipelines.cutting import cut_by_load
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from envs.pipeline.stages import phases_of
 from graphs.granularity import with_granularity
 from graphs.system.array_types import FloatArray
-
-ROUNDS = 60
-"""Halvings of the interval in which the least load lies; after that many it is a rounding error wide."""
 
 
 @pipeline_placer("single")
@@ -88,36 +86,16 @@ def cut_equally(weights: FloatArray, n_stages: int) -> tuple[int, ...]:
     return tuple(first)
 
 
-def balanced(search: PipelineSearch, ranks: Sequence[int]) -> Cuts:
+def balanced(search: PipelineSearch, ranks: Sequence[int], replicas: tuple[int, ...] = ()) -> Cuts:
     """Finds the cuts whose greatest compute time of a stage is least, for devices in a given order.
 
-    The least load is found by bisection: each stage in turn takes as many pieces as it can within a load.
+    Args:
+        replicas: devices of each stage, as of `Cuts`; they share its time as the slowest of them allows.
     """
-    seconds = search.chain.seconds[:2].sum(axis=0)
-    devices = list(ranks) * search.pipeline.stages_per_device
-    before = np.concatenate([np.zeros((1, seconds.shape[1])), seconds.cumsum(axis=0)])
-    low, high = 0.0, float(before[-1, devices].max())
-    for _ in range(ROUNDS):
-        load = (low + high) / 2
-        if _fill(before, devices, load)[-1] >= len(seconds):
-            high = load
-        else:
-            low = load
-    ends = _fill(before, devices, high)[:-1]
-    first = [0, *ends]
-    n_stages = len(devices)
-    for stage in range(n_stages - 1, 0, -1):
-        first[stage] = min(first[stage], len(seconds) - (n_stages - stage))
-    for stage in range(1, n_stages):
-        first[stage] = max(first[stage], first[stage - 1] + 1)
-    return Cuts(tuple(first), tuple(ranks))
-
-
-def _fill(before: FloatArray, devices: Sequence[int], load: float) -> list[int]:
-    """End of each stage where each takes all it can within a load of seconds."""
-    ends, at = [], 0
-    for device in devices:
-        column = before[:, device]
-        at = int(np.searchsorted(column, column[at] + load * (1 + 1e-12), side="right")) - 1
-        ends.append(at)
-    return ends
+    cuts = Cuts((), tuple(ranks), replicas)
+    seconds = search.chain.seconds_before
+    loads = [seconds[group].max(axis=0) / len(group) for group in cuts.groups]
+    loads *= search.pipeline.stages_per_device
+    first = np.empty(len(loads), dtype=np.int64)
+    cut_by_load(np.array(loads), first)
+    return cuts._replace(first=tuple(first.tolist()))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState
+from agent.placers.scores import OVER_BYTES, TOTAL_S
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster
@@ -23,12 +25,22 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+        replicas: devices of each stage, which are taken from `ranks` in turn; empty = one each.
+        recomputed: whether each stage runs forward again before its backward actions; empty = none does.
         order: pieces in the order in which stages take them; empty = program order.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
+    replicas: tuple[int, ...] = ()
+    recomputed: tuple[bool, ...] = ()
     order: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Devices of each stage; where stages go round the devices, those of one round."""
+        left = iter(self.ranks)
+        return [list(islice(left, count)) for count in self.replicas or (1,) * len(self.ranks)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +90,7 @@ class PipelineSearch(SearchState):
         check_pipeline(pipelined)
         self.pipelined, self.chain = pipelined, pipelined.chain
         self.cuts: Cuts | None = None
+        self.memory_binds = False  # whether a plan was over the memory limits
         self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
 
@@ -91,6 +104,11 @@ class PipelineSearch(SearchState):
         """The most devices that a plan can use."""
         return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
 
+    @property
+    def can_recompute(self) -> bool:
+        """Says whether recomputation may help: memory binds, and the pipeline need not be plain."""
+        return self.memory_binds and not self.pipeline.is_plain
+
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""
         rounds = max(1, self.pipeline.microbatches // n_ranks)
@@ -99,38 +117,60 @@ class PipelineSearch(SearchState):
 
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
-        devices = np.tile(np.array(cuts.ranks), len(cuts.first) // len(cuts.ranks))
-        return self.chain.stages(np.array(cuts.first), devices, np.array(cuts.order) if cuts.order else None)
+        recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
+        groups = cuts.groups
+        devices = np.tile([group[0] for group in groups], len(cuts.first) // len(groups))
+        replicas = tuple(map(tuple, groups)) if cuts.replicas else ()
+        order = np.array(cuts.order) if cuts.order else None
+        return self.chain.stages(
+            np.array(cuts.first), devices, order, recomputed=recomputed, replicas=replicas
+        )
 
-    def score_cuts(self, cuts: Cuts) -> tuple[float, float]:
-        """Simulates a plan, unless it was before; keeps it if it is the best.
+    def score_cuts(self, cuts: Cuts, *, until_s: float = np.inf) -> tuple[float, float]:
+        """Simulates a plan, unless it was before; keeps it if it is the best, with the least recomputation.
+
+        Args:
+            until_s: longest step that is of interest; beyond it, the memory is not found.
 
         Returns:
-            Bytes over the memory limits, and step time in seconds, infinite where no step ends.
+            Bytes over the memory limits, infinite where they are not found, and step time in seconds,
+            infinite where no step ends.
         """
         self.spend(1)
-        if cuts in self._scores:
-            return self._scores[cuts]
+        known = self._scores.get(cuts)
+        if known is not None and (known[OVER_BYTES] < np.inf or known[TOTAL_S] > until_s):
+            return known
         stages = self.stages(cuts)
-        total_s = self.pipelined.step_time_s(stages)
-        over_bytes = 0.0 if self.pipelined.always_fits or total_s == np.inf else self._over_bytes(stages)
+        total_s = self.pipelined.step_time_s(stages) if known is None else known[TOTAL_S]
+        if total_s > until_s:
+            self._scores[cuts] = (np.inf, total_s)
+            return self._scores[cuts]
+        over_bytes = self._over_bytes(stages, total_s)
         score = self._scores[cuts] = (over_bytes, total_s)
-        if self.cuts is None or score < self.best_score:
+        self.memory_binds |= over_bytes > 0
+        again = sum(cuts.recomputed)
+        if self.cuts is None or (score, again) < (self.best_score, sum(self.cuts.recomputed)):
             self.cuts = cuts
         self.keep(stages.device_of, total_s, over_bytes)
         return score
 
-    def _over_bytes(self, stages: Stages) -> float:
-        step = self._short(len(stages.devices)).simulate(stages)
-        return float(np.maximum(step.peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum())
+    def _over_bytes(self, stages: Stages, total_s: float) -> float:
+        """Bytes over the memory limits; for what would be the best plan, of all microbatches."""
+        if self.pipelined.always_fits or total_s == np.inf:
+            return 0.0
+        short = self._short(len(stages.ranks) + sum(len(each) - 1 for each in stages.replicas))
+        over_bytes = short.over_bytes(stages)
+        if short is not self.pipelined and (over_bytes, total_s) < self.best_score:
+            return self.pipelined.over_bytes(stages)
+        return over_bytes
 
-    def _short(self, n_stages: int) -> PipelinedProblem:
-        """A pipeline with few microbatches that needs as much memory, where there is one.
+    def _short(self, n_devices: int) -> PipelinedProblem:
+        """A pipeline with few microbatches that needs about as much memory, where there is one.
 
-        1F1B keeps as many microbatches alive as there are stages at most, so that later ones add nothing but
+        1F1B keeps as many microbatches alive as there are devices at most, so that later ones add nothing but
         what waits for links.
         """
-        few = 2 * n_stages + 2
+        few = 2 * n_devices + 2
         if self.pipeline.name in (GPIPE, INTERLEAVED) or few >= self.pipeline.microbatches:
             return self.pipelined
         if few not in self._shorter:

@@ -29,7 +29,8 @@ from envs.mdp.pipeline_state import (
     SPLITS,
     PipelineCandidates,
 )
-from envs.pipeline.arrays import N_KINDS, Agenda
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda
+from envs.pipeline.layout import one_each
 from envs.pipeline.step import run_pipeline
 from graphs.system.jit import kernel
 
@@ -139,11 +140,12 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
         q,
         episode.device_of,
         episode.stage_of,
-        devices,
+        one_each(devices, len(p.memory)),
         m.rules[SPLITS] == 1,
         m.rules[MICROBATCHES],
         agenda,
-    )[0]
+        np.zeros(0),
+    )
     found.start_s[device] = agenda.start_s[agenda.ptr[device]]
     found.finish_s[device] = agenda.end_s[agenda.ptr[device]]
     show_piece(q, m, episode, stage, np.int64(-1))
@@ -164,18 +166,19 @@ def agenda_of(ranks, devices, n_devices, n_microbatches):
     """
     n = len(ranks.action) + n_devices
     ptr = np.zeros(n_devices + 1, np.int64)
-    action, microbatch = np.empty(n, np.int64), np.empty(n, np.int64)
+    action, microbatch, column = np.empty(n, np.int64), np.empty(n, np.int64), np.full(n, LATER)
     n = 0
     for device in range(n_devices):
         for stage in range(len(devices)):
             if devices[stage] == device:
                 for entry in range(ranks.ptr[stage], ranks.ptr[stage + 1]):
                     action[n], microbatch[n] = ranks.action[entry], ranks.microbatch[entry]
+                    column[n] = LATER if microbatch[n] else FIRST
                     n += 1
         action[n], microbatch[n] = len(devices) * N_KINDS + device, n_microbatches
         n += 1
         ptr[device + 1] = n
-    return Agenda(ptr, action, microbatch, np.zeros(n), np.zeros(n))
+    return Agenda(ptr, action, microbatch, column, np.zeros(n), np.zeros(n))
 
 
 @kernel(entry=True)

@@ -44,6 +44,13 @@ class Chain:
         return found
 
     @cached_property
+    def seconds_before(self) -> FloatArray:
+        """Forward and backward seconds of all pieces before each one, (n_devices, n_pieces + 1)."""
+        found = np.zeros((self.problem.n_devices, self.n_pieces + 1))
+        self.seconds[:2].sum(axis=0).T.cumsum(axis=1, out=found[:, 1:])
+        return found
+
+    @cached_property
     def resident_bytes(self) -> FloatArray:
         """Bytes that each piece holds for the whole step, (n_pieces,)."""
         held = np.bincount(self.piece_of, self.problem.graph.resident_bytes, self.n_pieces)
@@ -76,12 +83,20 @@ class Chain:
             np.subtract.at(found[direction], high + 1, size)
         return found.cumsum(axis=1)[:, :-1]
 
-    def stages(self, first: IntArray, devices: IntArray, order: IntArray | None = None) -> Stages:
+    def stages(
+        self,
+        first: IntArray,
+        devices: IntArray,
+        order: IntArray | None = None,
+        *,
+        recomputed: tuple[int, ...] = (),
+        replicas: tuple[tuple[int, ...], ...] = (),
+    ) -> Stages:
         """Cuts the chain into stages.
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
-            devices: device of each stage, int64 (n_stages,).
+            devices, recomputed, replicas: as of `Stages`.
             order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
                 piece may come before one whose forward ops it reads from.
         """
@@ -89,7 +104,8 @@ class Chain:
         if order is not None:
             stage_of = stage_of[np.argsort(order)]
         stage_of = stage_of[self.piece_of]
-        return Stages(devices[stage_of], np.where(self._in_stage, stage_of, -1), devices)
+        placed = np.where(self._in_stage, stage_of, -1)
+        return Stages(devices[stage_of], placed, devices, recomputed, replicas)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.programs import OPTIMIZER_PHASE
+from envs.pipeline.arrays import LATER, OPTIMIZER_PHASE
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from envs.simulator.memory import Holdings, add_held
 from graphs.system.jit import kernel
 
 
-@kernel(entry=True, allocates=True)
-def pipeline_memory(p, q, device_of, agenda, layout, tables, total_s, peak):
+@kernel(allocates=True)
+def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, total_s, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
+        device_of: device of each op, the first one of its stage, int64 (n_ops,).
+        replicas: `Replicas`.
         agenda: `Agenda`.
         layout: `ActionLayout`.
         tables: `Tables` of the finished simulation.
@@ -35,7 +36,7 @@ def pipeline_memory(p, q, device_of, agenda, layout, tables, total_s, peak):
         n_local, n_tensors = 0, 0
         resident = 0.0
         for op in range(len(device_of)):
-            if device_of[op] == device:
+            if device_of[op] == replicas.head[device]:
                 local[op] = n_local
                 n_local += 1
                 n_tensors += p.output_ptr[op + 1] - p.output_ptr[op]
@@ -44,37 +45,40 @@ def pipeline_memory(p, q, device_of, agenda, layout, tables, total_s, peak):
             n_tensors += layout.slot_of[row, device] >= 0
         start_s = np.zeros((n_local, n_microbatches))
         end_s = np.zeros((n_local, n_microbatches))
-        replay(p, q, device_of, agenda, layout, tables, device, local, start_s, end_s)
+        replay(p, q, device_of, replicas, agenda, layout, tables, device, local, start_s, end_s)
         amounts = np.empty((3, n_tensors * n_microbatches + 1))
         h = Holdings(amounts[0], amounts[1], amounts[2], np.zeros(amounts.shape[1], np.int32))
-        n = find_held(p, q, device_of, layout, tables, device, local, start_s, end_s, h)
+        n = find_held(p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h)
         most = np.full(1, resident)
         add_held(h, n, 2 * n_local * n_microbatches + 2, total_s, most)
         peak[device] = most[0]
 
 
 @kernel(allocates=True)
-def replay(p, q, device_of, agenda, layout, tables, device, local, start_s, end_s):
+def replay(p, q, device_of, replicas, agenda, layout, tables, device, local, start_s, end_s):
     """Finds when each op of a device runs in each microbatch.
 
     Args:
-        p, q, device_of, agenda, layout, tables: as of `pipeline_memory`.
+        p, q, device_of, replicas, agenda, layout, tables: as of `pipeline_memory`.
         device: index, int.
         local: row of each op of the device in the tables to write, int32 (n_ops,).
         start_s, end_s: seconds, (n_local, n_microbatches); written. Updates have the last column.
     """
     free = host = 0.0
     last = start_s.shape[1] - 1
+    home = replicas.head[device]
     is_issued = np.zeros(tables.arrival_s.shape, np.uint8)
     for entry in range(agenda.ptr[device], agenda.ptr[device + 1]):
-        action, microbatch = agenda.action[entry], min(agenda.microbatch[entry], last)
-        for at in range(layout.action_ptr[action], layout.action_ptr[action + 1]):
+        each, microbatch = layout.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
+        if agenda.microbatch[entry] > last and replicas.reduce_s[home] >= 0.0:
+            free = tables.reduced_s[home]
+        for at in range(layout.ptr[each], layout.ptr[each + 1]):
             op = layout.ops[at]
             start = free
             for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
                 tensor = p.input_item[k]
                 maker = p.producer[tensor]
-                if device_of[maker] == device:
+                if device_of[maker] == home:
                     continue
                 is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
                 row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]
@@ -92,17 +96,17 @@ def replay(p, q, device_of, agenda, layout, tables, device, local, start_s, end_
             free = start + seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
             for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
                 added = q.accumulate_s[p.output_item[k], device]
-                if q.is_gradient[p.output_item[k]] and microbatch and added > 0.0:
+                if q.is_gradient[p.output_item[k]] and agenda.column[entry] == LATER and added > 0.0:
                     free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
                     host += p.gaps[NEXT_ISSUE_S]
 
 
 @kernel
-def find_held(p, q, device_of, layout, tables, device, local, start_s, end_s, h):
+def find_held(p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h):
     """Finds what a device holds for a part of the step.
 
     Args:
-        p, q, device_of, layout, tables: as of `pipeline_memory`.
+        p, q, device_of, replicas, layout, tables: as of `pipeline_memory`.
         device: index, int.
         local: row of each op of the device in the tables, int32 (n_ops,).
         start_s, end_s: of the ops of the device, seconds, (n_local, n_microbatches).
@@ -111,35 +115,37 @@ def find_held(p, q, device_of, layout, tables, device, local, start_s, end_s, h)
     Returns:
         Number of holdings.
     """
-    n = 0
+    n, home = 0, replicas.head[device]
     for tensor in range(len(p.producer)):
         maker, owner = p.producer[tensor], p.owner[tensor]
-        is_here = device_of[maker] == device
-        if p.size[tensor] == 0.0 or (owner >= 0 and device_of[owner] == device):
+        is_here = device_of[maker] == home
+        if p.size[tensor] == 0.0 or (owner >= 0 and device_of[owner] == home):
             continue
         row, sum_row = layout.row_of[tensor], layout.sum_row_of[tensor]
         if is_here:
-            n = hold_own(p, q, device_of, layout, tables, device, tensor, local, start_s, end_s, h, n)
+            n = hold_own(
+                p, q, device_of, replicas, layout, tables, device, tensor, local, start_s, end_s, h, n
+            )
             continue
         if row >= 0 and layout.slot_of[row, device] >= 0:
             slot, columns = layout.slot_of[row, device], tables.arrival_s.shape[1]
-            for column in range(1 if q.is_parameter[maker] else columns):
-                if tables.arrival_s[slot, column] >= 0.0:
-                    until = last_use_s(p, q, device_of, device, tensor, column, False, local, end_s)
-                    n = hold(h, n, tables.arrival_s[slot, column], until, p.size[tensor])
+            for at in range(1 if q.is_parameter[maker] else columns):
+                if tables.arrival_s[slot, at] >= 0.0:
+                    until = last_use_s(p, q, device_of, home, tensor, at, columns - 1, False, local, end_s)
+                    n = hold(h, n, tables.arrival_s[slot, at], until, p.size[tensor])
         if sum_row >= 0 and layout.slot_of[sum_row, device] >= 0:
             slot, last = layout.slot_of[sum_row, device], tables.arrival_s.shape[1] - 1
-            until = last_use_s(p, q, device_of, device, tensor, last, True, local, end_s)
+            until = last_use_s(p, q, device_of, home, tensor, last, last, True, local, end_s)
             n = hold(h, n, tables.arrival_s[slot, last], until, p.size[tensor])
     return n
 
 
 @kernel
-def hold_own(p, q, device_of, layout, tables, device, tensor, local, start_s, end_s, h, n):
+def hold_own(p, q, device_of, replicas, layout, tables, device, tensor, local, start_s, end_s, h, n):
     """Finds how long a device holds a tensor that it makes, in each microbatch.
 
     Args:
-        p, q, device_of, layout, tables, device, local, start_s, end_s, h: as of `find_held`.
+        p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h: as of `find_held`.
         tensor: index, int.
         n: number of holdings so far, int.
 
@@ -148,24 +154,27 @@ def hold_own(p, q, device_of, layout, tables, device, tensor, local, start_s, en
     """
     maker = p.producer[tensor]
     row, sum_row = layout.row_of[tensor], layout.sum_row_of[tensor]
-    last = end_s.shape[1] - 1
-    once = q.is_parameter[maker] or q.phase[maker] == OPTIMIZER_PHASE
-    for column in range(last + 1):
-        at = last if q.phase[maker] == OPTIMIZER_PHASE else column
-        since = start_s[local[maker], at]
-        until = max(
-            end_s[local[maker], at], last_use_s(p, q, device_of, device, tensor, at, False, local, end_s)
-        )
-        if row >= 0:
-            until = max(until, last_sent_s(layout, tables, row, 0 if q.is_parameter[maker] else at))
-        if sum_row >= 0 and column:
+    home, number, count = replicas.head[device], replicas.number[device], replicas.n_replicas[device]
+    end = end_s.shape[1] - 1
+    last = end - (end - number) % count
+    is_update = q.phase[maker] == OPTIMIZER_PHASE
+    for column in range(number, last + 1, count):
+        at = end if is_update else column
+        since, read = start_s[local[maker], at], end if is_update else last
+        until = end_s[local[maker], at]
+        until = max(until, last_use_s(p, q, device_of, home, tensor, at, read, False, local, end_s))
+        sent = 0 if q.is_parameter[maker] else at
+        if row >= 0 and sent % count == number:
+            until = max(until, last_sent_s(layout, tables, row, sent))
+        if sum_row >= 0 and column >= count:
             until = max(until, tables.ready_s[sum_row, column])
-        if q.is_gradient[tensor] and not column:
-            until = max(until, last_use_s(p, q, device_of, device, tensor, last, True, local, end_s))
-            if sum_row >= 0:
-                until = max(until, last_sent_s(layout, tables, sum_row, last))
+        if q.is_gradient[tensor] and column < count:
+            until = max(until, last_use_s(p, q, device_of, home, tensor, end, end, True, local, end_s))
+            until = max(until, tables.reduced_s[home])
+            if sum_row >= 0 and end % count == number:
+                until = max(until, last_sent_s(layout, tables, sum_row, end))
         n = hold(h, n, since, until, p.size[tensor])
-        if once:
+        if q.is_parameter[maker] or is_update:
             break
     return n
 
@@ -188,28 +197,30 @@ def hold(h, n, since, until, size):
 
 
 @kernel
-def last_use_s(p, q, device_of, device, tensor, column, of_sum, local, end_s):
+def last_use_s(p, q, device_of, home, tensor, column, last, of_sum, local, end_s):
     """Finds the end of the last op on a device that reads a tensor of a microbatch.
 
     Args:
-        p, q, device_of, device, local, end_s: as of `find_held`.
+        p, q, device_of, local, end_s: as of `find_held`.
+        home: first device of the stage of the device, int.
         tensor, column: indices, int; a parameter is read in all microbatches.
+        last: the microbatch that updates read, int.
         of_sum: whether the sum of a gradient is asked for, which updates read, bool.
 
     Returns:
         Seconds; 0 if none reads it.
     """
     found = 0.0
-    maker, last = p.producer[tensor], end_s.shape[1] - 1
+    maker, end = p.producer[tensor], end_s.shape[1] - 1
     for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
         reader = p.consumer_item[j]
         is_update = q.phase[reader] == OPTIMIZER_PHASE
-        if device_of[reader] != device or (q.is_gradient[tensor] and is_update != of_sum):
+        if device_of[reader] != home or (q.is_gradient[tensor] and is_update != of_sum):
             continue
         if is_update:
-            found = max(found, end_s[local[reader], last] if column == last or q.is_parameter[maker] else 0.0)
+            found = max(found, end_s[local[reader], end] if column == last or q.is_parameter[maker] else 0.0)
         elif q.is_parameter[maker]:
-            for each in range(last + 1):
+            for each in range(end + 1):
                 found = max(found, end_s[local[reader], each])
         else:
             found = max(found, end_s[local[reader], column])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphs.system.errors import InputError
 
@@ -29,6 +29,8 @@ class Pipeline:
     Attributes:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2.
         microbatches: in one step, at least 1.
+        is_plain: whether placers leave out replicas and recomputation of stages, which runtimes do not run
+            yet.
 
     Raises:
         PipelineError: on construction, an unknown schedule or a number out of range.
@@ -36,6 +38,7 @@ class Pipeline:
 
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
+    is_plain: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
@@ -61,6 +64,11 @@ class Pipeline:
         """Stages on each device."""
         count = self.schedule.partition(":")[2]
         return int(count or 2) if self.name == INTERLEAVED else 1
+
+    @property
+    def replicates(self) -> bool:
+        """Says whether placers may give a stage several devices."""
+        return self.name in (GPIPE, ONE_F_ONE_B) and not self.is_plain
 
     @property
     def splits_backward(self) -> bool:

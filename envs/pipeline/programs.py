@@ -4,136 +4,34 @@ A device runs the ops of an action in program order, so only tensors from other 
 times of a program are therefore sums that hold for every microbatch; what differs is when tensors arrive.
 The first microbatch has sums of its own, as it adds no gradients.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `device_of` the device of each op, and
-`stage_of` the stage of each op, int64 (n_ops,) both. An op on device -1 is unplaced: it does not run,
-and its outputs are there from time 0; gradients are added up even if their update is unplaced. Action
-`stage * N_KINDS + kind` is that of a stage; the updates of device `d` are action `n_stages * N_KINDS + d`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `device_of` the device of each op,
+the first one of its stage, int64 (n_ops,). What ops on device -1 make is there from time 0.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE, RECEIVE_ONCE, RUN, SEND, ActionSteps
-from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT
+from envs.pipeline.arrays import (
+    ALL_REDUCE,
+    FIRST,
+    LATER,
+    N_KINDS,
+    OPTIMIZER_PHASE,
+    RECEIVE,
+    RECEIVE_ONCE,
+    RECEIVE_SHARED,
+    RECEIVE_SUM,
+    RUN,
+    SEND,
+    ActionSteps,
+)
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
 
-BACKWARD_PHASE, OPTIMIZER_PHASE = 1, 2
-
-
-@kernel
-def find_actions(p, q, device_of, stage_of, n_stages, splits, action_of):
-    """Finds the action of each op.
-
-    Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        stage_of: stage of each op, int64 (n_ops,).
-        n_stages: int.
-        splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
-        action_of: action of each op, -1 for sources and unplaced ops, int64 (n_ops,); written.
-    """
-    for op in range(len(device_of) - 1, -1, -1):
-        phase = q.phase[op]
-        if phase < 0 or device_of[op] < 0:
-            action_of[op] = -1
-        elif phase == OPTIMIZER_PHASE:
-            action_of[op] = n_stages * N_KINDS + device_of[op]
-        elif phase == BACKWARD_PHASE:
-            waited = not splits or is_waited_for(p, q, stage_of, action_of, op)
-            action_of[op] = stage_of[op] * N_KINDS + (BACKWARD if waited else WEIGHT)
-        else:
-            action_of[op] = stage_of[op] * N_KINDS + FORWARD
-
-
-@kernel
-def is_waited_for(p, q, stage_of, action_of, op):
-    """Says whether another stage reads what a backward op makes, or what follows from it in its own stage.
-
-    Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        stage_of: stage of each op, int64 (n_ops,).
-        action_of: action of each later op, int64 (n_ops,).
-        op: index, int.
-
-    Returns:
-        bool.
-    """
-    for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
-        tensor = p.output_item[k]
-        for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            reader = p.consumer_item[j]
-            if q.phase[reader] != BACKWARD_PHASE or stage_of[reader] < 0:
-                continue
-            if stage_of[reader] != stage_of[op] or action_of[reader] % N_KINDS == BACKWARD:
-                return True
-    return False
-
-
-@kernel
-def find_rows(p, q, device_of, row_of, sum_row_of):
-    """Numbers the tensors that other devices read: their rows in the table of times.
-
-    The sum of a gradient has another row than the gradient of a microbatch.
-
-    Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        row_of: row of each tensor, -1 = no other device reads it, int32 (n_tensors,); written.
-        sum_row_of: row of its sum over microbatches, int32 (n_tensors,); written.
-
-    Returns:
-        Number of rows.
-    """
-    n = 0
-    for tensor in range(len(p.producer)):
-        row_of[tensor] = sum_row_of[tensor] = -1
-        home = device_of[p.producer[tensor]]
-        for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            reader = p.consumer_item[j]
-            if device_of[reader] == home or device_of[reader] < 0 or home < 0:
-                continue
-            if q.is_gradient[tensor] and q.phase[reader] == OPTIMIZER_PHASE:
-                if sum_row_of[tensor] < 0:
-                    sum_row_of[tensor] = n
-                    n += 1
-            elif row_of[tensor] < 0:
-                row_of[tensor] = n
-                n += 1
-    return n
-
 
 @kernel(allocates=True)
-def sort_by_action(action_of, n_actions):
-    """Sorts the ops by action, in program order within each.
-
-    Args:
-        action_of: action of each op, -1 for sources, int64 (n_ops,).
-        n_actions: int.
-
-    Returns:
-        First position of each action, int64 (n_actions + 1,), and the ops, int64 (n_ops,).
-    """
-    ptr = np.zeros(n_actions + 1, np.int64)
-    for action in action_of:
-        if action >= 0:
-            ptr[action + 1] += 1
-    for action in range(n_actions):
-        ptr[action + 1] += ptr[action]
-    at, ops = ptr.copy(), np.empty(len(action_of), np.int64)
-    for op in range(len(action_of)):
-        if action_of[op] >= 0:
-            ops[at[action_of[op]]] = op
-            at[action_of[op]] += 1
-    return ptr, ops
-
-
-@kernel(allocates=True)
-def make_programs(p, q, device_of, layout, devices):
+def make_programs(p, q, device_of, layout, replicas, n_microbatches):
     """Makes the programs of all actions.
 
     Args:
@@ -141,24 +39,31 @@ def make_programs(p, q, device_of, layout, devices):
         q: `PipelineArrays`.
         device_of: device of each op, int64 (n_ops,).
         layout: `ActionLayout`; `slot_of` is written.
-        devices: device of each action, int64 (n_actions,).
+        replicas: `Replicas`.
+        n_microbatches: int.
 
     Returns:
         `ActionSteps`, and the number of slots.
     """
-    n_actions, ops = len(devices), layout.ops
-    out = new_programs(n_actions, len(p.input_item) + 2 * len(ops) + 2 * len(p.producer))
+    n_actions, n_in_stages, ops = len(layout.device), len(replicas.stage) * N_KINDS, layout.ops
+    n_most = len(p.input_item) + 2 * len(ops) + 2 * len(p.producer)
+    out = new_programs(n_actions, replicas.n_replicas.max() * n_most + n_actions)
     seen = np.full(len(layout.slot_of), -1, np.int64)
     n = n_slots = 0
     out.ptr[0] = 0
     for action in range(n_actions):
-        begin, device = n, devices[action]
-        for at in range(layout.action_ptr[action], layout.action_ptr[action + 1]):
+        begin, device, each = n, layout.device[action], layout.list_of[action]
+        home, is_update = replicas.head[device], action >= n_in_stages
+        if is_update and replicas.reduce_s[home] >= 0.0:
+            out.code[n] = ALL_REDUCE
+            n += 1
+        sends = not is_update or (n_microbatches - 1) % replicas.n_replicas[home] == replicas.number[device]
+        for at in range(layout.ptr[each], layout.ptr[each + 1]):
             op = ops[at]
             for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
                 tensor = p.input_item[k]
                 source = device_of[p.producer[tensor]]
-                if source == device or source < 0:
+                if source == home or source < 0:
                     continue
                 is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
                 row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]
@@ -168,14 +73,17 @@ def make_programs(p, q, device_of, layout, devices):
                 if layout.slot_of[row, device] < 0:
                     layout.slot_of[row, device] = n_slots
                     n_slots += 1
-                out.code[n] = RECEIVE_ONCE if q.is_parameter[p.producer[tensor]] else RECEIVE
+                once, shared = q.is_parameter[p.producer[tensor]], replicas.n_replicas[source] > 1
+                several = RECEIVE_SUM if is_sum else RECEIVE_SHARED
+                out.code[n] = RECEIVE_ONCE if once else several if shared else RECEIVE
                 out.row[n], out.slot[n], out.source[n] = row, layout.slot_of[row, device], source
                 size = p.size[tensor] + p.n_half[source, device]
                 out.seconds[n, FIRST] = size / p.bandwidth[source, device]
+                out.seconds[n, LATER] = p.size[tensor]
                 n += 1
             n = add_op(p, out, begin, n, p.op_seconds[op, device])
             for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                if layout.row_of[p.output_item[k]] >= 0:
+                if sends and layout.row_of[p.output_item[k]] >= 0:
                     n = add_send(out, begin, n, layout.row_of[p.output_item[k]])
             for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
                 tensor = p.output_item[k]

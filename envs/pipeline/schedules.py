@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
 
-FORWARD, BACKWARD, WEIGHT = KINDS = range(3)
+FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
 """Kinds of actions. A schedule that splits the backward pass runs in `BACKWARD` what other stages wait for,
-and in `WEIGHT` the rest."""
-LETTERS = "FBW"
-"""A letter for each kind, as in the tables of `torch.distributed.pipelining`."""
+and in `WEIGHT` the rest. A recomputed stage runs forward ops again in `RECOMPUTE`, before `BACKWARD`."""
+LETTERS = "FBWR"
+"""A letter for each kind, as in the tables of `torch.distributed.pipelining`, which has no `R`."""
 
 
 class Action(NamedTuple):
@@ -28,42 +28,64 @@ class Action(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def device_actions(pipeline: Pipeline, n_devices: int) -> tuple[tuple[Action, ...], ...]:
+def device_actions(
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), replicas: tuple[int, ...] = ()
+) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
     Args:
         n_devices: that hold stages, numbered by their first stage.
+        recomputed: stages that run forward again before each of their backward actions.
+        replicas: devices of each stage, for `gpipe` and `1f1b`; those of stage 0 come first in the list.
 
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
-    make = {GPIPE: gpipe, ONE_F_ONE_B: one_f_one_b, INTERLEAVED: interleaved, ZERO_BUBBLE: zero_bubble}
-    return tuple(tuple(make[pipeline.name](pipeline, n_devices, rank)) for rank in range(n_devices))
+    if pipeline.name in (GPIPE, ONE_F_ONE_B):
+        make = gpipe if pipeline.name == GPIPE else one_f_one_b
+        counts = replicas or (1,) * n_devices
+        orders = [
+            make(pipeline, counts, stage, number)
+            for stage, count in enumerate(counts)
+            for number in range(count)
+        ]
+    else:
+        make_rank = interleaved if pipeline.name == INTERLEAVED else zero_bubble
+        orders = [make_rank(pipeline, n_devices, rank) for rank in range(n_devices)]
+    return tuple(tuple(_with_recomputation(order, recomputed)) for order in orders)
 
 
-def gpipe(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
-    """Yields all forward actions, then all backward actions.
+def _with_recomputation(actions: Iterator[Action], recomputed: tuple[int, ...]) -> Iterator[Action]:
+    for action in actions:
+        if action.kind == BACKWARD and action.stage in recomputed:
+            yield action._replace(kind=RECOMPUTE)
+        yield action
+
+
+def gpipe(pipeline: Pipeline, counts: tuple[int, ...], stage: int, number: int) -> Iterator[Action]:
+    """Yields all forward actions of a replica of a stage, then all backward actions.
 
     Source: Huang et al. 2019, arXiv 1811.06965.
     """
     for kind in (FORWARD, BACKWARD):
-        for microbatch in range(pipeline.microbatches):
-            yield Action(kind, rank, microbatch)
+        for microbatch in range(number, pipeline.microbatches, counts[stage]):
+            yield Action(kind, stage, microbatch)
 
 
-def one_f_one_b(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:
-    """Yields forward actions until the first backward action can run, then one of each in turn.
+def one_f_one_b(pipeline: Pipeline, counts: tuple[int, ...], stage: int, number: int) -> Iterator[Action]:
+    """Yields forward actions of a replica until the first backward action can run, then one of each in turn.
 
-    Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
+    Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503; replicas as in PipeDream, Narayanan et
+    al. 2019, section 3.2: those of a stage keep as many microbatches alive as devices follow from it on.
     """
-    count = pipeline.microbatches
-    n_warm_up = min(count, n_devices - rank)
-    for microbatch in range(n_warm_up):
-        yield Action(FORWARD, rank, microbatch)
-    for microbatch in range(count):
-        yield Action(BACKWARD, rank, microbatch)
-        if microbatch + n_warm_up < count:
-            yield Action(FORWARD, rank, microbatch + n_warm_up)
+    microbatches = range(number, pipeline.microbatches, counts[stage])
+    n_warm_up = -(-sum(counts[stage:]) // counts[stage])
+    for microbatch in microbatches[:n_warm_up]:
+        yield Action(FORWARD, stage, microbatch)
+    for at, microbatch in enumerate(microbatches):
+        yield Action(BACKWARD, stage, microbatch)
+        for later in microbatches[at + n_warm_up : at + n_warm_up + 1]:
+            yield Action(FORWARD, stage, later)
 
 
 def interleaved(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import N_KINDS, ActionLayout, Agenda, PipelineArrays, Tables, pipeline_arrays
+from envs.pipeline.agenda import agenda_of, replicas_of
+from envs.pipeline.arrays import (
+    N_KINDS,
+    OPTIMIZER_PHASE,
+    UNSET,
+    Agenda,
+    PipelineArrays,
+    Replicas,
+    pipeline_arrays,
+)
 from envs.pipeline.chain import Chain, chain_of
-from envs.pipeline.memory import pipeline_memory
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
-from envs.pipeline.schedules import device_actions
+from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
 from envs.problem import Problem
+from envs.problem_arrays import ProblemArrays
+from envs.simulator.all_reduce import ring_seconds
 from graphs.system.array_types import FloatArray
 
 
@@ -88,7 +98,11 @@ class PipelinedProblem:
         return bool(most <= self.problem.cluster.memory_bytes.min())
 
     @cached_property
-    def _agendas(self) -> dict[tuple[int, ...], Agenda]:
+    def _second_runs(self) -> SecondRuns:
+        return second_runs(self.problem.arrays, self.arrays)
+
+    @cached_property
+    def _agendas(self) -> dict[tuple[object, ...], tuple[Agenda, Replicas]]:
         return {}
 
     def step_time_s(self, stages: Stages) -> float:
@@ -97,22 +111,37 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        total_s, _, _ = self._run(stages)
-        return float(total_s) if total_s >= 0 else np.inf
+        total_s = self._run(*self._arrays_of(stages), np.zeros(0))
+        return total_s if total_s >= 0 else np.inf
 
-    def _run(self, stages: Stages) -> tuple[float, ActionLayout, Tables]:
-        key = tuple(stages.devices.tolist())
-        if key not in self._agendas:
-            self._agendas[key] = self._agenda(stages)
-        found: tuple[float, ActionLayout, Tables] = run_pipeline(
-            self.problem.arrays,
-            self.arrays,
+    def over_bytes(self, stages: Stages) -> float:
+        """Sums the bytes that devices need beyond their memory, for search; 0 where devices wait in a circle.
+
+        Raises:
+            PipelineError: the stages are not on the devices that the schedule has them on.
+        """
+        peak = np.zeros(self.problem.n_devices)
+        self._run(*self._arrays_of(stages), peak)
+        return float(np.maximum(peak - self.problem.cluster.memory_bytes, 0.0).sum())
+
+    def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
+        """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
+        if stages.recomputed:
+            return with_second_runs(self._second_runs, stages)
+        return self.problem.arrays, self.arrays, stages
+
+    def _run(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, peak: FloatArray) -> float:
+        agenda, replicas = self._agenda(stages)
+        found: float = run_pipeline(
+            p,
+            q,
             stages.device_of,
             stages.stage_of,
-            stages.devices,
+            replicas,
             self.pipeline.splits_backward,
             self.pipeline.microbatches,
-            self._agendas[key],
+            agenda,
+            peak,
         )
         return found
 
@@ -122,90 +151,75 @@ class PipelinedProblem:
         Raises:
             PipelineError: the schedule cannot run these stages.
         """
-        total_s, layout, tables = self._run(stages)
-        agenda = self._agendas[tuple(stages.devices.tolist())]
+        p, q, stages = self._arrays_of(stages)
+        peak = np.zeros(self.problem.n_devices)
+        total_s = self._run(p, q, stages, peak)
+        agenda, replicas = self._agenda(stages)
         if total_s < 0:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 "other; place each backward op where the forward ops are that it belongs to"
             )
-        peak = np.zeros(self.problem.n_devices)
-        arrays = self.problem.arrays
-        pipeline_memory(arrays, self.arrays, stages.device_of, agenda, layout, tables, total_s, peak)
-        busy_s = self._busy_s(stages)
+        busy_s = self._busy_s(p, q, stages, replicas)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
             busy_s=busy_s,
             bubble_share=1 - float(busy_s.sum()) / whole_s if whole_s else 0.0,
             peak_bytes=peak,
-            fits=bool((peak <= arrays.memory).all()),
+            fits=bool((peak <= p.memory).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
-            actions=tuple(_action_times(agenda, len(stages.devices))),
+            actions=tuple(_action_times(agenda, replicas)),
         )
 
-    def _agenda(self, stages: Stages) -> Agenda:
-        """Lists what each device runs.
+    def _agenda(self, stages: Stages) -> tuple[Agenda, Replicas]:
+        """Lists what each device runs; the times are those of the last simulation.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        ranks = stages.ranks
-        check_schedule(self.pipeline, stages, [device.name for device in self.problem.cluster.devices])
-        of_rank = device_actions(self.pipeline, len(ranks))
-        actions: list[list[tuple[int, int]]] = [[] for _ in range(self.problem.n_devices)]
-        for device, entries in zip(ranks.tolist(), of_rank, strict=True):
-            actions[device] = [(each.stage * N_KINDS + each.kind, each.microbatch) for each in entries]
-        updates = len(stages.devices) * N_KINDS
-        last = self.pipeline.microbatches
-        for device, each in enumerate(actions):
-            each.append((updates + device, last))
-        flat = np.array([entry for each in actions for entry in each], dtype=np.int64)
-        ptr = np.cumsum([0, *(len(each) for each in actions)])
-        return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), np.zeros(len(flat)), np.zeros(len(flat)))
+        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas)
+        if key not in self._agendas:
+            replicas = replicas_of(stages, self.problem.n_devices)
+            self._agendas[key] = (agenda_of(self.pipeline, self.problem, stages, replicas), replicas)
+        agenda, replicas = self._agendas[key]
+        if stages.replicas:
+            replicas = replicas._replace(reduce_s=self._reduce_s(stages, replicas))
+        return agenda, replicas
 
-    def _busy_s(self, stages: Stages) -> FloatArray:
+    def _reduce_s(self, stages: Stages, replicas: Replicas) -> FloatArray:
+        """Seconds to reduce the gradients of each stage, by its first device, or `UNSET`, (n_devices,)."""
+        gradients = np.flatnonzero(self.arrays.is_gradient)
+        home = stages.device_of[self.problem.graph.tensor_producer[gradients]]
+        sizes = np.zeros(self.problem.n_devices)
+        np.add.at(sizes, home, self.problem.graph.tensor_bytes[gradients])
+        found = np.full(self.problem.n_devices, UNSET)
+        for head in np.unique(home[replicas.n_replicas[home] > 1]).tolist():
+            ring = replicas.member[head, : replicas.n_replicas[head]]
+            found[head] = ring_seconds(self.problem, ring, sizes[head : head + 1])[0]
+        return found
+
+    def _busy_s(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, replicas: Replicas) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
-        problem, count = self.problem, self.pipeline.microbatches
-        ops = np.arange(problem.graph.n_ops)
-        seconds = problem.op_seconds[ops, stages.device_of] * np.where(self.arrays.phase == 2, 1, count)
-        makers = problem.graph.tensor_producer
-        home = stages.device_of[makers]
-        added = self.arrays.accumulate_s[np.arange(len(makers)), home] * (count - 1)
-        n = problem.n_devices
-        busy = np.bincount(stages.device_of, seconds, n) + np.bincount(home, added, n)
-        return busy.astype(np.float64)
+        found = np.zeros(self.problem.n_devices)
+        is_update = q.phase == OPTIMIZER_PHASE
+        for device, (head, number, count) in enumerate(zip(*replicas[2:5], strict=True)):
+            n_run = len(range(number, self.pipeline.microbatches, count))
+            here = stages.device_of == head
+            sums = here[p.producer] & (q.is_gradient > 0)
+            found[device] = (
+                n_run * p.op_seconds[here & ~is_update, device].sum()
+                + p.op_seconds[here & is_update, device].sum()
+                + (n_run - 1) * q.accumulate_s[sums, device].sum()
+            )
+        return found
 
 
-def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
-    """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
-
-    Args:
-        names: of the devices.
-
-    Raises:
-        PipelineError: they do not.
-    """
-    n_each = pipeline.stages_per_device
-    expected = np.tile(stages.ranks, n_each)
-    if len(stages.devices) == len(expected) and (stages.devices == expected).all():
-        return
-    used = [names[device] for device in stages.devices.tolist()]
-    rule = (
-        f"schedule '{pipeline.schedule}' has {n_each} stages on each device, in rounds over the devices"
-        if pipeline.name == INTERLEAVED
-        else f"schedule '{pipeline.schedule}' has one stage on each device"
-    )
-    raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
-
-
-def _action_times(agenda: Agenda, n_stages: int) -> list[ActionTime]:
-    found = []
+def _action_times(agenda: Agenda, replicas: Replicas) -> Iterator[ActionTime]:
     for device in range(len(agenda.ptr) - 1):
         for entry in range(agenda.ptr[device], agenda.ptr[device + 1]):
-            stage, kind = divmod(int(agenda.action[entry]), N_KINDS)
-            if stage >= n_stages:
-                stage = kind = -1
+            replica, kind = divmod(int(agenda.action[entry]), N_KINDS)
+            in_stage = replica < len(replicas.stage)
+            stage, kind = (int(replicas.stage[replica]), kind) if in_stage else (-1, -1)
             start_s, end_s = float(agenda.start_s[entry]), float(agenda.end_s[entry])
-            found.append(ActionTime(device, kind, stage, int(agenda.microbatch[entry]), start_s, end_s))
-    return found
+            yield ActionTime(device, kind, stage, int(agenda.microbatch[entry]), start_s, end_s)

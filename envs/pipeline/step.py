@@ -11,8 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, RECEIVE_ONCE, RUN, SEND, UNSET, ActionLayout, Tables
-from envs.pipeline.programs import find_actions, find_rows, make_programs, sort_by_action
+from envs.pipeline.arrays import (
+    ALL_REDUCE,
+    FIRST,
+    LATER,
+    RECEIVE_ONCE,
+    RECEIVE_SUM,
+    RUN,
+    SEND,
+    UNSET,
+    Tables,
+)
+from envs.pipeline.layout import make_layout
+from envs.pipeline.memory import pipeline_memory
+from envs.pipeline.programs import make_programs
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
@@ -32,43 +44,50 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, device_of, stage_of, devices, splits, n_microbatches, agenda):
+def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, agenda, peak):
     """Simulates a pipelined step.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
+        device_of: device of each op, the first one of its stage, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,).
-        devices: device of each stage, int64 (n_stages,).
+        replicas: `Replicas`.
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
+        peak: greatest bytes held on each device, (n_devices,), or (0,) where nobody asks; written.
 
     Returns:
-        Step time in seconds, `STUCK` where devices wait for each other; `ActionLayout`; `Tables`.
+        Step time in seconds, `STUCK` where devices wait for each other.
     """
-    n_devices, n_stages = len(p.memory), len(devices)
-    n_actions = n_stages * N_KINDS + n_devices
-    action_of = np.empty(len(device_of), np.int64)
-    find_actions(p, q, device_of, stage_of, n_stages, splits, action_of)
-    row_of = np.empty(len(p.producer), np.int32)
-    sum_row_of = np.empty(len(p.producer), np.int32)
-    n_rows = find_rows(p, q, device_of, row_of, sum_row_of)
-    action_ptr, ops = sort_by_action(action_of, n_actions)
-    on_device = np.empty(n_actions, np.int64)
-    for action in range(n_actions):
-        in_stage = action < n_stages * N_KINDS
-        on_device[action] = devices[action // N_KINDS] if in_stage else action - n_stages * N_KINDS
-    slot_of = np.full((n_rows, n_devices), -1, np.int32)
-    layout = ActionLayout(action_ptr, ops, row_of, sum_row_of, slot_of)
-    programs, n_slots = make_programs(p, q, device_of, layout, on_device)
-    ready_s = np.full((n_rows, n_microbatches), UNSET)
+    layout = make_layout(p, q, device_of, stage_of, replicas, splits)
+    total_s, tables = run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda)
+    if len(peak) and total_s != STUCK:
+        pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, total_s, peak)
+    return total_s
+
+
+@kernel(allocates=True)
+def run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda):
+    """Runs the programs of all devices.
+
+    Args:
+        p, q, device_of, replicas, n_microbatches: as of `run_pipeline`.
+        layout: `ActionLayout`; `slot_of` is written.
+        agenda: `Agenda`; the times are written.
+
+    Returns:
+        Step time in seconds, or `STUCK`, and `Tables`.
+    """
+    n_devices = len(p.memory)
+    programs, n_slots = make_programs(p, q, device_of, layout, replicas, n_microbatches)
+    ready_s = np.full((len(layout.slot_of), n_microbatches), UNSET)
     for tensor in range(len(p.producer)):
-        if p.is_source[p.producer[tensor]] and row_of[tensor] >= 0:
-            ready_s[row_of[tensor]] = 0.0
+        if p.is_source[p.producer[tensor]] and layout.row_of[tensor] >= 0:
+            ready_s[layout.row_of[tensor]] = 0.0
     sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
-    tables = Tables(ready_s, sent_s, arrival_s)
+    tables = Tables(ready_s, sent_s, arrival_s, np.full(n_devices, UNSET))
     clocks = Clocks(
         np.zeros(n_devices),
         np.zeros(n_devices),
@@ -81,19 +100,20 @@ def run_pipeline(p, q, device_of, stage_of, devices, splits, n_microbatches, age
     while moved and left:
         moved, left = False, 0
         for device in range(n_devices):
-            moved |= advance_device(p, agenda, programs, device, clocks, free, tables)
+            moved |= advance_device(p, agenda, programs, replicas, device, clocks, free, tables)
             left += clocks.entry[device] < agenda.ptr[device + 1]
-    return STUCK if left else clocks.end_s.max(), layout, tables
+    return STUCK if left else clocks.end_s.max(), tables
 
 
 @kernel
-def advance_device(p, agenda, programs, device, clocks, free, tables):
+def advance_device(p, agenda, programs, replicas, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the times are written.
         programs: `ActionSteps`.
+        replicas: `Replicas`.
         device: index, int.
         clocks: `Clocks`; written.
         free: when each link is free, seconds, by its clock; written.
@@ -113,7 +133,7 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
             agenda.start_s[entry] = UNSET
         while clocks.step[device] < programs.ptr[action + 1]:
             step = clocks.step[device]
-            if not take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+            if not take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, free, tables):
                 return moved
             clocks.step[device] = step + 1
             moved = True
@@ -127,13 +147,14 @@ def advance_device(p, agenda, programs, device, clocks, free, tables):
 
 
 @kernel(inline=True)
-def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
 
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the start of the entry is written.
         programs: `ActionSteps`.
+        replicas: `Replicas`.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
         clocks, free, tables: as of `advance_device`; written.
@@ -142,7 +163,7 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
         Whether the step could be taken, bool; if not, its tensor is not made yet.
     """
     code, row = programs.code[step], programs.row[step]
-    column = LATER if agenda.microbatch[entry] else FIRST
+    column = agenda.column[entry]
     if code == RUN:
         start = clocks.free_s[device]
         end = start + programs.seconds[step, column]
@@ -160,24 +181,57 @@ def take_step(p, agenda, programs, device, entry, step, at, clocks, free, tables
     if code == SEND:
         tables.ready_s[row, at] = clocks.free_s[device] - programs.rest_s[step, column]
         return True
+    if code == ALL_REDUCE:
+        return all_reduce(agenda, replicas, device, clocks, tables)
     slot = programs.slot[step]
     if code == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:
-        start = tables.ready_s[row, at]
+        source, seconds = programs.source[step], programs.seconds[step, FIRST]
+        start = tables.reduced_s[source] if code == RECEIVE_SUM else tables.ready_s[row, at]
         if start == UNSET:
             return False
-        source = programs.source[step]
+        if code > SEND:
+            source = replicas.member[source, at % replicas.n_replicas[source]]
+            size = programs.seconds[step, LATER] + p.n_half[source, device]
+            seconds = size / p.bandwidth[source, device]
         link = p.link[source, device]
         if link >= 0:
             start = max(start, free[link])
         if p.detailed is not None:
             start = max(start, clocks.host_s[device] + p.gaps[ISSUE_S])
             clocks.host_s[device] += p.gaps[NEXT_ISSUE_S]
-        end = start + programs.seconds[step, FIRST]
+        end = start + seconds
         if link >= 0:
             free[link] = end + p.gaps[TRANSFER_GAP_S]
         tables.sent_s[slot, at] = end
         tables.arrival_s[slot, at] = end + p.latency[source, device]
     clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
+    return True
+
+
+@kernel
+def all_reduce(agenda, replicas, device, clocks, tables):
+    """Reduces the gradients of the stage of a device once all its replicas are through with the rest.
+
+    Args:
+        agenda: `Agenda`.
+        replicas: `Replicas`.
+        device: index, int.
+        clocks: `Clocks`; written.
+        tables: `Tables`; the end is written.
+
+    Returns:
+        Whether the gradients are reduced, bool.
+    """
+    head = replicas.head[device]
+    if tables.reduced_s[head] == UNSET:
+        start = 0.0
+        for number in range(replicas.n_replicas[head]):
+            member = replicas.member[head, number]
+            if clocks.entry[member] + 1 < agenda.ptr[member + 1]:
+                return False
+            start = max(start, clocks.free_s[member])
+        tables.reduced_s[head] = start + replicas.reduce_s[head]
+    clocks.free_s[device] = tables.reduced_s[head]
     return True

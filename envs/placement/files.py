@@ -12,13 +12,13 @@ import numpy as np
 from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, PlacementError, check_placement
 from graphs.op_graph import OpGraph
-from graphs.system.json_fields import fields, integer, kind_of, name
+from graphs.system.json_fields import array, fields, integer, kind_of, name
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
-STAGES = "stage_of"
-"""The key that a placement of a pipeline may have besides."""
+STAGES, RECOMPUTE, REPLICAS = PIPELINE_KEYS = ("stage_of", "recompute", "replicas")
+"""The keys that a placement of a pipeline may have besides."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,10 @@ class NamedPlacement:
     Attributes:
         graph, cluster: names of the graph and the cluster that it is for.
         device_of: device name of each op name.
-        stage_of: number of the stage of op names; empty where there is none.
         where: the path, with which error messages begin.
+        stage_of: number of the stage of op names; empty where there is none.
+        recompute: stages that run their forward ops again.
+        replicas: names of all devices of stages that have several.
     """
 
     graph: str
@@ -37,6 +39,8 @@ class NamedPlacement:
     device_of: Mapping[str, str]
     where: str
     stage_of: Mapping[str, int] = field(default_factory=dict)
+    recompute: tuple[int, ...] = ()
+    replicas: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Resolves the names in the graph and the cluster.
@@ -50,14 +54,17 @@ class NamedPlacement:
                 raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
         self._check_ops(graph)
         index_of = {device.name: index for index, device in enumerate(cluster.devices)}
-        for op, device in self.device_of.items():
+        named = [(f"op '{op}'", device) for op, device in self.device_of.items()]
+        named += [(f"stage {stage}", device) for stage, names in self.replicas.items() for device in names]
+        for what, device in named:
             if device not in index_of:
                 known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
-                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
+                raise PlacementError(f"{self.where}: {what} is on '{device}', but {known}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
         stages = [self.stage_of.get(op, -1) for op in graph.op_names]
         stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
-        placement = Placement(np.array(devices, dtype=np.int64), stage_of)
+        replicas = {stage: tuple(index_of[each] for each in names) for stage, names in self.replicas.items()}
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, replicas)
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
@@ -111,7 +118,7 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
     Raises:
         FileFormatError: the value breaks the format.
     """
-    record = fields(value, where, KEYS, {STAGES}, format=FORMAT)
+    record = fields(value, where, KEYS, set(PIPELINE_KEYS), format=FORMAT)
     device_of = record["device_of"]
     if not isinstance(device_of, dict):
         at = f"{where}: device_of"
@@ -124,7 +131,26 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         device_of=device_of,
         where=where,
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
+        recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
+        replicas=_replicas(record.get(REPLICAS, {}), f"{where}: {REPLICAS}"),
     )
+
+
+def _recompute(value: object, where: str) -> tuple[int, ...]:
+    stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
+    return tuple(sorted(set(stages)))
+
+
+def _replicas(value: object, where: str) -> Mapping[int, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, stage to names of devices")
+    found: dict[int, tuple[str, ...]] = {}
+    for stage, devices in value.items():
+        at = f"{where}: stage {stage!r}"
+        if not (stage.isdecimal() and stage.isascii()):
+            raise FileFormatError(f'{at}: expected the number of a stage, such as "0"')
+        found[int(stage)] = tuple(name(device, f"{at}: a device") for device in array(devices, at))
+    return found
 
 
 def _stages(value: object, where: str) -> Mapping[str, int]:
@@ -150,4 +176,11 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
     if placement.stage_of is not None:
         stages = zip(graph.op_names, placement.stage_of.tolist(), strict=True)
         record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
+    if placement.recompute:
+        record[RECOMPUTE] = list(placement.recompute)
+    if placement.replicas:
+        record[REPLICAS] = {
+            str(stage): [cluster.devices[device].name for device in devices]
+            for stage, devices in placement.replicas.items()
+        }
     return record

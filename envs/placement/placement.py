@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,10 +24,14 @@ class Placement:
     Attributes:
         device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
         stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
+        recompute: stages that run their forward ops again before their backward ops.
+        replicas: all devices of the stages that have several, that of their ops first.
     """
 
     device_of: IntArray
     stage_of: IntArray | None = None
+    recompute: tuple[int, ...] = ()
+    replicas: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def single_device(graph: OpGraph, device: int) -> Placement:

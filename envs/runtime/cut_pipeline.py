@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from envs.pipeline.agenda import check_schedule
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import BACKWARD, KINDS, WEIGHT, device_actions
-from envs.pipeline.simulate import check_schedule
 from envs.pipeline.stages import Stages, phases_of
 from envs.runtime.cut import cut
 from envs.runtime.device_program import DeviceProgram, ExecutionError, Receive, Send
@@ -83,6 +83,11 @@ def _check_stages(graph: OpGraph, stages: Stages, n_devices: int) -> None:
         raise PipelineError(f"the stages are of {len(stages.stage_of)} ops; the step has {graph.n_ops}")
     if (last := int(max(stages.device_of.max(), stages.devices.max()))) >= n_devices:
         raise PipelineError(f"the stages use device {last}, but there are {n_devices} devices, from 0")
+    if stages.recomputed or any(len(each) > 1 for each in stages.replicas):
+        raise PipelineError(
+            "the plan has replicas or recomputation of stages, which cannot run yet; place with a pipeline "
+            "that is_plain"
+        )
     forward = stages.stage_of[phases_of(graph) == 0]
     empty = np.setdiff1d(np.arange(len(stages.devices)), forward)
     if len(empty):

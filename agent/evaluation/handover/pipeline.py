@@ -31,12 +31,15 @@ class StageRow:
     """A stage of a pipeline.
 
     Attributes:
+        device: name of its device; several of replicas, with spaces between.
         first_op, last_op: names of its first and last forward op in program order.
         modules: modules of its forward ops, in program order, without those inside another one of them.
         n_ops: forward and backward ops.
         forward_s, backward_s: seconds of one microbatch.
         resident_bytes: parameters, gradients and optimizer state.
-        peak_bytes, memory_bytes: most that its device holds, for all its stages, and what it has.
+        peak_bytes, memory_bytes: most that its device holds, for all its stages, and what it has; of several
+            devices, the one with the least room.
+        recomputed: whether its forward ops run again before its backward ops.
     """
 
     stage: int
@@ -50,6 +53,7 @@ class StageRow:
     resident_bytes: float
     peak_bytes: float
     memory_bytes: float
+    recomputed: bool
 
 
 def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) -> Iterator[StageRow]:
@@ -62,9 +66,12 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
         piece = pipelined.chain.piece_of
         pieces = np.unique(piece[forward])
         resident = graph.resident_bytes[(stages.device_of == device) & np.isin(piece, pieces)].sum()
+        devices = stages.replicas[stage] if stages.replicas else (device,)
+        memory = problem.cluster.memory_bytes
+        fullest = max(devices, key=lambda each: step.peak_bytes[each] - memory[each])
         yield StageRow(
             stage=stage,
-            device=problem.cluster.devices[device].name,
+            device=" ".join(problem.cluster.devices[each].name for each in devices),
             first_op=graph.op_names[forward[0]],
             last_op=graph.op_names[forward[-1]],
             modules=" ".join(_outermost(graph.modules[op] for op in forward.tolist())),
@@ -72,8 +79,9 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
             forward_s=float(seconds[forward, device].sum()),
             backward_s=float(seconds[backward, device].sum()),
             resident_bytes=float(resident),
-            peak_bytes=float(step.peak_bytes[device]),
-            memory_bytes=problem.cluster.devices[device].memory_bytes,
+            peak_bytes=float(step.peak_bytes[fullest]),
+            memory_bytes=float(memory[fullest]),
+            recomputed=stage in stages.recomputed,
         )
 
 
@@ -176,10 +184,11 @@ def pipeline_lines(
     lines[2] += f", {step.bubble_share:.0%} idle"
     lines[-1] += f" on {baselines.data_parallel.n_replicas} devices"
     for row in stage_rows(pipelined, stages, step):
+        again = "2 x " if row.recomputed else ""
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
             f"stage {row.stage} on {device}, to {last}: "
-            f"{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
+            f"{again}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
             f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB"
         )
     return lines

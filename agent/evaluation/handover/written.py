@@ -14,11 +14,11 @@ from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import cut_into_stages
+from envs.pipeline.stages import stages_of
 from envs.placement.files import read_placement
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL
-from graphs.system.array_types import IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,7 @@ class WrittenPlacement:
 
     trial: Trial
     problem: Problem
-    device_of: IntArray
-    stage_of: IntArray | None
+    placement: Placement
     path: Path
 
 
@@ -46,9 +45,9 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
         for kept in group:
             name = kept.path.with_suffix("").name
             if kept.problem.graph.family == MODEL:
-                found[kept] = write_handover(kept.path.parent, name, kept.problem, kept.device_of)
+                found[kept] = write_handover(kept.path.parent, name, kept.problem, kept.placement.device_of)
             elif trace:
-                write_trace(kept.path.parent / f"{name}.trace.json", kept.problem, kept.device_of)
+                write_trace(kept.path.parent / f"{name}.trace.json", kept.problem, kept.placement.device_of)
         if found:
             best = min(found, key=lambda each: each.trial.rank)
             lines += ["", *_lines(best, found[best])]
@@ -65,7 +64,7 @@ def _write_pipelines(
         pipelined = PipelinedProblem(problem, pipeline)
         baselines = pipeline_baselines(pipelined)
         for kept in group:
-            stages = cut_into_stages(problem, kept.device_of, kept.stage_of)
+            stages = stages_of(problem, kept.placement)
             name = kept.path.with_suffix("").name
             step = pipelined.simulate(stages)
             found[kept] = write_pipeline_handover(kept.path.parent, name, pipelined, stages, step, baselines)
@@ -91,5 +90,4 @@ def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterat
                     path = placement_path(folder, trial)
                     best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
             for path, trial in best.items():
-                placed = read_placement(path, graph, cluster)
-                yield WrittenPlacement(trial, problem, placed.device_of, placed.stage_of, path)
+                yield WrittenPlacement(trial, problem, read_placement(path, graph, cluster), path)

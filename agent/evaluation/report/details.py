@@ -20,7 +20,7 @@ from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import Stages, cut_into_stages
+from envs.pipeline.stages import Stages, stages_of
 from envs.placement.files import read_placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
@@ -79,7 +79,7 @@ def read_pipeline(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trial:
     cluster = next(each for each in spec.clusters if each.name == trial.cluster)
     pipelined = PipelinedProblem(Problem(graph, cluster), pipeline)
     placement = read_placement(placement_path(folder, trial), graph, cluster)
-    stages = cut_into_stages(pipelined.problem, placement.device_of, placement.stage_of)
+    stages = stages_of(pipelined.problem, placement)
     return PlacedPipeline(trial, pipelined, stages, pipelined.simulate(stages))
 
 

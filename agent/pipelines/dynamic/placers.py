@@ -11,7 +11,6 @@ from agent.pipelines.dynamic.max_load import StageCosts
 from agent.pipelines.dynamic.programme import Fleet, StageChoice, StageSplit, least_max_load
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES
-from envs.pipeline.pipeline import GPIPE, ONE_F_ONE_B
 from envs.pipeline.simulate import PipelinedProblem
 from graphs.system.array_types import IntArray
 
@@ -21,8 +20,6 @@ MOST_WORK = 2e9
 """Combinations of two ideals, a row of traffic or a choice and a use, that a programme tries at most."""
 MEMORY_SHARES = (1.0, 0.9, 0.8, 0.65, np.inf)
 """Shares of the memory that plans take in turn, until one fits; memory is an estimate until simulated."""
-CAN_REPLICATE = False
-"""Says whether `Cuts` has replicas and recomputation of stages, which `cuts_of` then hands over."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ def pipedream(search: PipelineSearch, rng: np.random.Generator) -> None:
     Source: Narayanan et al. 2019, "PipeDream: Generalized Pipeline Parallelism for DNN Training", section
     3.1, with one level of links.
     """
-    degrees = tuple(range(1, search.problem.n_devices + 1))
+    degrees = tuple(range(1, min(search.problem.n_devices, search.pipeline.microbatches) + 1))
     _score(search, Rules(overlaps=True, chain_only=True, degrees=degrees))
 
 
@@ -79,8 +76,7 @@ def piper(search: PipelineSearch, rng: np.random.Generator) -> None:
 def _score(search: PipelineSearch, rules: Rules) -> None:
     """Scores the plan of least max-load, with ever less memory until one fits the simulated memory."""
     counts = tuple(n for n in range(1, search.most_ranks + 1) if search.can_use(n))
-    plain = search.pipeline.name not in (GPIPE, ONE_F_ONE_B) or not CAN_REPLICATE
-    rules = Rules(rules.overlaps, rules.chain_only) if plain else rules
+    rules = rules if search.pipeline.replicates else Rules(rules.overlaps, rules.chain_only)
     costs = stage_costs(search.pipelined, overlaps=rules.overlaps)
     for share in MEMORY_SHARES:
         split = best_split(costs, rules, counts, share)
@@ -129,10 +125,10 @@ def max_load_s(pipelined: PipelinedProblem, cuts: Cuts) -> float:
     """Computes the load of the busiest stage of a plan, without overlap, in seconds per microbatch."""
     costs = StageCosts(pipelined, np.arange(pipelined.chain.n_pieces))
     stage_of = np.repeat(np.arange(len(cuts.first)), np.diff(cuts.first, append=costs.n_nodes))
-    devices = [(cuts.ranks[stage % len(cuts.ranks)],) for stage in range(len(cuts.first))]
+    devices = [tuple(group) for group in cuts.groups] * (len(cuts.first) // len(cuts.groups))
     if cuts.order:
         stage_of = stage_of[np.argsort(cuts.order)]
-    return float(costs.plan_loads_s(stage_of, devices, (False,) * len(devices)).max())
+    return float(costs.plan_loads_s(stage_of, devices, cuts.recomputed or (False,) * len(devices)).max())
 
 
 def cuts_of(split: StageSplit, node_of: IntArray) -> Cuts:
@@ -146,4 +142,10 @@ def cuts_of(split: StageSplit, node_of: IntArray) -> Cuts:
     first = np.searchsorted(stage_of[order], np.arange(len(split.devices)))
     ranks = dict.fromkeys(device for group in split.devices for device in group)
     plain = (np.diff(order) == 1).all()
-    return Cuts(tuple(first.tolist()), tuple(ranks), order=() if plain else tuple(order.tolist()))
+    return Cuts(
+        tuple(first.tolist()),
+        tuple(ranks),
+        tuple(map(len, split.devices)) if max(map(len, split.devices)) > 1 else (),
+        split.recomputed if any(split.recomputed) else (),
+        () if plain else tuple(order.tolist()),
+    )

@@ -71,18 +71,24 @@ def random_training_graph(rng: np.random.Generator, n_layers: int, *, branches: 
         for later in range(layer + 1, n_layers):
             if layer in inputs_of[later]:
                 read("grad", later, op)
-        read("out", layer, op)
+        if rng.random() < 0.6:
+            read("out", layer, op)
         for before in inputs_of[layer]:
-            read("out", before, op)
+            if rng.random() < 0.6:
+                read("out", before, op)
         for owner in sorted({layer if has_weights[layer] else -1, tied[layer]} - {-1}):
             read("weight", owner, op)
             make(f"of weight {owner}", layer, op)
     for layer in range(n_layers):
         if has_weights[layer]:
             op = add(f"u{layer}", "optim.adam", "optimizer", layer)
+            make("state", layer, op)
             read("weight", layer, op)
+            if rng.random() < 0.3:
+                read("out", layer, op)
             for kind, other in list(tensors):
-                if kind == f"of weight {layer}":
+                wanted = kind == f"of weight {layer}"
+                if wanted or (kind == "state" and other < layer and rng.random() < 0.3):
                     read(kind, other, op)
     return build_graph("random", "random", ops, list(tensors.values()))
 

@@ -1,0 +1,103 @@
+"""The order in which devices run the actions of a pipeline, for kernels, and checks that there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, UNSET, Agenda, Replicas
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
+from envs.pipeline.schedules import device_actions
+from envs.pipeline.stages import Stages
+from envs.problem import Problem
+
+
+def replicas_of(stages: Stages, n_devices: int) -> Replicas:
+    """Numbers the replicas of all stages; the seconds of their all-reduces are not set."""
+    devices = stages.replicas or [(device,) for device in stages.devices.tolist()]
+    head, number, count = np.arange(n_devices), np.zeros(n_devices, np.int64), np.ones(n_devices, np.int64)
+    member = np.tile(head[:, None], max(map(len, devices)))
+    for each in devices:
+        members = list(each)
+        head[members], number[members], count[members] = each[0], np.arange(len(each)), len(each)
+        member[each[0], : len(each)] = each
+    return Replicas(
+        stage=np.repeat(np.arange(len(devices)), [len(each) for each in devices]),
+        device=np.concatenate([np.array(each) for each in devices]),
+        head=head,
+        number=number,
+        n_replicas=count,
+        member=member,
+        reduce_s=np.full(n_devices, UNSET),
+    )
+
+
+def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Replicas) -> Agenda:
+    """Lists what each device runs.
+
+    Raises:
+        PipelineError: the stages are not on the devices that the schedule has them on.
+    """
+    check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
+    counts = tuple(len(each) for each in stages.replicas)
+    ranks = stages.ranks
+    of_device = device_actions(pipeline, len(ranks), stages.recomputed, counts)
+    devices = replicas.device.tolist() if counts else ranks.tolist()
+    first = np.searchsorted(replicas.stage, np.arange(len(stages.devices)))
+    actions: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.n_devices)]
+    for device, entries in zip(devices, of_device, strict=True):
+        number, count = replicas.number[device], replicas.n_replicas[device]
+        for kind, stage, microbatch in entries:
+            action = (first[stage] + number) * N_KINDS + kind
+            actions[device].append((action, microbatch, LATER if microbatch >= count else FIRST))
+    for device, each in enumerate(actions):
+        each.append((len(replicas.stage) * N_KINDS + device, pipeline.microbatches, LATER))
+    flat = np.array([entry for each in actions for entry in each], dtype=np.int64)
+    ptr = np.cumsum([0, *(len(each) for each in actions)])
+    times = np.zeros((2, len(flat)))
+    return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy(), times[0], times[1])
+
+
+def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
+    """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
+
+    Args:
+        names: of the devices.
+
+    Raises:
+        PipelineError: they do not.
+    """
+    if stages.replicas:
+        _check_replicas(pipeline, stages, names)
+    n_each = pipeline.stages_per_device
+    expected = np.tile(stages.ranks, n_each)
+    if len(stages.devices) == len(expected) and (stages.devices == expected).all():
+        return
+    used = [names[device] for device in stages.devices.tolist()]
+    rule = (
+        f"schedule '{pipeline.schedule}' has {n_each} stages on each device, in rounds over the devices"
+        if pipeline.name == INTERLEAVED
+        else f"schedule '{pipeline.schedule}' has one stage on each device"
+    )
+    raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
+
+
+def _check_replicas(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
+    """Checks that the schedule and the microbatches allow the replicas, and that no device has two."""
+    replicates = pipeline.name in (GPIPE, ONE_F_ONE_B)
+    most = pipeline.microbatches if replicates else 1
+    for stage, devices in enumerate(stages.replicas):
+        if len(devices) > most:
+            rule = (
+                f"a step of {most} microbatches keeps at most {most} busy"
+                if replicates
+                else f"schedule '{pipeline.schedule}' has one for each stage; use {GPIPE} or {ONE_F_ONE_B}"
+            )
+            raise PipelineError(f"stage {stage} has {len(devices)} devices, but {rule}")
+    flat = [device for devices in stages.replicas for device in devices]
+    again = next((device for at, device in enumerate(flat) if device in flat[:at]), None)
+    if again is not None:
+        raise PipelineError(
+            f"device '{names[again]}' is a replica twice; a device with replicas has one stage"
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.bounds.assignment_rows import AssignmentRow, link_rows, memory_rows, tightest_rows
+from agent.bounds.assignment_rows import AssignmentRow, memory_rows, tightest_rows
 from agent.bounds.kept_tensors import Forest, kept_reads, make_forest
 from agent.bounds.kind_costs import KindCosts, kind_costs
 from agent.bounds.path_kernels import best_assignment
@@ -35,8 +35,7 @@ def assignment_bound_s(problem: Problem, head: FloatArray, tail: FloatArray) -> 
     devices have (`memory_rows`). The step takes at least
     - the work of a window of time on each kind, spread over its devices, and the least time around it;
     - the work of an op's ancestors on one kind, the op, and the work of its descendants on another;
-    - the ops of a path, one after the other, and the transfers between them from kind to kind;
-    - the time that links from kind to kind are busy.
+    - the ops of a path, one after the other, and the transfers between them from kind to kind.
     Transfers count along a forest of units.
 
     The least step over all mixtures of assignments that fit in memory is a linear program (LP). It is solved
@@ -59,7 +58,7 @@ def assignment_bound_s(problem: Problem, head: FloatArray, tail: FloatArray) -> 
         return 0.0
     kept = kept_reads(costs)
     forest = make_forest(costs, kept)
-    lp = _MixtureLP(costs, forest, fits, memory_rows(costs, forest, kept), link_rows(costs, forest))
+    lp = _MixtureLP(costs, forest, fits, memory_rows(costs, forest, kept))
     for _ in range(MAX_ROUNDS):
         found = tightest_rows(costs, forest, lp.share)
         broken = [rows for least_s, rows in found if least_s > lp.step_s * (1 + MIN_GAIN)]
@@ -90,7 +89,7 @@ class _MixtureLP:
     forest: Forest
     fits: NDArray[np.bool_]
     limits: list[AssignmentRow]
-    rows: list[AssignmentRow]
+    rows: list[AssignmentRow] = field(default_factory=list)
     columns: list[IntArray] = field(default_factory=list)
     best_s: float = 0.0
     best: tuple[FloatArray, FloatArray] = (np.zeros(0), np.zeros(0))

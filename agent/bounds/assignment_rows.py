@@ -12,7 +12,6 @@ from agent.bounds.kept_tensors import Forest
 from agent.bounds.kind_costs import KindCosts
 from agent.bounds.path_kernels import longest_path
 from agent.bounds.windows import heaviest_window
-from graphs.limits import ROUNDING
 from graphs.system.array_types import FloatArray, IntArray
 
 
@@ -59,31 +58,6 @@ def memory_rows(costs: KindCosts, forest: Forest, kept: IntArray) -> list[Assign
         along = np.zeros((n_units, costs.n_kinds, costs.n_kinds))
         along[:, kind, kind] = with_parent * alone / capacity
         rows.append(AssignmentRow(-1.0, held, along))
-    return rows
-
-
-def link_rows(costs: KindCosts, forest: Forest) -> list[AssignmentRow]:
-    """Makes a row for the links from each kind, or from each to each: seconds that one is busy on average."""
-    cluster, kinds = costs.problem.cluster, range(costs.n_kinds)
-    if cluster.sharing == "none":
-        return []
-    reads, unit_of = costs.reads, costs.graph.unit_of
-    sent = forest.sent
-    busy_s = costs.sent_s(reads.size[sent])
-    busy_s[:, ~np.eye(costs.n_kinds, dtype=bool)] += cluster.transfer_gap_s
-    gap_s = cluster.transfer_gap_s * (1 + ROUNDING)
-    nothing = np.zeros((len(forest.parent), costs.n_kinds))
-    rows = []
-    for source, target in product(kinds, kinds):
-        shares = np.zeros((costs.n_kinds, costs.n_kinds))
-        if cluster.sharing == "pair" and source != target:
-            shares[source, target] = 1.0 / (costs.n_devices[source] * costs.n_devices[target])
-        elif cluster.sharing == "egress" and source == target:
-            shares[source] = 1.0 / costs.n_devices[source]
-        else:
-            continue
-        producer, reader = unit_of[reads.producer[sent]], unit_of[reads.reader[sent]]
-        rows.append(AssignmentRow(-gap_s, nothing, forest.transfers_s(producer, reader, busy_s * shares)))
     return rows
 
 

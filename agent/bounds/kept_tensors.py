@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,9 @@ class Forest:
     """Each unit has at most one parent, of a lower index: one that it exchanges tensors with.
 
     Attributes:
-        costs: the problem.
         parent: unit above each unit, int (n_units,); -1 = none.
     """
 
-    costs: KindCosts
     parent: IntArray
 
     def between(self, first: IntArray, second: IntArray) -> NDArray[np.bool_]:
@@ -45,14 +42,6 @@ class Forest:
         np.add.at(total, reader[is_down], seconds[is_down])
         np.add.at(total, producer[~is_down], seconds[~is_down].transpose(0, 2, 1))
         return total
-
-    @cached_property
-    def sent(self) -> IntArray:
-        """One read of each tensor that goes along the forest, int (n,), indices of `KindCosts.reads`."""
-        reads, unit_of = self.costs.reads, self.costs.graph.unit_of
-        along = np.flatnonzero(self.between(unit_of[reads.producer], unit_of[reads.reader]))
-        _, first = np.unique(reads.tensor[along], return_index=True)
-        return along[first]
 
 
 def kept_reads(costs: KindCosts) -> IntArray:
@@ -102,4 +91,4 @@ def make_forest(costs: KindCosts, kept: IntArray) -> Forest:
         if above < below and tensor not in joined and (not taken[below] or parent[below] == above):
             parent[below], taken[below] = above, True
             joined.add(tensor)
-    return Forest(costs, parent)
+    return Forest(parent)

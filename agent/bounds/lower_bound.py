@@ -28,8 +28,8 @@ def lower_bound_s(problem: Problem) -> float:
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
-    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory and
-      no link carries more than it can (`assignment_bound`); all else ignores contention and memory;
+    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory
+      (`assignment_bound`); all else ignores memory, and all ignore contention on links;
     - the time at which the one host thread has issued an op, and the least time from its start on.
 
     A device is idle for `op_gap_s` after each op but its last.

@@ -77,27 +77,12 @@ def test_nothing_after_a_loss_begins_before_the_slow_device_is_done():
 def test_a_tensor_that_is_kept_over_an_op_takes_memory():
     """A tensor of 6 GB is read again after the loss: 2/3 of it can stay on the fast device, with 4 GB.
 
-    The rest is on the slow one, with its producer and reader, but for what either link sends meanwhile.
+    The reader of the rest is on the slow one; links have no limit in the bound.
     """
     problem = problem_of(3, [(0, 1.0, [1]), (0, 6 * GB, [2]), (1, 1.0, [2])], fast_bytes=4 * GB)
-    unsent_s, sent_s = FAST_S + (4 * FAST_S + 2 * SLOW_S) / 3, 6 * GB / 1e10
-    expected_s = unsent_s / (1 + 2 * (SLOW_S - FAST_S) / sent_s)
-    assert bound_s(problem) == pytest.approx(expected_s, rel=TOLERANCE)
+    assert bound_s(problem) == pytest.approx(2 * FAST_S + (2 * FAST_S + SLOW_S) / 3, rel=TOLERANCE)
     enough = problem.with_memory(np.array([6.1, 1000]) * GB)
     assert bound_s(enough) == pytest.approx(3 * FAST_S, rel=TOLERANCE)
-
-
-def test_a_tensor_that_cannot_be_kept_is_sent():
-    """The op that reads it again runs nowhere but on the fast device: half of the tensor is sent there."""
-    n_ops, sent_s = 3, 6 * GB / 1e10 + 1e-6
-    seconds = {"kind0": np.full(n_ops, 1e-3), "kind1": np.array([1e-3, 1e9 / 3, 1e9 / 3])}
-    tensors = [(0, 1.0, [1]), (0, 6 * GB, [2]), (1, 1.0, [2])]
-    ops = [{"name": f"op{op}"} for op in range(n_ops)]
-    graph = replace(build_graph("g", "f", ops, tensors), seconds=seconds)
-    for fast_bytes, sent in [(6.1, 0.0), (3.0, 0.5)]:
-        problem = Problem(graph, make_cluster(2)).with_memory(np.array([fast_bytes, 1000]) * GB)
-        assert bound_s(problem) >= sent * sent_s * (1 - TOLERANCE)
-        assert bound_s(problem) <= 3e-3 + sent * sent_s * (1 + TOLERANCE)
 
 
 def two_of_each(cluster):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -145,30 +145,13 @@ def _numbered(path: str) -> list[str]:
     return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdecimal()]
 
 
-@dataclass(frozen=True, eq=False)
-class Granularity:
-    """The units of a graph that `with_granularity` returned.
-
-    Attributes:
-        by_op: the graph by op.
-        modules: module path of each placement unit, (n_units,); "" is the model.
-    """
-
-    by_op: OpGraph
-    modules: tuple[str, ...]
-
-
-def granularity_of(graph: OpGraph) -> Granularity | None:
-    """Finds the granularity of a graph; None if it is `op`, or was not made by `with_granularity`."""
+def graph_by_op(graph: OpGraph) -> OpGraph | None:
+    """Returns the graph by op that `with_granularity` was given; None if it is by op, or was not made so."""
     by_op = _by_op(graph)
     if len(by_op.units) == len(graph.units) or not any(graph.modules):
         return None
-    for name, grouping in GROUPINGS.items():
-        if np.array_equal(with_granularity(by_op, name).unit_of, graph.unit_of):
-            path_of = _keep_together(by_op, grouping(by_op))
-            computes = [row[graph.is_compute[row]] for row in map(graph.units.row, range(len(graph.units)))]
-            return Granularity(by_op, tuple(path_of[int(ops[0])] for ops in computes))
-    return None
+    coarser = (with_granularity(by_op, name) for name in GROUPINGS)
+    return by_op if any(np.array_equal(each.unit_of, graph.unit_of) for each in coarser) else None
 
 
 def _by_op(graph: OpGraph) -> OpGraph:

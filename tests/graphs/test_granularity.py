@@ -10,7 +10,7 @@ from torch import nn
 from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
-from graphs.granularity import GranularityError, granularity_of, with_granularity
+from graphs.granularity import GranularityError, graph_by_op, with_granularity
 from graphs.op_graph import OpGraph, build_graph
 from graphs.step_settings import GRANULARITIES
 
@@ -160,16 +160,6 @@ def test_nested_blocks_count_as_the_outermost() -> None:
     assert with_granularity(graph, "block").unit_of.tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("granularity", ["module", "block", "layer"])
-def test_units_are_named_by_their_modules(captured: OpGraph, granularity: str) -> None:
-    graph = with_granularity(captured, granularity)
-    found = granularity_of(graph)
-    assert found
-    for path in ("blocks.0.up", "blocks.1.down"):
-        (unit,) = unit_of(graph, path, "backward")
-        assert found.modules[unit] == (path if granularity == "module" else path[: len("blocks.0")])
-
-
 class Affine(nn.Module):
     """Two parameters of one module that separate ops read first."""
 
@@ -185,16 +175,16 @@ def test_an_update_goes_back_to_its_own_parameter_of_several() -> None:
     graph = capture(
         nn.Sequential(Affine(), nn.Linear(8, 8)), (torch.zeros(4, 8),), name="affine", family="test"
     )
-    found = granularity_of(with_granularity(graph, "module"))
+    found = graph_by_op(with_granularity(graph, "module"))
     assert found
-    assert found.by_op.unit_of.tolist() == graph.unit_of.tolist()
+    assert found.unit_of.tolist() == graph.unit_of.tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_coarser_units_hold_finer_ones_and_change_nothing_else(family: str) -> None:
     graph = load_family(family)[0]
     assert with_granularity(graph, "op") is graph
-    assert granularity_of(graph) is None
+    assert graph_by_op(graph) is None
     before = graph
     for granularity in GRANULARITIES[1:]:
         coarser = with_granularity(graph, granularity)
@@ -202,9 +192,9 @@ def test_coarser_units_hold_finer_ones_and_change_nothing_else(family: str) -> N
         assert len(pairs[0]) == len(before.units), granularity  # no finer unit lies in two
         assert coarser.op_names == graph.op_names
         assert 1 <= len(coarser.units) <= len(before.units)
-        found = granularity_of(coarser)
+        found = graph_by_op(coarser)
         assert found
-        assert found.by_op.unit_of.tolist() == graph.unit_of.tolist()
+        assert found.unit_of.tolist() == graph.unit_of.tolist()
         before = coarser
 
 

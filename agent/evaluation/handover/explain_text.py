@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Callable
 
-from agent.evaluation.handover.explain import WORTH_IT, Explanation
-from agent.evaluation.handover.granularity_cost import EVALUATIONS, GranularityCost
-
-WIDTH = 80
+from agent.evaluation.handover.explain import Explanation
 
 
 def explain_lines(found: Explanation) -> list[str]:
     """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
     return [advice_line(found), REASONS[found.bottleneck](found), *_what_if(found)]
-
-
-def granularity_lines(found: GranularityCost, placed_s: float) -> list[str]:
-    """Says what a granularity costs and which modules to split, in lines of 80 characters.
-
-    Args:
-        placed_s: step of the placement, seconds.
-    """
-    budget = f"in {EVALUATIONS:,} evaluations"
-    if found.by_op_s is None or found.by_op_s > (1.0 - WORTH_IT) * placed_s:
-        return [f"refine by op finds no shorter step {budget}"]
-    times = _times(placed_s, found.by_op_s)
-    lines = [f"refine by op finds {_ms(found.by_op_s)} {budget}: {times} as fast"]
-    names = ", ".join(path or "the model's own ops" for path in found.waiting)
-    waiting = f"split first, as their ops wait for each other: {names}"
-    return lines + (textwrap.wrap(waiting, WIDTH, break_on_hyphens=False) if names else [])
 
 
 def advice_line(found: Explanation) -> str:
@@ -75,33 +56,17 @@ def _times(longer_s: float, shorter_s: float) -> str:
     return f"{longer_s / shorter_s:.2f} times" if shorter_s else "many times"
 
 
-def _memory(found: Explanation) -> str:
-    return f"memory bounds it: {found.fullest} would need {found.fullest_share:.0%} of what it has"
-
-
-def _link(found: Explanation) -> str:
-    return f"copies bound it: {found.link} is busy for {_ms(found.link_busy_s)} of {_ms(found.total_s)}"
-
-
-def _load(found: Explanation) -> str:
-    device = found.device_names[found.busiest]
-    return f"load bounds it: {device} computes for {_ms(found.busy_s[found.busiest])} of {_ms(found.total_s)}"
-
-
-def _dependencies(found: Explanation) -> str:
-    return f"dependencies bound it: a chain of ops takes {_ms(found.critical_path_s)} on its devices"
-
-
-def _compute(found: Explanation) -> str:
-    return f"compute bounds it: all work, spread evenly, takes {_ms(found.balanced_s)}"
-
-
-REASONS = {
-    "memory": _memory,
-    "link": _link,
-    "load": _load,
-    "dependencies": _dependencies,
-    "compute": _compute,
+REASONS: dict[str, Callable[[Explanation], str]] = {
+    "memory": lambda it: f"memory bounds it: {it.fullest} would need {it.fullest_share:.0%} of what it has",
+    "link": lambda it: f"copies bound it: {it.link} is busy for {_ms(it.link_busy_s)} of {_ms(it.total_s)}",
+    "load": lambda it: (
+        f"load bounds it: {it.device_names[it.busiest]} computes for {_ms(it.busy_s[it.busiest])} "
+        f"of {_ms(it.total_s)}"
+    ),
+    "dependencies": lambda it: (
+        f"dependencies bound it: a chain of ops takes {_ms(it.critical_path_s)} on its devices"
+    ),
+    "compute": lambda it: f"compute bounds it: all work, spread evenly, takes {_ms(it.balanced_s)}",
 }
 """The line of each bottleneck."""
 CAUSES = {

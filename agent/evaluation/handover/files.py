@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agent.evaluation.handover.device_map import project
 from agent.evaluation.handover.explain import explain
-from agent.evaluation.handover.explain_text import explain_lines, granularity_lines
-from agent.evaluation.handover.granularity_cost import granularity_cost
+from agent.evaluation.handover.explain_text import explain_lines
+from agent.evaluation.handover.granularity_cost import granularity_lines
 from agent.evaluation.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
 from agent.evaluation.handover.trace import trace_events
 from envs.problem import Problem
@@ -56,8 +56,8 @@ def explanation_lines(problem: Problem, device_of: IntArray) -> list[str]:
     Args:
         device_of: device index of each op, int64 (n_ops,); not checked.
     """
-    found, cost = explain(problem, device_of), granularity_cost(problem, device_of)
-    return explain_lines(found) + (granularity_lines(cost, found.total_s) if cost else [])
+    found = explain(problem, device_of)
+    return explain_lines(found) + granularity_lines(problem, found.total_s)
 
 
 def write_trace(path: str | os.PathLike[str], problem: Problem, device_of: IntArray) -> None:

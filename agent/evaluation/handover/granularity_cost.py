@@ -1,58 +1,46 @@
-"""The cost of a granularity: the step by op, and the modules whose ops wait for each other."""
+"""The cost of a granularity: the step that a search by op finds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from functools import lru_cache
 
 import numpy as np
 
-from agent.evaluation.handover.waiting import unit_waiting_s
+from agent.evaluation.handover.explain import WORTH_IT
 from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
-from graphs.granularity import granularity_of
-from graphs.system.array_types import IntArray
+from graphs.granularity import graph_by_op
 
 EVALUATIONS = 1_000
 """Placements by op that are tried."""
-N_MODULES = 3
-"""Modules that are named; by op, they alone gained most of what all did."""
 
 
-@dataclass(frozen=True)
-class GranularityCost:
-    """The cost of placing by module, block or layer.
-
-    Attributes:
-        by_op_s: step of the best placement by op that `refine` finds in `EVALUATIONS` evaluations, seconds;
-            None if none is feasible.
-        waiting: modules whose ops wait longest for others of the same unit, longest first; "" is the model.
-    """
-
-    by_op_s: float | None
-    waiting: tuple[str, ...]
-
-
-def granularity_cost(problem: Problem, device_of: IntArray) -> GranularityCost | None:
-    """Finds what a granularity costs, and which units to split first; None for a graph that is placed by op.
+def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
+    """Says in a line of 80 characters what placing by module, block or layer costs; no line by op.
 
     Args:
-        device_of: device index of each op, int64 (n_ops,); not checked.
+        placed_s: step of the placement, seconds.
     """
-    granularity = granularity_of(problem.graph)
-    if granularity is None:
-        return None
-    waiting_s = unit_waiting_s(problem, device_of)
-    longest = [unit for unit in np.argsort(-waiting_s, kind="stable")[:N_MODULES] if waiting_s[unit] > 0]
-    modules = tuple(granularity.modules[unit] for unit in longest)
-    return GranularityCost(_by_op_s(problem), modules)
+    by_op_s, budget = _by_op_s(problem), f"in {EVALUATIONS:,} evaluations"
+    if by_op_s is None:
+        return []
+    if by_op_s > (1.0 - WORTH_IT) * placed_s:
+        return [f"refine by op finds no shorter step {budget}"]
+    times = f"{placed_s / by_op_s:.2f} times" if by_op_s else "many times"
+    return [f"refine by op finds {by_op_s * 1e3:.4g} ms {budget}: {times} as fast"]
 
 
 @lru_cache(maxsize=1)
 def _by_op_s(problem: Problem) -> float | None:
-    """Step by op; an evaluation asks for it with one placement of a problem after the other."""
-    granularity = granularity_of(problem.graph)
-    assert granularity is not None
-    by_op = Problem(granularity.by_op, problem.cluster)
-    step = PLACERS["refine"].place(by_op, Budget(EVALUATIONS), np.random.default_rng(0)).step_time
-    return step.total_s if step.fits else None
+    """Step by op, infinite if none is feasible; None for a graph that is by op.
+
+    An evaluation asks for it with one placement of a problem after the other.
+    """
+    by_op = graph_by_op(problem.graph)
+    if by_op is None:
+        return None
+    found = PLACERS["refine"].place(
+        Problem(by_op, problem.cluster), Budget(EVALUATIONS), np.random.default_rng(0)
+    )
+    return found.step_time.total_s if found.feasible else math.inf

@@ -14,14 +14,14 @@ from torch import nn
 from agent import place
 from agent.evaluation.handover.device_map import project
 from agent.evaluation.handover.explain import explain
-from agent.evaluation.handover.explain_text import advice_line, explain_lines, granularity_lines
-from agent.evaluation.handover.granularity_cost import GranularityCost
+from agent.evaluation.handover.explain_text import advice_line, explain_lines
+from agent.evaluation.handover.granularity_cost import granularity_lines
 from agent.evaluation.handover.trace import trace_events
-from agent.evaluation.handover.waiting import unit_waiting_s
-from envs.cluster.cluster import Cluster, Device
+from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
 from graphs.dataset import load_family
+from graphs.granularity import with_granularity
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import make_cluster
 from tests.envs.hand_made_problems import chain_problem
@@ -78,39 +78,17 @@ def test_a_map_names_the_coarsest_modules_and_keeps_their_ops():
     assert found.total_s == found.placed_s
 
 
-def test_a_unit_waits_while_an_op_of_it_could_run_elsewhere():
-    """Op `late` waits 2 s on its device for `other`; `ready`, which is placed with it, could run from 0."""
-    ops = [
-        {"name": "other", "seconds": {"gpu": 2.0}},
-        {"name": "late", "seconds": {"gpu": 1.0}, "colocate": 0},
-        {"name": "ready", "seconds": {"gpu": 1.0}, "colocate": 0},
-        {"name": "after", "seconds": {"gpu": 1.0}, "colocate": 0},
-    ]
-    graph = build_graph("g", "", ops, [(0, 0.0, [1]), (2, 0.0, [3])])
-    device = Device("gpu", "gpu", 1e9, 1e12, 1e11, 0.0)
-    links = np.full((2, 2), 1e10), np.zeros((2, 2))
-    problem = Problem(graph, Cluster("two", (device, replace(device, name="other")), *links))
-    waiting_s = unit_waiting_s(problem, np.array([0, 1, 1, 1]))
-    assert waiting_s.tolist() == pytest.approx([0.0, 3.0])
-
-
-def test_an_explanation_says_what_blocks_cost_and_which_to_split():
+def test_an_explanation_says_what_blocks_cost():
     graph = load_family("moe")[1]
     plan = place(graph, placer="annealing", budget=500, granularity="block")
-    lines = plan.explain().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    *_, cost, split = lines
+    *lines, cost = plan.explain().splitlines()
+    assert all(len(line) <= 80 for line in (*lines, cost))
     assert cost.startswith("refine by op finds ")
     assert cost.endswith(" times as fast")
-    assert split == "split first, as their ops wait for each other: blocks.0, blocks.1, blocks.2"
+    problem = Problem(with_granularity(graph, "block"), get_cluster("4xv100"))
+    assert granularity_lines(problem, 1e-6) == ["refine by op finds no shorter step in 1,000 evaluations"]
     by_op = place(graph, placer="heft", budget=2)
     assert by_op.explain().splitlines() == explain_lines(by_op.explanation)
-
-
-def test_where_placing_by_op_gains_nothing_no_module_is_named():
-    assert granularity_lines(GranularityCost(1.0, ("a",)), 1.0) == [
-        "refine by op finds no shorter step in 1,000 evaluations"
-    ]
 
 
 class Residual(nn.Module):

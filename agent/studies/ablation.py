@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.comparison.intervals import Interval, crossed_interval
-from agent.evaluation.report.dots import draw_dots
+from agent.evaluation.comparison.intervals import crossed_interval
 from agent.studies.components import components_of, leave_out
 from agent.studies.record import COMPLETE, Record, StudyTrial
 from agent.studies.study_config import StudyConfig
@@ -18,7 +17,6 @@ from agent.studies.trial_lists import TrialList, on_seeds
 from agent.studies.trial_process import read_judgement
 from agent.training.config import ConfigError, TrainConfig
 from graphs.system.csv_files import write_csv
-from graphs.system.json_files import write_bytes_atomic
 
 INCONCLUSIVE, ROUNDING = "inconclusive", 1e-6
 
@@ -100,18 +98,7 @@ def table(found: Iterable[Effect]) -> list[str]:
 
 
 def write_effects(folder: Path, found: list[Effect]) -> None:
-    """Writes `effects.csv` and the ranked figure `effects.svg`."""
+    """Writes `effects.csv`."""
     columns = [*(item.name for item in fields(Effect)), "verdict"]
     rows = [[*asdict(effect).values(), effect.verdict] for effect in found]
     write_csv(folder / "effects.csv", columns, rows)
-    write_bytes_atomic(folder / "effects.svg", figure(found))
-
-
-def figure(found: Sequence[Effect]) -> bytes:
-    """Draws a dot with its interval for each effect; bytes of an SVG file."""
-    return draw_dots(
-        [effect.component for effect in found],
-        {"": [Interval(effect.ratio, effect.low, effect.high) for effect in found]},
-        "step time without a component, over that of the base; grey: inconclusive",
-        muted=[effect.component for effect in found if effect.verdict == INCONCLUSIVE],
-    )

@@ -29,7 +29,7 @@ def closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
         lines[0] += "; it was finished before, so nothing was run"
     if study.base.context == "ablation" and (found := effects(study.record)):
         write_effects(study.folder, found)
-        lines += [*table(found), f"{study.folder / 'effects.csv'}, {study.folder / 'effects.svg'}"]
+        lines += [*table(found), f"effects: {study.folder / 'effects.csv'}"]
     else:
         lines += compared(attempts)
     if study.config.cold_control:

@@ -28,26 +28,13 @@ class Context(Protocol):
         group: the workers that train together; `SoloGroup()` for one process.
     """
 
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def graphs(self) -> Split: ...
-
-    @property
-    def checkpoints(self) -> CheckpointFolder: ...
-
-    @property
-    def runnable(self) -> RunnableModel | None: ...
-
-    @property
-    def group(self) -> WorkerGroup: ...
+    seed: int
+    device: str
+    folder: Path
+    graphs: Split
+    checkpoints: CheckpointFolder
+    runnable: RunnableModel | None
+    group: WorkerGroup
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         """Takes the numbers of one update; a repeated iteration replaces the earlier one.

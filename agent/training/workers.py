@@ -33,11 +33,8 @@ class WorkerGroup(Protocol):
         size: number of workers.
     """
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Adds tensors of one type up over all workers, in place and in one exchange."""

@@ -149,7 +149,9 @@ def _table(rows: Sequence[BudgetRow], placers: Sequence[str]) -> str:
     for cell, members in grouped(rows, lambda row: row.cell).items():
         logs = {placer: _logs(members, placer) for placer in (AUTO, *placers)}
         best = min(placers, key=lambda placer: np.mean([*logs[placer].values()]))
-        cells[cell] = f"{_over(members, logs[AUTO], logs[best])} {best}"
+        n_infeasible = sum(value == np.inf for value in logs[AUTO].values())
+        note = f", {n_infeasible} infeasible" if n_infeasible else ""
+        cells[cell] = f"{_over(members, logs[AUTO], logs[best])} {best}{note}"
     budgets, kinds = axis(row.seconds for row in rows), axis(row.cell[:2] for row in rows)
     body = [[*kind, *(cells.get((*kind, budget), "") for budget in budgets)] for kind in kinds]
     return markdown_table([["cluster", "graphs", *(f"{budget:g} s" for budget in budgets)], *body])
@@ -163,9 +165,16 @@ def _logs(rows: Sequence[BudgetRow], placer: str) -> dict[tuple[str, int], float
 def _over(
     rows: Sequence[BudgetRow], own: dict[tuple[str, int], float], other: dict[tuple[str, int], float]
 ) -> Interval:
-    """Resamples families, their graphs and seeds of the step time over that of another placer."""
-    families = grouped((row for row in rows if row.placer == AUTO), lambda row: row.family).values()
-    by_graph = [grouped(family, lambda row: row.graph).values() for family in families]
+    """Compares step times where both are feasible; resamples families, graphs and seeds."""
+    both = [
+        row
+        for row in rows
+        if row.placer == AUTO and max(own[row.graph, row.seed], other[row.graph, row.seed]) < np.inf
+    ]
+    by_graph = [
+        grouped(family, lambda row: row.graph).values()
+        for family in grouped(both, lambda row: row.family).values()
+    ]
     return nested_interval(
         [
             [[own[row.graph, row.seed] - other[row.graph, row.seed] for row in graph] for graph in graphs]

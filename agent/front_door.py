@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
@@ -81,7 +80,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
         cluster: a preset, a cluster file or a cluster.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
-            `split` or 8 microbatches.
+            `split` or 8 microbatches. The stages of a module have neither replicas nor recomputation, which
+            do not run yet.
         split: number of microbatches into which the inputs, which are a whole batch, are cut.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
         budget: evaluations; by default 10,000, or any number where `seconds` are given.
@@ -116,16 +116,16 @@ def place(  # type: ignore[misc]  # both plans take all settings
     chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
+    to_run = not isinstance(model, OpGraph)
     if isinstance(pipeline, Pipeline):
-        wanted = make_pipeline(pipeline.schedule, pipeline.microbatches, split)
+        is_plain, count = to_run or pipeline.is_plain, pipeline.microbatches
+        wanted = make_pipeline(pipeline.schedule, count, split, is_plain=is_plain)
     else:
-        wanted = make_pipeline(pipeline, None, split)
+        wanted = make_pipeline(pipeline, None, split, is_plain=to_run)
     captured, graph = _graph(model, inputs, split, batch_dim, optimizer, training, loss, name)
     problem = Problem(prepared(graph, precision, granularity), chosen)
     problem.check_feasible()
     if wanted is not None:
-        must_run = captured is not None or (isinstance(pipeline, Pipeline) and pipeline.is_plain)
-        wanted = replace(wanted, is_plain=must_run)
         return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
     return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
 

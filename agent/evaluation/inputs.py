@@ -45,7 +45,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     gathered = _gather_graphs(config)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
-    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split)
+    is_plain = config.model is not None
+    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split, is_plain=is_plain)
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
@@ -92,8 +93,13 @@ def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
     return graphs
 
 
-def make_pipeline(schedule: str | None, microbatches: int | None, split: int | None) -> Pipeline | None:
+def make_pipeline(
+    schedule: str | None, microbatches: int | None, split: int | None, *, is_plain: bool
+) -> Pipeline | None:
     """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
+
+    Args:
+        is_plain: as of `Pipeline`: whether the plan is to run, as that of a module is.
 
     Raises:
         EvaluationError: the numbers differ, or there is no schedule for them.
@@ -110,7 +116,7 @@ def make_pipeline(schedule: str | None, microbatches: int | None, split: int | N
             f"split makes {split} microbatches, but the pipeline has {microbatches}; give one of them"
         )
     given = [count for count in (microbatches, split) if count is not None]
-    return Pipeline(schedule, *given[:1])
+    return Pipeline(schedule, *given[:1], is_plain=is_plain)
 
 
 def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:

@@ -24,7 +24,7 @@ from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from graphs.system.jit import kernel
 
 
-@kernel(allocates=True)
+@kernel(entry=True, allocates=True)
 def make_layout(p, q, device_of, stage_of, replicas, splits):
     """Lays out the ops and the tensors of a placement.
 

@@ -157,9 +157,13 @@ def pipeline_baselines(pipelined: PipelinedProblem) -> PipelineBaselines:
     return PipelineBaselines(single, simulate_data_parallel_pipeline(pipelined))
 
 
-def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
-    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster."""
-    steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
+def pipeline_advice(n_parts: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
+    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster.
+
+    Args:
+        n_parts: stages of the pipeline, or replicas of its only stage.
+    """
+    steps = {"the pipeline": (step.total_s, step.fits)} if n_parts > 1 else {}
     steps |= baselines.steps()
     fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
     if not fitting:
@@ -175,7 +179,7 @@ def pipeline_lines(
 ) -> list[str]:
     """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
     pipeline, n_stages = pipelined.pipeline, len(stages.devices)
-    lines = [pipeline_advice(n_stages, step, baselines)]
+    lines = [pipeline_advice(max([n_stages, *map(len, stages.replicas)]), step, baselines)]
     lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
     for name, (step_s, fits) in steps.items():

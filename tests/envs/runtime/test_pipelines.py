@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from envs.cluster.presets import get_cluster
+from envs.pipeline.agenda import replicas_of
 from envs.pipeline.chain import chain_of
+from envs.pipeline.layout import make_layout
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import device_actions
 from envs.pipeline.simulate import PipelinedProblem
@@ -210,8 +212,9 @@ def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> 
     for schedule in ("1f1b", "zero-bubble"):
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
         stages = random_stages(captured, 3, 1, 1)
-        _, layout, _ = pipelined._run(stages)
-        sizes, found = np.diff(layout.action_ptr), np.full(captured.graph.n_ops, -1)
+        p, q, splits = pipelined.problem.arrays, pipelined.arrays, pipelined.pipeline.splits_backward
+        layout = make_layout(p, q, stages.device_of, stages.stage_of, replicas_of(stages, 4), splits)
+        sizes, found = np.diff(layout.ptr), np.full(captured.graph.n_ops, -1)
         found[layout.ops[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)
         in_stage = stages.stage_of >= 0
         kinds = action_kinds(captured.graph, stages, pipelined.pipeline)

@@ -79,7 +79,7 @@ class MdpConfig(Settings):
         Raises:
             PipelineError: an unknown schedule.
         """
-        return Pipeline(self.pipeline, self.microbatches) if self.pipeline else None
+        return Pipeline(self.pipeline, self.microbatches, is_plain=True) if self.pipeline else None
 
     @property
     def improves(self) -> bool:

@@ -86,7 +86,7 @@ def fill_average(phase: Phase) -> None:
             1,
             "the value loss",
         ),
-        (MaskablePPO, "_setup_learn", lambda ppo: fill(ppo.policy, 1e30), 1, "the policy's scores are not"),
+        (MaskablePPO, "_setup_model", lambda ppo: fill(ppo.policy, 1e30), 1, "the policy's scores are not"),
     ],
 )
 def test_weights_of_no_use_are_kept_nowhere(

@@ -126,9 +126,10 @@ def test_a_study_has_one_process_and_one_meaning(here: Path) -> None:
     other = study(here, "whole", GRID.replace("4,8", "4,6"))
     assert other.wait() == 2
     assert "study 'whole' was started with another --vary" in other.output
-    running = study(here, "held")
+    long = GRID.replace("1280", "128000")
+    running = study(here, "held", long)
     running.wait_until(lambda: is_training(here, "held"))
-    second = study(here, "held")
+    second = study(here, "held", long)
     assert second.wait() == 2
     assert "is being run by another process" in second.output
     running.send(KILL)

@@ -95,9 +95,15 @@ class Collector:
         return {"rng": self._rng.bit_generator.state, "round": list(self._round)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the draws where `state_dict` left them, with other episodes in all places."""
+        """Continues the draws where `state_dict` left them, with other episodes in all places.
+
+        Raises:
+            LookupError, TypeError, ValueError: the state is not that of a collector over as many problems.
+        """
         self._rng.bit_generator.state = state["rng"]
         self._round = list(state["round"])
+        if not set(self._round) <= set(range(len(self.batch.problems))):
+            raise ValueError(f"a round of problems {self._round} for {len(self.batch.problems)} problems")
         self.restart()
 
     def collect(self, heads: Heads, decisions: Decisions) -> tuple[list[EpisodeResult], NDArray[np.bool_]]:

@@ -1,4 +1,4 @@
-"""`auto` against every other search after each budget of seconds, by size of graph and by cluster.
+"""`auto` against every other search after each budget of seconds, by size of graph, cluster and granularity.
 
 Budgets are processor seconds: the clock that searches read is that of the process.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.policies import make_placer, open_policy
@@ -20,10 +21,16 @@ from agent.experiments.equal_time.sealed import ALL, sealed_graphs
 from agent.experiments.launcher import followed
 from agent.experiments.rows import axis, grouped, markdown_table, read_rows, write_rows
 from agent.placers.base import Budget, Placer
+from agent.policy.network import PlacementNetwork
+from agent.policy.placers import learned_placer
+from agent.policy.policy import Policy
+from agent.policy.shape import NetworkShape
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
+from graphs.granularity import with_granularity
 
-AUTO = "auto"
+AUTO, CONTROL = "auto", "auto-random-weights"
+"""The placer, and the same one with a policy that learned nothing."""
 LARGE_OPS = 3_000
 """Ops from which on a graph counts as large."""
 LONG_S, LONGEST_S = 0.3, 1.0
@@ -44,6 +51,7 @@ class BudgetRow:
     family: str
     n_ops: int
     cluster: str
+    granularity: str
     seconds: float
     placer: str
     seed: int
@@ -52,9 +60,9 @@ class BudgetRow:
 
     @property
     def cell(self) -> tuple[str, str, float]:
-        """Cluster, size and budget."""
+        """Cluster, size with the granularity, and budget."""
         size = f"{LARGE_OPS:,} ops and more" if self.n_ops >= LARGE_OPS else f"below {LARGE_OPS:,} ops"
-        return self.cluster, size, self.seconds
+        return self.cluster, size if self.granularity == "op" else f"{size}, {self.granularity}", self.seconds
 
 
 def budget_rows(
@@ -63,11 +71,12 @@ def budget_rows(
     learned: Sequence[str],
     clusters: Sequence[str],
     seconds: Sequence[float],
+    granularities: Sequence[str],
     families: Sequence[str],
     seeds: int,
     first_seed: int,
 ) -> Iterator[list[BudgetRow]]:
-    """Places one draw of each family with each placer and budget.
+    """Places one draw of each family with each placer, granularity and budget.
 
     Args:
         folder: keeps the rows of each budget.
@@ -86,24 +95,32 @@ def budget_rows(
     )
     folder.mkdir(parents=True, exist_ok=True)
     found: list[BudgetRow] = []
-    for budget in seconds:
-        file = folder / f"{budget:g}-s.csv"
+    for granularity, budget in itertools.product(granularities, seconds):
+        file = folder / f"{granularity}-{budget:g}-s.csv"
         if not file.exists():
             chosen = [
-                graph
+                with_granularity(graph, granularity)
                 for graph in graphs
                 if (budget >= LONG_S if graph.n_ops >= LARGE_OPS else budget <= LONGEST_S)
             ]
             problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in chosen]
             placers = [make_placer(name, policy, "topo") for name in (AUTO, *unlearned, *learned)]
+            placers.append(control(policy.stored.card.shape))
             with patch("time.perf_counter", time.process_time):
-                write_rows(file, list(_rows(problems, placers, budget, seeds)))
+                write_rows(file, list(_rows(problems, placers, granularity, budget, seeds)))
         found += read_rows(file, BudgetRow)
     yield found
 
 
+def control(shape: NetworkShape) -> Placer:
+    """Makes `auto` with random weights in a network of a shape."""
+    torch.manual_seed(0)
+    policy = Policy(PlacementNetwork(shape)).compiled()
+    return replace(learned_placer(AUTO, policy, "topo"), name=CONTROL)
+
+
 def _rows(
-    problems: Sequence[Problem], placers: Sequence[Placer], seconds: float, seeds: int
+    problems: Sequence[Problem], placers: Sequence[Placer], granularity: str, seconds: float, seeds: int
 ) -> Iterator[BudgetRow]:
     for placer in placers:
         placer.place(problems[0], Budget(None, seconds), np.random.default_rng(0))  # compiles
@@ -115,6 +132,7 @@ def _rows(
                 problem.graph.family,
                 problem.graph.n_ops,
                 problem.cluster.name,
+                granularity,
                 seconds,
                 placer.name,
                 seed,
@@ -126,7 +144,7 @@ def _rows(
 def budget_tables(
     file: Path, clusters: Sequence[str], unlearned: Sequence[str], learned: Sequence[str]
 ) -> Iterator[str]:
-    """Yields `auto` over the best single placer of each cell, without and with learning, and its overruns.
+    """Yields `auto` over the best placer of each cell, without and with learning, its control, and overruns.
 
     Args:
         file: of the rows.
@@ -136,6 +154,7 @@ def budget_tables(
     rows = read_rows(file, BudgetRow)
     yield _table(rows, unlearned)
     yield _table(rows, [*unlearned, *learned])
+    yield _table(rows, [CONTROL])
     own = grouped((row for row in rows if row.placer == AUTO), lambda row: row.seconds)
     late = [
         [f"{budget:g} s", f"{max(row.cpu_s - budget for row in own[budget]) * 1e3:.0f} ms"] for budget in own

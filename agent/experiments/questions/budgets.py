@@ -10,12 +10,13 @@ EXPERIMENTS.register(
         run="equal_time.budgets:budget_rows",
         tables="equal_time.budgets:budget_tables",
         settings={
-            "seconds": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+            "seconds": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+            "granularities": ("op", "module"),
             "families": (),
             "seeds": 1,
             "first_seed": 4000,
         },
-        quick={"seconds": (0.03, 0.1), "families": ("cifar10", "unet")},
+        quick={"seconds": (0.03, 0.1), "granularities": ("op",), "families": ("cifar10", "unet")},
         fixed={
             "clusters": ("4xv100", "4xa100-pcie"),
             "unlearned": ("local-search", "annealing", "refine", "rollout", "rollout-refine"),

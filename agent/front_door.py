@@ -14,7 +14,7 @@ from agent.evaluation.handover.pipeline import pipeline_baselines
 from agent.evaluation.inputs import make_budget, make_pipeline, prepared
 from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.results import DATA_PARALLEL
-from agent.evaluation.spec import placer_names
+from agent.evaluation.spec import placer_names, unknown_placer
 from agent.evaluation.trial_runner import TrialRunner
 from agent.pipeline_plan import PipelinePlan
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
@@ -239,4 +239,4 @@ def _check_placer(name: str, known: Sequence[str]) -> None:
     if name == DATA_PARALLEL:
         raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
     if name not in known:
-        raise PlacerError(f"unknown placer '{name}'; use {', '.join(known)}")
+        raise PlacerError(unknown_placer(name, known))

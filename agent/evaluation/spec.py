@@ -42,6 +42,16 @@ def pipeline_row_names() -> tuple[str, ...]:
     return (*PIPELINE_PLACERS, DATA_PARALLEL, *LEARNED_PIPELINES)
 
 
+def unknown_placer(name: str, known: Iterable[str]) -> str:
+    """Makes the line about a name that is not among those of an objective; it may be one of the other."""
+    use = f"use {', '.join(known)}"
+    if name in pipeline_row_names():
+        return f"placer '{name}' is one of pipelines, and none is asked for; {use}"
+    if name in row_names():
+        return f"placer '{name}' places one batch at a time, no pipelines; {use}"
+    return f"unknown placer '{name}'; {use}"
+
+
 @dataclass(frozen=True)
 class Task:
     """One trial to make; graph and cluster by index."""
@@ -167,7 +177,7 @@ def _check(spec: EvaluationSpec) -> None:
     known = row_names() if spec.pipeline is None else pipeline_row_names()
     for name in spec.placers:
         if name not in known:
-            raise EvaluationError(f"unknown placer '{name}'; use {', '.join(known)}")
+            raise EvaluationError(unknown_placer(name, known))
     for order in spec.orders:
         ORDERS.check(order)
     _check_names("placer", spec.placers)

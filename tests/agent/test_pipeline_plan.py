@@ -158,7 +158,10 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
     ("settings", "message"),
     [
         ({"pipeline": "2f2b"}, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
-        ({"pipeline": "1f1b", "placer": "heft"}, "unknown placer 'heft'; use annealing, "),
+        (
+            {"pipeline": "1f1b", "placer": "heft"},
+            "placer 'heft' places one batch at a time, no pipelines; use annealing, ",
+        ),
         ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
         (
             {"pipeline": "1f1b", "cluster": "8xa100"},

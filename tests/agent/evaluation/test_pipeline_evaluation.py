@@ -94,7 +94,10 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
             "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble",
         ),
         (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
-        (["--pipeline", "1f1b", "--placers", "heft"], "unknown placer 'heft'; use annealing"),
+        (
+            ["--pipeline", "1f1b", "--placers", "heft"],
+            "placer 'heft' places one batch at a time, no pipelines; use annealing",
+        ),
         (
             ["--pipeline", "1f1b", "--cluster", "8xa100"],
             "shares links by 'egress', which pipelines do not simulate",

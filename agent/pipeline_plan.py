@@ -17,6 +17,7 @@ from agent.evaluation.handover.pipeline import (
     write_pipeline_handover,
     write_pipeline_trace,
 )
+from agent.exports.export import PlacedModules
 from agent.pipelines.data_parallel import DataParallelPipeline
 from agent.plan import PlacedGraph
 from envs.pipeline.pipeline import Pipeline, PipelineError
@@ -104,6 +105,9 @@ class PipelinePlan(PlacedGraph):
         return TorchStages(
             self._pipelined, self.stages, self.captured, module, device=device, batch_dim=self.batch_dim
         )
+
+    def _placed_modules(self) -> PlacedModules:
+        return PlacedModules(self._problem, self.placement, self.pipeline, self.stages)
 
     def _hand_over(self, folder: Path) -> None:
         write_pipeline_handover(

@@ -16,6 +16,7 @@ from agent.evaluation.handover.explain import Explanation, explain
 from agent.evaluation.handover.explain_text import advice_line
 from agent.evaluation.handover.files import explanation_lines, write_handover, write_trace
 from agent.evaluation.handover.tables import OpRow, op_rows
+from agent.exports.export import EXPORTS, PlacedModules
 from envs.cluster.cluster import Cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -67,6 +68,21 @@ class PlacedGraph:
     @cached_property
     def _problem(self) -> Problem:
         return Problem(self.graph, self.cluster)
+
+    def export(self, target: str) -> str:
+        """Says the placement in the words of another runtime.
+
+        Args:
+            target: from `agent.exports.export.EXPORTS`: `split-spec`, `schedule-csv`, `accelerate`,
+                `torchtitan`, `megatron`, `deepspeed`, `vllm`, `sglang` or `llama.cpp`.
+
+        Raises:
+            ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
+        """
+        return EXPORTS[target].make(self._placed_modules())
+
+    def _placed_modules(self) -> PlacedModules:
+        return PlacedModules(self._problem, self.placement)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a placement file, which `evaluate.py --placements` reads."""

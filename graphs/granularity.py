@@ -35,7 +35,7 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
     - `block`: numbered modules (of a `ModuleList` or `Sequential`) that repeat, each whole; of nested ones
       the outermost. What is in none is placed by module.
     - `layer`: the same blocks, or the submodules of the model if there are none; everything else goes with
-      the block that begins before it, or with the first.
+      the block before it, or with the first.
 
     Returns:
         A graph that differs in `colocate` alone. Ops that were colocated still are: with the first that
@@ -77,21 +77,28 @@ def module_paths(graph: OpGraph) -> list[str]:
 
 def by_block(graph: OpGraph) -> list[str]:
     """Groups ops by repeated block, those outside of blocks by module."""
-    block_of = _blocks(graph)
-    return [_block(path, block_of) or path for path in by_module(graph)]
+    found = blocks(graph)
+    return [_block(path, found) or path for path in by_module(graph)]
 
 
 def by_layer(graph: OpGraph) -> list[str]:
-    """Groups ops by repeated block, the others with the block before them."""
+    """Groups ops by repeated block, the others with the block before them.
+
+    What a module that has blocks computes itself, such as a loss after them, goes op by op; any other module
+    as a whole, where it is called first.
+    """
     paths = by_module(graph)
-    blocks = _blocks(graph) or {path.partition(".")[0] for path in paths if path}
-    group = {path: _block(path, blocks) for path in dict.fromkeys(paths)}
-    begun = list(dict.fromkeys(group[path] for path in paths if group[path]))
-    last, following = begun[0], dict[str, str]()
+    found = blocks(graph) or {path.partition(".")[0] for path in paths if path}
+    above = {path[:at] for path in found for at, letter in enumerate(path) if letter == "."} | {""}
+    group = {path: _block(path, found) for path in dict.fromkeys(paths)}
+    last = next(group[path] for path in paths if group[path])
+    following = dict[str, str]()
+    groups = []
     for path in paths:  # in program order
         last = group[path] or last
         following.setdefault(path, last)
-    return [group[path] or following[path] for path in paths]
+        groups.append(last if path in above else following[path])
+    return groups
 
 
 GROUPINGS: dict[str, Callable[[OpGraph], list[str]]] = {
@@ -113,8 +120,8 @@ def _keep_together(graph: OpGraph, groups: Sequence[str]) -> list[str]:
     ]
 
 
-def _blocks(graph: OpGraph) -> set[str]:
-    """Paths of numbered modules, where one of the numbered modules beside it repeats one of the model.
+def blocks(graph: OpGraph) -> set[str]:
+    """Returns paths of numbered modules beside which, or at which, one repeats another of the model.
 
     Modules repeat each other if their forward ops have equal types at equal paths below them.
     """
@@ -132,11 +139,11 @@ def _blocks(graph: OpGraph) -> set[str]:
     return {path for path in ops_of if path.rpartition(".")[0] in containers}
 
 
-def _block(path: str, blocks: Iterable[str]) -> str:
+def _block(path: str, known: Iterable[str]) -> str:
     """Returns the outermost of the blocks that a module is in, "" if none."""
     parts = path.split(".")
     beginnings = (".".join(parts[: count + 1]) for count in range(len(parts)))
-    return next((beginning for beginning in beginnings if beginning in blocks), "")
+    return next((beginning for beginning in beginnings if beginning in known), "")
 
 
 def _numbered(path: str) -> list[str]:

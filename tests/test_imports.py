@@ -28,7 +28,7 @@ ROOMS = (
     ("agent.pipelines",),
     ("agent.policy", "agent.adaptation"),
     ("agent.training", "agent.evaluation"),
-    ("agent.contexts",),
+    ("agent.contexts", "agent.exports"),
     ("agent.studies",),
     ("agent.experiments",),
     ("agent.commands", "agent"),

@@ -34,14 +34,17 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(words))
     run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
-    trace, tensorboard = options.pop("trace"), options.pop("tensorboard")
+    trace, tensorboard, exports = (options.pop(key) for key in ("trace", "tensorboard", "export"))
     measure = MeasureFlags(**{item.name: options.pop(item.name) for item in fields(MeasureFlags)})
     if measure.adapt and not measure.measured:
         raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
     out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
     from agent.evaluation.inputs import make_spec
+    from agent.exports.export import EXPORTS
 
+    for name in exports:
+        EXPORTS.check(name)
     spec, left_out = make_spec(config)
     if run["engine"] == RAY:
         check_ray_is_installed()
@@ -58,6 +61,8 @@ def _main(words: Sequence[str]) -> int:
             found, n_failed = _compare(spec, **run, command=command)
             if trace or config.model is not None:
                 _hand_over(spec, out, found, trace)
+            if exports:
+                _export(spec, out, found, exports)
             if tensorboard:
                 _write_events(spec, out, found)
             if measuring:
@@ -196,6 +201,14 @@ def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: 
     from agent.evaluation.terminal_report import print_lines
 
     print_lines(write_handovers(spec, out, trials, trace=trace))
+
+
+def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], names: Sequence[str]) -> None:
+    """Writes placements for other runtimes, and prints what could not be written."""
+    from agent.evaluation.terminal_report import print_lines
+    from agent.exports.written import write_exports
+
+    print_lines([*write_exports(spec, out, trials, names)])
 
 
 def _write_events(spec: EvaluationSpec, out: Path, trials: Sequence[Trial]) -> None:

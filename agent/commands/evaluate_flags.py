@@ -133,6 +133,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="a new folder, or that of an evaluation to resume",
     )
     run.add_argument(
+        "--export",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="also write placements for other runtimes: split-spec, schedule-csv, accelerate, torchtitan, "
+        "megatron, deepspeed, vllm, sglang, llama.cpp",
+    )
+    run.add_argument(
         "--trace",
         action="store_true",
         default=False,

@@ -55,6 +55,17 @@ def device_actions(
     return tuple(tuple(_with_recomputation(order, recomputed)) for order in orders)
 
 
+def schedule_csv(pipeline: Pipeline, n_devices: int) -> str:
+    """Writes the actions of each device in a row, as torch's schedules load them in format `compute_only`.
+
+    Recomputation is part of a backward action there.
+    """
+    letters = LETTERS.replace(LETTERS[BACKWARD], "I") if pipeline.splits_backward else LETTERS
+    rows = device_actions(pipeline, n_devices)
+    cells = ([f"{each.stage}{letters[each.kind]}{each.microbatch}" for each in row] for row in rows)
+    return "".join(",".join(row) + "\n" for row in cells)
+
+
 def _with_recomputation(actions: Iterator[Action], recomputed: tuple[int, ...]) -> Iterator[Action]:
     for action in actions:
         if action.kind == BACKWARD and action.stage in recomputed:

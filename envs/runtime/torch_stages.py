@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, PipelineError
-from envs.pipeline.schedules import BACKWARD, LETTERS, device_actions
+from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.runtime.module_state import state_of
@@ -90,10 +90,7 @@ class TorchStages:
     @property
     def csv(self) -> str:
         """The actions of each rank in a row, as torch's schedules load them in format `compute_only`."""
-        letters = LETTERS.replace(LETTERS[BACKWARD], "I") if self._pipeline.splits_backward else LETTERS
-        rows = device_actions(self._pipeline, self._n_ranks)
-        cells = ([f"{each.stage}{letters[each.kind]}{each.microbatch}" for each in row] for row in rows)
-        return "".join(",".join(row) + "\n" for row in cells)
+        return schedule_csv(self._pipeline, self._n_ranks)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.

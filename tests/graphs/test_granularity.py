@@ -10,7 +10,7 @@ from torch import nn
 from graphs.capture.capture import capture
 from graphs.dataset import load_family
 from graphs.families import FAMILIES
-from graphs.granularity import GranularityError, graph_by_op, with_granularity
+from graphs.granularity import GranularityError, blocks, by_module, graph_by_op, with_granularity
 from graphs.op_graph import OpGraph, build_graph
 from graphs.step_settings import GRANULARITIES
 
@@ -180,6 +180,14 @@ def test_an_update_goes_back_to_its_own_parameter_of_several() -> None:
     assert found.unit_of.tolist() == graph.unit_of.tolist()
 
 
+def test_a_loss_after_the_layers_goes_with_the_last_of_them() -> None:
+    graph = load_family("llama")[0]
+    layers = with_granularity(graph, "layer")
+    forward = [op for op in range(graph.n_ops) if graph.phases[op] == "forward"]
+    inside = [op for op in forward if any(graph.modules[op].startswith(f"{path}.") for path in blocks(graph))]
+    assert layers.unit_of[forward[-1]] == layers.unit_of[inside[-1]] != layers.unit_of[inside[0]]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_coarser_units_hold_finer_ones_and_change_nothing_else(family: str) -> None:
     graph = load_family(family)[0]
@@ -188,8 +196,15 @@ def test_coarser_units_hold_finer_ones_and_change_nothing_else(family: str) -> N
     before = graph
     for granularity in GRANULARITIES[1:]:
         coarser = with_granularity(graph, granularity)
-        pairs = np.unique(np.stack([before.unit_of, coarser.unit_of]), axis=1)
-        assert len(pairs[0]) == len(before.units), granularity  # no finer unit lies in two
+        kept = np.ones(graph.n_ops, dtype=bool)
+        if granularity == "layer":  # what a module around the layers runs itself goes op by op
+            around = {""} | {
+                path[:at] for path in blocks(graph) for at, letter in enumerate(path) if letter == "."
+            }
+            split = [op for op, path in enumerate(by_module(graph)) if path in around]
+            kept[np.isin(before.unit_of, before.unit_of[split])] = False
+        pairs = np.unique(np.stack([before.unit_of, coarser.unit_of])[:, kept], axis=1)
+        assert len(pairs[0]) == len(np.unique(before.unit_of[kept])), granularity  # no finer unit is in two
         assert coarser.op_names == graph.op_names
         assert 1 <= len(coarser.units) <= len(before.units)
         found = graph_by_op(coarser)

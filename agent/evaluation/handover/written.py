@@ -40,7 +40,7 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     if spec.pipeline is not None:
         return _write_pipelines(spec, spec.pipeline, folder, trials)
     lines: list[str] = []
-    for _, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
+    for _, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
         found: dict[WrittenPlacement, list[str]] = {}
         for kept in group:
             name = kept.path.with_suffix("").name
@@ -59,7 +59,7 @@ def _write_pipelines(
 ) -> list[str]:
     """Writes files beside each pipeline; returns lines on the best one of each graph and cluster."""
     lines: list[str] = []
-    for problem, group in groupby(_kept(spec, folder, trials), key=lambda each: each.problem):
+    for problem, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
         found: dict[WrittenPlacement, list[str]] = {}
         pipelined = PipelinedProblem(problem, pipeline)
         baselines = pipeline_baselines(pipelined)
@@ -78,7 +78,9 @@ def _lines(best: WrittenPlacement, lines: Sequence[str]) -> list[str]:
     return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
 
 
-def _kept(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Iterator[WrittenPlacement]:
+def kept_placements(
+    spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]
+) -> Iterator[WrittenPlacement]:
     """Yields the placement of the best seed of each placer and order, by graph and cluster."""
     for graph in spec.graphs:
         for cluster in spec.clusters:

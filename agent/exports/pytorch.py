@@ -1,0 +1,37 @@
+"""Exports for PyTorch: `torch.distributed.pipelining`, and accelerate's device map."""
+
+from __future__ import annotations
+
+import json
+
+from agent.evaluation.handover.device_map import project
+from agent.exports.export import ExportError, PlacedModules, export
+from envs.pipeline.schedules import schedule_csv
+
+
+@export("split-spec", ending=".split_spec.json")
+def torch_split_spec(placed: PlacedModules) -> str:
+    """Names the modules that stages but the first begin with, as JSON.
+
+    `torch.distributed.pipelining.pipeline` takes them as
+    `split_spec={path: SplitPoint.BEGINNING for path in names}`.
+    """
+    return json.dumps([part[0].path for part in placed.parts[1:]]) + "\n"
+
+
+@export("schedule-csv", ending=".schedule.csv")
+def torch_schedule(placed: PlacedModules) -> str:
+    """Writes the actions of each rank in a row, as torch and torchtitan load a schedule.
+
+    Raises:
+        ExportError: no pipeline was placed, or a stage is recomputed, which no cell can say.
+    """
+    if placed.pipeline is None or placed.stages is None:
+        raise ExportError("one batch at a time has no schedule; place with --pipeline")
+    return schedule_csv(placed.pipeline, len(placed.stages.ranks))
+
+
+@export("accelerate", ending=".accelerate.json")
+def accelerate_map(placed: PlacedModules) -> str:
+    """Makes the nearest device map that `accelerate.dispatch_model` can run, as JSON."""
+    return json.dumps(dict(project(placed.problem, placed.placement.device_of).devices), indent=2) + "\n"

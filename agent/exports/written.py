@@ -1,0 +1,42 @@
+"""Writes exports beside the placements that an evaluation keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agent.evaluation.handover.written import WrittenPlacement, kept_placements
+from agent.evaluation.results import Trial
+from agent.evaluation.spec import EvaluationSpec
+from agent.exports.export import EXPORTS, ExportError, PlacedModules
+from envs.pipeline.stages import stages_of
+from graphs.system.json_files import write_bytes_atomic
+
+
+def write_exports(
+    spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], names: Sequence[str]
+) -> Iterator[str]:
+    """Writes each export of each placement, where the target can run it.
+
+    Yields:
+        Lines: how many files of an export were written, and why others were not.
+    """
+    kept = [(each, _placed(spec, each)) for each in kept_placements(spec, folder, trials)]
+    for name in names:
+        written, refused = 0, dict[str, int]()
+        for each, placed in kept:
+            try:
+                text = EXPORTS[name].make(placed)
+            except ExportError as error:
+                refused[str(error)] = refused.get(str(error), 0) + 1
+                continue
+            stem = each.path.with_suffix("").name
+            write_bytes_atomic(each.path.parent / f"{stem}{EXPORTS[name].ending}", text.encode())
+            written += 1
+        yield f"export {name}: {written} of {len(kept)} placements have a file *{EXPORTS[name].ending}"
+        yield from (f"export {name}: not of {count}: {reason}" for reason, count in refused.items())
+
+
+def _placed(spec: EvaluationSpec, kept: WrittenPlacement) -> PlacedModules:
+    stages = None if spec.pipeline is None else stages_of(kept.problem, kept.placement)
+    return PlacedModules(kept.problem, kept.placement, spec.pipeline, stages)

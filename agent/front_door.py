@@ -80,8 +80,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
         cluster: a preset, a cluster file or a cluster.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
-            `split` or 8 microbatches. The stages of a module have neither replicas nor recomputation, which
-            do not run yet.
+            `split` or 8 microbatches. Where memory binds, stages may be recomputed. Those of a module have no
+            replicas, which do not run yet.
         split: number of microbatches into which the inputs, which are a whole batch, are cut.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
         budget: evaluations; by default 10,000, or any number where `seconds` are given.
@@ -116,15 +116,11 @@ def place(  # type: ignore[misc]  # both plans take all settings
     chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
-    to_run = not isinstance(model, OpGraph)
-    if isinstance(pipeline, Pipeline):
-        is_plain, count = to_run or pipeline.is_plain, pipeline.microbatches
-        wanted = make_pipeline(pipeline.schedule, count, split, is_plain=is_plain)
-    else:
-        wanted = make_pipeline(pipeline, None, split, is_plain=to_run)
+    count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
+    wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
     captured, graph = _graph(model, inputs, split, batch_dim, optimizer, training, loss, name)
     problem = Problem(prepared(graph, precision, granularity), chosen)
-    problem.check_feasible()
+    problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
     if wanted is not None:
         return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
     return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)

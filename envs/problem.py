@@ -158,8 +158,12 @@ class Problem:
             return False
         return True
 
-    def check_feasible(self) -> None:
+    def check_feasible(self, *, recomputes: bool = False) -> None:
         """Checks that each unit's footprint fits on some device, and all together on the cluster.
+
+        Args:
+            recomputes: whether the backward pass may recompute activations, so that devices need not hold all
+                of them at once; then the resident bytes have to fit on the cluster.
 
         Raises:
             InfeasibleError: no placement is feasible.
@@ -174,9 +178,10 @@ class Problem:
                 f"{self.footprint_bytes[largest] / 1e9:.3g} GB, but the largest device has "
                 f"{memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
             )
-        if self.footprint_bytes.sum() > memory.sum():
+        needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()
+        if needed > memory.sum():
             raise InfeasibleError(
-                f"{where}: needs {self.footprint_bytes.sum() / 1e9:.3g} GB, but all devices together have "
+                f"{where}: needs {needed / 1e9:.3g} GB, but all devices together have "
                 f"{memory.sum() / 1e9:.3g} GB; use more or larger devices, or a smaller model"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agent.calibration.quick import get_or_measure_cluster
@@ -45,8 +46,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     gathered = _gather_graphs(config)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
-    is_plain = config.model is not None
-    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split, is_plain=is_plain)
+    to_run = config.model is not None
+    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split, to_run=to_run)
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
@@ -94,18 +95,20 @@ def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
 
 
 def make_pipeline(
-    schedule: str | None, microbatches: int | None, split: int | None, *, is_plain: bool
+    wanted: Pipeline | str | None, microbatches: int | None, split: int | None, *, to_run: bool
 ) -> Pipeline | None:
     """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
 
     Args:
-        is_plain: as of `Pipeline`: whether the plan is to run, as that of a module is.
+        wanted: a pipeline, or its schedule alone.
+        microbatches: of the pipeline; None if there is only a schedule.
+        to_run: whether the plan is to run, as that of a module is, so that stages have no replicas.
 
     Raises:
         EvaluationError: the numbers differ, or there is no schedule for them.
         PipelineError: an unknown schedule, or a number out of range.
     """
-    if not schedule:
+    if not wanted:
         if split is not None:
             raise EvaluationError(
                 "split makes the microbatches of a pipeline; give a pipeline's schedule too"
@@ -116,7 +119,8 @@ def make_pipeline(
             f"split makes {split} microbatches, but the pipeline has {microbatches}; give one of them"
         )
     given = [count for count in (microbatches, split) if count is not None]
-    return Pipeline(schedule, *given[:1], is_plain=is_plain)
+    made = wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
+    return replace(made, may_replicate=made.may_replicate and not to_run)
 
 
 def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:

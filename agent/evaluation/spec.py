@@ -159,15 +159,16 @@ class EvaluationSpec:
             for cluster in self.clusters:
                 for graph in self.graphs:
                     check_pipeline(PipelinedProblem(Problem(graph, cluster), self.pipeline))
+        recomputes = self.pipeline is not None and self.pipeline.may_recompute
         for cluster in self.clusters:
-            errors = [_infeasible(Problem(graph, cluster)) for graph in self.graphs]
+            errors = [_infeasible(Problem(graph, cluster), recomputes) for graph in self.graphs]
             if errors[0] is not None and None not in errors:
                 raise errors[0]
 
 
-def _infeasible(problem: Problem) -> InfeasibleError | None:
+def _infeasible(problem: Problem, recomputes: bool) -> InfeasibleError | None:
     try:
-        problem.check_feasible()
+        problem.check_feasible(recomputes=recomputes)
     except InfeasibleError as error:
         return error
     return None

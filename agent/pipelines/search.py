@@ -106,8 +106,8 @@ class PipelineSearch(SearchState):
 
     @property
     def can_recompute(self) -> bool:
-        """Says whether recomputation may help: memory binds, and the pipeline need not be plain."""
-        return self.memory_binds and not self.pipeline.is_plain
+        """Says whether recomputation may help, as memory binds, and is allowed."""
+        return self.memory_binds and self.pipeline.may_recompute
 
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""

@@ -79,7 +79,9 @@ class MdpConfig(Settings):
         Raises:
             PipelineError: an unknown schedule.
         """
-        return Pipeline(self.pipeline, self.microbatches, is_plain=True) if self.pipeline else None
+        if not self.pipeline:
+            return None
+        return Pipeline(self.pipeline, self.microbatches, may_replicate=False, may_recompute=False)
 
     @property
     def improves(self) -> bool:

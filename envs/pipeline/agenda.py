@@ -59,6 +59,20 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy(), times[0], times[1])
 
 
+def check_no_replicas(stages: Stages) -> None:
+    """Checks that each stage has one device, as runtimes need it.
+
+    Raises:
+        PipelineError: a stage has several.
+    """
+    several = [stage for stage, devices in enumerate(stages.replicas) if len(devices) > 1]
+    if several:
+        raise PipelineError(
+            f"stage {several[0]} has {len(stages.replicas[several[0]])} replicas, which runtimes do not run; "
+            "place with may_replicate=False in the Pipeline"
+        )
+
+
 def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:
     """Checks that the stages lie as the schedule wants them: round the devices, so many on each.
 

@@ -75,7 +75,8 @@ def cut_at_modules(
         )
     wanted = np.array([np.argmax(stages.stage_of[forward] == stage) for stage in range(1, n_stages)])
     chosen = _nearest(wanted, np.array(allowed, dtype=np.int64)) if n_stages > 1 else []
-    cut = chain.stages(np.array([0, *(piece[at] for at in chosen)]), stages.devices)
+    first = np.array([0, *(piece[at] for at in chosen)])
+    cut = chain.stages(first, stages.devices, recomputed=stages.recomputed)
     return ModuleCuts(
         modules=tuple(begins[at] for at in chosen),
         stages=cut,

@@ -29,8 +29,8 @@ class Pipeline:
     Attributes:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2.
         microbatches: in one step, at least 1.
-        is_plain: whether placers leave out replicas and recomputation of stages, which runtimes do not run
-            yet.
+        may_replicate: whether placers may give a stage several devices, which runtimes do not run yet.
+        may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
 
     Raises:
         PipelineError: on construction, an unknown schedule or a number out of range.
@@ -38,7 +38,8 @@ class Pipeline:
 
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
-    is_plain: bool = field(default=False, kw_only=True)
+    may_replicate: bool = field(default=True, kw_only=True)
+    may_recompute: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
@@ -67,8 +68,8 @@ class Pipeline:
 
     @property
     def replicates(self) -> bool:
-        """Says whether placers may give a stage several devices."""
-        return self.name in (GPIPE, ONE_F_ONE_B) and not self.is_plain
+        """Says whether placers may give a stage several devices, and the schedule can."""
+        return self.name in (GPIPE, ONE_F_ONE_B) and self.may_replicate
 
     @property
     def splits_backward(self) -> bool:

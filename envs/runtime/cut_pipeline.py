@@ -6,13 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
-from envs.pipeline.agenda import check_schedule
+from envs.pipeline.agenda import check_no_replicas, check_schedule
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import BACKWARD, KINDS, WEIGHT, device_actions
+from envs.pipeline.schedules import BACKWARD, KINDS, RECOMPUTE, WEIGHT, device_actions
 from envs.pipeline.stages import Stages, phases_of
 from envs.runtime.cut import cut
-from envs.runtime.device_program import DeviceProgram, ExecutionError, Receive, Send
+from envs.runtime.device_program import (
+    PLAIN,
+    Call,
+    DeviceProgram,
+    ExecutionError,
+    Instruction,
+    Receive,
+    Send,
+    Slot,
+    TensorSpec,
+    Transfer,
+    find_function,
+    slots_in,
+)
 from envs.runtime.device_writer import ActionSpan, DeviceWriter
 from envs.runtime.places import Places
 from graphs.capture.captured_step import CapturedStep
@@ -42,8 +56,11 @@ def cut_pipeline(
     n_actions, kinds = len(stages.devices) * N_KINDS, action_kinds(captured.graph, stages, pipeline)
     in_stage = stages.stage_of >= 0
     place_of = np.where(in_stage, stages.stage_of * N_KINDS + kinds, n_actions + stages.device_of)
+    parts = cut(captured, place_of, n_actions + n_devices)
+    for stage in stages.recomputed:
+        _run_again(parts, stage * N_KINDS)
     places = Places(
-        parts=cut(captured, place_of, n_actions + n_devices),
+        parts=parts,
         devices=[*np.repeat(stages.devices, N_KINDS).tolist(), *range(n_devices)],
         first_home=n_actions,
         count=pipeline.microbatches,
@@ -51,7 +68,7 @@ def cut_pipeline(
     if any(home.outputs for home in places.homes):
         raise ExecutionError("the model returns one of its inputs or parameters, which a pipeline cannot")
     ranks = stages.ranks.tolist()
-    actions = dict(zip(ranks, device_actions(pipeline, len(ranks)), strict=True))
+    actions = dict(zip(ranks, device_actions(pipeline, len(ranks), stages.recomputed), strict=True))
     writers = [DeviceWriter(places, device) for device in range(n_devices)]
     for device, writer in enumerate(writers):
         writer.begin()
@@ -83,15 +100,54 @@ def _check_stages(graph: OpGraph, stages: Stages, n_devices: int) -> None:
         raise PipelineError(f"the stages are of {len(stages.stage_of)} ops; the step has {graph.n_ops}")
     if (last := int(max(stages.device_of.max(), stages.devices.max()))) >= n_devices:
         raise PipelineError(f"the stages use device {last}, but there are {n_devices} devices, from 0")
-    if stages.recomputed or any(len(each) > 1 for each in stages.replicas):
-        raise PipelineError(
-            "the plan has replicas or recomputation of stages, which cannot run yet; place with a pipeline "
-            "that is_plain"
-        )
+    check_no_replicas(stages)
     forward = stages.stage_of[phases_of(graph) == 0]
     empty = np.setdiff1d(np.arange(len(stages.devices)), forward)
     if len(empty):
         raise PipelineError(f"stage {empty[0]} has no forward ops; give each stage some")
+
+
+def _run_again(parts: list[DeviceProgram], first: int) -> None:
+    """Moves what a stage's backward actions read of its forward action into an action that makes it again.
+
+    It has the forward calls that these reads need. They draw the random numbers of the first run.
+
+    Args:
+        parts: what each place runs; those of the stage's forward and `RECOMPUTE` actions are replaced.
+        first: place of the stage's forward action.
+    """
+    again, backward = first + RECOMPUTE, (first + BACKWARD, first + WEIGHT)
+    n_slots, needed = parts[first].n_slots, set[Slot]()
+    kept, second = list[Instruction](), list[Instruction]()  # from the last one back
+    for each in reversed(parts[first].instructions):
+        if isinstance(each, Send) and each.transfer.target in backward:
+            second.append(replace(each, transfer=replace(each.transfer, source=again)))
+            needed.add(each.value)
+            continue
+        kept.append(each)
+        if isinstance(each, Send) or each.out not in needed:
+            continue
+        if isinstance(each, Call):
+            needed.update(slots_in([each.arguments, *each.keywords.values()]))
+        if isinstance(each, Call) and _draws_random_numbers(each):
+            state, present, unread = (Slot(n_slots + at) for at in range(3))
+            n_slots += 3
+            handed = Transfer(-1 - each.op, first, again, 0, TensorSpec((), (), torch.uint8, 0))
+            kept += Send(handed, state), Call(-1, "random_state", (), {}, state)
+            second += Call(-1, "exchange_random_state", (present,), {}, unread), each
+            second += Call(-1, "exchange_random_state", (state,), {}, present), Receive(handed, state)
+        else:
+            second.append(each)
+    for place, found in ((first, kept), (again, second)):
+        parts[place] = replace(parts[place], instructions=tuple(reversed(found)), n_slots=n_slots)
+
+
+def _draws_random_numbers(call: Call) -> bool:
+    """Says whether a call draws random numbers, or may, as a custom operator does not say it."""
+    if call.function in PLAIN:
+        return False
+    tags = find_function(call.function).tags  # type: ignore[attr-defined]
+    return torch.Tag.nondeterministic_seeded in tags or not call.function.startswith(("aten.", "prims."))
 
 
 def _put_in_order(writers: Sequence[DeviceWriter]) -> None:

@@ -6,12 +6,13 @@ import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.pipelining import Pipe, PipelineStage, SplitPoint, pipeline
+from torch.utils.checkpoint import checkpoint
 
 from envs.pipeline.pipeline import PipelineError
 from graphs.capture.captured_step import CapturedStep
@@ -36,6 +37,8 @@ class StageModule(nn.Module):
         makes: names of its results.
         receives, returns: names of the values that come from the stage before, and go to the next. Copies
             of these are returned, as torch detaches what a stage returns in place.
+        recomputes: whether the part runs again before its backward pass, as in torch.utils.checkpoint.
+        changed: paths of the buffers of the part that it changes; the second run leaves them as they are.
     """
 
     def __init__(
@@ -45,17 +48,42 @@ class StageModule(nn.Module):
         makes: Sequence[str],
         receives: Sequence[str],
         returns: Sequence[str],
+        *,
+        recomputes: bool = False,
+        changed: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.part, self._reads, self._makes = part, reads, makes
         self._receives, self._returns = receives, returns
+        self._recomputes, self._changed = recomputes, changed
 
     def forward(self, *received: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
         """Runs the part; `inputs` are those of the whole module by name."""
         values = inputs | dict(zip(self._receives, map(_with_dense_gradient, received), strict=True))
-        made = self.part(*(values[name] for name in self._reads))
+        made = self._run(*(values[name] for name in self._reads))
         values |= zip(self._makes, made if isinstance(made, tuple | list) else (made,), strict=True)
         return tuple(values[name].clone(memory_format=torch.contiguous_format) for name in self._returns)
+
+    def _run(self, *arguments: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if not self._recomputes:
+            return self.part(*arguments)  # type: ignore[no-any-return]
+        return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=self._contexts)  # type: ignore[no-any-return]
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Returns the contexts of the first and of the second run, which has the buffers of the first."""
+        return nullcontext(), self._with_buffers(self._copied_buffers())
+
+    @contextmanager
+    def _with_buffers(self, first: dict[str, Tensor]) -> Iterator[None]:
+        present = self._copied_buffers()
+        try:
+            self.part.load_state_dict(first, strict=False)
+            yield
+        finally:
+            self.part.load_state_dict(present, strict=False)
+
+    def _copied_buffers(self) -> dict[str, Tensor]:
+        return {path: self.part.get_buffer(path).clone() for path in self._changed}
 
 
 def _with_dense_gradient(received: Tensor) -> Tensor:
@@ -83,6 +111,7 @@ class SplitStep:
     def __init__(self, captured: CapturedStep, module: nn.Module, paths: Sequence[str]) -> None:
         step = captured.step.on(module)
         self._pipe = _split(step, module, paths)
+        self._changed = {f"{MODEL}{path}" for path in captured.trace.new_values}
         nodes = self._pipe.info().graph.nodes
         self._parts = [node for node in nodes if node.op == "call_module"]
         self.inputs = [node.name for node in nodes if node.op == "placeholder"]
@@ -110,16 +139,19 @@ class SplitStep:
         shared = (own for own in step.parameters() if len(stages[own]) > 1)  # in one order on all ranks
         return [(own, list(stages[own])) for own in shared]
 
-    def stage(self, index: int, device: torch.device) -> PipelineStage:
-        """Makes a stage, and moves its parameters to a device."""
+    def stage(self, index: int, device: torch.device, *, recomputes: bool) -> PipelineStage:
+        """Makes a stage, which may recompute, and moves its parameters to a device."""
         node, receives = self._parts[index], self._passing(index)
         makes = [each.name for each in _results(node)]
+        part = self._pipe.build_stage(index, device).submod
         module = StageModule(
-            self._pipe.build_stage(index, device).submod,
+            part,
             reads=[each.name for each in node.args if isinstance(each, fx.Node)],
             makes=makes,
             receives=receives,
             returns=self._passing(index + 1) or makes,
+            recomputes=recomputes,
+            changed=[path for path, _ in part.named_buffers() if path in self._changed],
         )
         return PipelineStage(
             module,

@@ -20,6 +20,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.utils._pytree import tree_leaves
 
+from envs.pipeline.agenda import check_no_replicas
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, PipelineError
 from envs.pipeline.schedules import schedule_csv
@@ -50,7 +51,8 @@ class TorchStages:
         cuts: modules that stages begin with, and the simulated step of these stages.
 
     Raises:
-        PipelineError: too few modules that a stage can begin with, no loss, or too few microbatches.
+        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches, replicas,
+            or recomputation under `zero-bubble`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
 
@@ -66,12 +68,18 @@ class TorchStages:
     ) -> None:
         module = unwrapped(module)
         state_of(captured, module)
+        check_no_replicas(stages)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(module))
         self._pipeline, self._captured, self._module = pipelined.pipeline, captured, module
         self._device, self._batch_dim = torch.device(device), batch_dim
         self._n_stages, self._n_ranks = len(self.cuts.stages.devices), len(self.cuts.stages.ranks)
         if not captured.step.has_loss:
             raise PipelineError("the module was placed for inference; place it with training=True")
+        if stages.recomputed and self._pipeline.splits_backward:
+            raise PipelineError(
+                f"torch runs a stage again for each of its parameters with '{ZERO_BUBBLE}'; use "
+                f"{ONE_F_ONE_B}, place with may_recompute=False in the Pipeline, or use plan.compile"
+            )
         if self._pipeline.name == ONE_F_ONE_B and self._pipeline.microbatches < self._n_stages:
             raise PipelineError(
                 f"torch runs schedule '{ONE_F_ONE_B}' with at least as many microbatches as stages, not "
@@ -151,7 +159,8 @@ class TorchStages:
                 "by torchrun, and call torch.distributed.init_process_group"
             )
         numbers = range(dist.get_rank(), self._n_stages, self._n_ranks)
-        return [self._split.stage(stage, self._device) for stage in numbers]
+        again = self.cuts.stages.recomputed
+        return [self._split.stage(each, self._device, recomputes=each in again) for each in numbers]
 
     @cached_property
     def schedule(self) -> Any:

@@ -25,7 +25,7 @@ from graphs.capture.structures import split_batch
 from graphs.dataset import load_family
 
 GRAPH = load_family("gpt")[0]
-PIPELINE = Pipeline("1f1b", 8, is_plain=True)
+PIPELINE = Pipeline("1f1b", 8, may_replicate=False)
 CLUSTER = get_cluster("4xv100:2")
 
 

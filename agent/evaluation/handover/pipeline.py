@@ -188,12 +188,12 @@ def pipeline_lines(
     lines[2] += f", {step.bubble_share:.0%} idle"
     lines[-1] += f" on {baselines.data_parallel.n_replicas} devices"
     for row in stage_rows(pipelined, stages, step):
-        again = "2 x " if row.recomputed else ""
+        times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
             f"stage {row.stage} on {device}, to {last}: "
-            f"{again}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
-            f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB"
+            f"{times}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
+            f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB{again}"
         )
     return lines
 

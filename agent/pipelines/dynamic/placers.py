@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,7 +76,8 @@ def piper(search: PipelineSearch, rng: np.random.Generator) -> None:
 def _score(search: PipelineSearch, rules: Rules) -> None:
     """Scores the plan of least max-load, with ever less memory until one fits the simulated memory."""
     counts = tuple(n for n in range(1, search.most_ranks + 1) if search.can_use(n))
-    rules = rules if search.pipeline.replicates else Rules(rules.overlaps, rules.chain_only)
+    degrees = rules.degrees if search.pipeline.replicates else (1,)
+    rules = replace(rules, degrees=degrees, recomputes=rules.recomputes and search.pipeline.may_recompute)
     costs = stage_costs(search.pipelined, overlaps=rules.overlaps)
     for share in MEMORY_SHARES:
         split = best_split(costs, rules, counts, share)

@@ -31,12 +31,12 @@ def small(
     n_layers: int = 7,
     *,
     branches: bool = False,
-    is_plain: bool = False,
+    may_replicate: bool = True,
 ) -> PipelinedProblem:
     rng = np.random.default_rng(seed)
     cluster = random_pipeline_cluster(rng, n_devices)
     graph = random_training_graph(rng, n_layers, branches=branches)
-    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6, is_plain=is_plain))
+    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6, may_replicate=may_replicate))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -96,7 +96,7 @@ def best_of_all(pipelined: PipelinedProblem) -> float:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_proves_the_best_of_all_plans(seed: int, schedule: str) -> None:
-    pipelined = small(seed, schedule, is_plain=True)
+    pipelined = small(seed, schedule, may_replicate=False)
     found = PIPELINE_PLACERS["exact"].place(pipelined, Budget(1_000), np.random.default_rng(0))
     assert found.is_proven
     assert found.step.total_s == pytest.approx(best_of_all(pipelined))

@@ -105,10 +105,18 @@ def model(make_model: Callable[[], tuple[nn.Module, list[Any]]]) -> tuple[nn.Mod
     return module, batches, capture_step(module, batches[0], optimizer="sgd")
 
 
-def runner_of(make_model: Any, schedule: str, n_ranks: int, devices: Any, seed: int = 0) -> PipelineRunner:
+def runner_of(
+    make_model: Any,
+    schedule: str,
+    n_ranks: int,
+    devices: Any,
+    seed: int = 0,
+    recomputed: tuple[int, ...] = (),
+) -> PipelineRunner:
     module, _, captured = model(make_model)
     pipeline = Pipeline(schedule, M)
     stages = random_stages(captured, n_ranks, pipeline.stages_per_device, seed)
+    stages = replace(stages, recomputed=recomputed)
     return PipelineRunner(captured, stages, pipeline, module, devices, options={"lr": 0.1})
 
 
@@ -139,18 +147,22 @@ def processes() -> Iterator[DeviceProcesses]:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "schedule", "n_ranks"),
+    ("make_model", "schedule", "n_ranks", "recomputed"),
     [
-        (u_net, "gpipe", 3),
-        (transformer, "1f1b", 3),
-        (gpt2, "interleaved-1f1b:2", 2),
-        (u_net, "zero-bubble", 2),
+        (u_net, "gpipe", 3, ()),
+        (transformer, "1f1b", 3, (0, 2)),
+        (gpt2, "interleaved-1f1b:2", 2, (1, 2)),
+        (u_net, "zero-bubble", 2, ()),
     ],
 )
 def test_processes_train_as_the_module_that_is_not_split(
-    make_model: Any, schedule: str, n_ranks: int, processes: DeviceProcesses
+    make_model: Any,
+    schedule: str,
+    n_ranks: int,
+    recomputed: tuple[int, ...],
+    processes: DeviceProcesses,
 ) -> None:
-    runner = runner_of(make_model, schedule, n_ranks, processes)
+    runner = runner_of(make_model, schedule, n_ranks, processes, recomputed=recomputed)
     assert_trains_as_plain(runner, make_model)
     sent = [each.transfer for each in runner.programs[0].instructions if isinstance(each, Send)]
     assert len({each.target for each in sent}) == n_ranks - 1  # stages are skipped
@@ -303,6 +315,11 @@ def test_stages_that_cannot_run_are_refused_in_one_line() -> None:
             "^the stages use device 4, but there are 3 devices",
         ),
         (swapped, "1f1b", "^the schedule cannot run these stages: device . and another wait for each other"),
+        (
+            replace(stages, replicas=((0,), (1, 2))),
+            "1f1b",
+            "^stage 1 has 2 replicas, which runtimes do not run; place with may_replicate=False in the Pip",
+        ),
     ):
         with pytest.raises(PipelineError, match=reason):
             cut_pipeline(captured, wrong, Pipeline(schedule, M), 3)

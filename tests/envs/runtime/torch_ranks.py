@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,14 @@ def planned(name: str, n_devices: int, schedule: str) -> PipelinePlan:
 def compare(rank: int, folder: Path, port: int) -> None:
     """Runs three ranks, then two, and compares their losses and gradients with those of plain steps."""
     torch.set_num_threads(1)
-    for name, n_ranks, schedule in (
-        ("transformer", 3, "zero-bubble"),
-        ("gpt2", 2, "1f1b"),
+    for name, n_ranks, schedule, recomputed in (
+        ("transformer", 3, "zero-bubble", ()),
+        ("gpt2", 2, "1f1b", (0, 1)),
     ):
         if rank < n_ranks:
             file = f"file://{folder / f'{name}-{schedule}'}"
             dist.init_process_group("gloo", init_method=file, rank=rank, world_size=n_ranks)
-            _compare(name, n_ranks, schedule, folder)
+            _compare(name, n_ranks, schedule, recomputed, folder)
             dist.destroy_process_group()
     if rank < 2:
         run_snippet(rank, port)
@@ -89,10 +90,11 @@ def run_snippet(rank: int, port: int) -> None:
     dist.destroy_process_group()
 
 
-def _compare(name: str, n_ranks: int, schedule: str, folder: Path) -> None:
+def _compare(name: str, n_ranks: int, schedule: str, recomputed: tuple[int, ...], folder: Path) -> None:
     module, batch = make(name)
-    plain = copy.deepcopy(module)
-    stages = planned(name, n_ranks, schedule).pipeline_stages(module)
+    plain, plan = copy.deepcopy(module), planned(name, n_ranks, schedule)
+    plan = replace(plan, stages=replace(plan.stages, recomputed=recomputed))
+    stages = plan.pipeline_stages(module)
     found = [stages.step(batch), stages.step(batch)][-1]
     if schedule == "zero-bubble":  # runs the same actions from the table
         table = folder / f"rank{dist.get_rank()}.csv"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.calibration.quick import get_or_measure_cluster
+from agent.evaluation.choice import counts_to_try, try_pipelines
 from agent.evaluation.handover.pipeline import pipeline_baselines
 from agent.evaluation.inputs import make_budget, make_pipeline, prepared
 from agent.evaluation.policies import make_placer, open_policy
@@ -17,13 +18,12 @@ from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.spec import placer_names, unknown_placer
 from agent.evaluation.trial_runner import TrialRunner
 from agent.pipeline_plan import PipelinePlan
-from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
+from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, Placer, PlacerError
 from agent.plan import Plan
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.pipeline.stages import stages_of
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
@@ -57,7 +57,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     cluster: str | Cluster = "4xv100",
     placer: str | None = None,
     pipeline: Pipeline | str | None = None,
-    split: int | None = None,
+    split: int | str | None = None,
     batch_dim: int = 0,
     budget: int | None = None,
     seconds: float | None = None,
@@ -80,9 +80,10 @@ def place(  # type: ignore[misc]  # both plans take all settings
         cluster: a preset, a cluster file or a cluster.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
-            `split` or 8 microbatches. Where memory binds, stages may be recomputed. Those of a module have no
-            replicas, which do not run yet.
-        split: number of microbatches into which the inputs, which are a whole batch, are cut.
+            `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages
+            may be recomputed if memory binds. Those of a module have no replicas, which do not run yet.
+        split: number of microbatches into which the inputs, which are a whole batch, are cut. `auto` captures
+            and tries at most 5 divisors of the batch. All that is tried shares the budget equally.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
         budget: evaluations; by default 10,000, or any number where `seconds` are given.
         seconds: wall time.
@@ -116,30 +117,47 @@ def place(  # type: ignore[misc]  # both plans take all settings
     chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = make_budget(budget, seconds)
     ORDERS.check(order)
+    _check_model(model, inputs, split)
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
-    captured, graph = _graph(model, inputs, split, batch_dim, optimizer, training, loss, name)
-    problem = Problem(prepared(graph, precision, granularity), chosen)
-    problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
-    if wanted is not None:
-        return _place_pipeline(problem, wanted, placer or "refine", limits, seed, captured, batch_dim)
-    return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
+    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
+
+    @cache
+    def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
+        parts = None if split is None else count
+        captured, graph = _graph(model, inputs, parts, batch_dim, **settings)
+        problem = Problem(prepared(graph, precision, granularity), chosen)
+        problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
+        return captured, problem
+
+    if wanted is None:
+        captured, problem = open_problem(1)
+        return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
+    counts = [wanted.microbatches]
+    if split == AUTO:
+        counts = counts_to_try(inputs, batch_dim, chosen.n_devices)
+    return _place_pipeline(wanted, counts, open_problem, placer or "refine", limits, seed, batch_dim)
 
 
-def _graph(
-    model: nn.Module | OpGraph, inputs: Any, split: int | None, batch_dim: int, *settings: Any
-) -> tuple[CapturedStep | None, OpGraph]:
-    """Captures a module on the first microbatch of its inputs; returns a graph as it is."""
+def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
     if isinstance(model, OpGraph):
         if split is not None:
             raise InputError("a graph is the step of one microbatch already; split cuts a module's inputs")
-        return None, model
-    if inputs is None:
+    elif inputs is None:
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
+
+
+def _graph(
+    model: nn.Module | OpGraph, inputs: Any, split: int | None, batch_dim: int, **settings: Any
+) -> tuple[CapturedStep | None, OpGraph]:
+    """Captures a module on the first microbatch of its inputs; returns a graph as it is."""
+    if isinstance(model, OpGraph):
+        return None, model
+    from graphs.capture.capture import capture_step
     from graphs.capture.structures import split_batch
 
     microbatch = inputs if split is None else split_batch(inputs, split, batch_dim)[0]
-    captured = _capture(model, microbatch, *settings)
+    captured = capture_step(model, microbatch, sources=True, **settings)
     return captured, captured.graph
 
 
@@ -174,18 +192,20 @@ def _place_batch(
 
 
 def _place_pipeline(
-    problem: Problem,
-    pipeline: Pipeline,
+    wanted: Pipeline,
+    counts: Sequence[int],
+    open_problem: Callable[[int], tuple[CapturedStep | None, Problem]],
     placer: str,
     budget: Budget,
     seed: int,
-    captured: CapturedStep | None,
     batch_dim: int,
 ) -> PipelinePlan:
-    pipelined = PipelinedProblem(problem, pipeline)
-    check_pipeline(pipelined)
     _check_placer(placer, tuple(PIPELINE_PLACERS))
-    found = _runner().run_pipeline(placer, pipelined, budget, None, seed=seed)
+    tried = try_pipelines(
+        _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
+    )
+    pipelined, found = tried[0]
+    problem, pipeline = pipelined.problem, pipelined.pipeline
     assert found.placement is not None, "placers of pipelines place"
     stages = stages_of(problem, found.placement)
     return PipelinePlan(
@@ -198,31 +218,17 @@ def _place_pipeline(
         step_time=pipelined.simulate(stages),
         baselines=pipeline_baselines(pipelined),
         lower_bound_s=pipeline_bound_s(pipelined),
-        evaluations=found.evaluations,
-        wall_s=found.wall_s,
-        captured=captured,
+        evaluations=sum(each.run.evaluations for each in tried),
+        wall_s=sum(each.run.wall_s for each in tried),
+        captured=open_problem(pipeline.microbatches)[0],
         batch_dim=batch_dim,
+        tried=tuple(map(str, tried)),
     )
 
 
 @cache
 def _runner() -> TrialRunner:
     return TrialRunner()
-
-
-def _capture(
-    module: nn.Module,
-    inputs: Any,
-    optimizer: str | None,
-    training: bool,
-    loss: Loss | None,
-    name: str | None,
-) -> CapturedStep:
-    from graphs.capture.capture import capture_step
-
-    return capture_step(
-        module, inputs, optimizer=optimizer, training=training, loss=loss, name=name, sources=True
-    )
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:

@@ -45,6 +45,7 @@ class PipelinePlan(PlacedGraph):
             whether it is feasible, and when each action runs.
         baselines: one device and data parallelism, with as many microbatches.
         batch_dim: dimension of a module's inputs that microbatches are cut from.
+        tried: lines on the pipelines that this one was chosen from, the best first.
     """
 
     pipeline: Pipeline
@@ -52,6 +53,7 @@ class PipelinePlan(PlacedGraph):
     step_time: PipelineTime
     baselines: PipelineBaselines
     batch_dim: int = 0
+    tried: tuple[str, ...] = ()
 
     @property
     def single(self) -> PipelineTime:
@@ -72,8 +74,9 @@ class PipelinePlan(PlacedGraph):
         return pipeline_lines(self._pipelined, self.stages, self.step_time, self.baselines)
 
     def explain(self) -> str:
-        """Says what to use, and what each stage takes: forward and backward time, memory."""
-        return "\n".join(self._lines)
+        """Says what to use, what each stage takes (forward, backward, memory), and what `auto` tried."""
+        tried = [f"chosen from: {'; '.join(self.tried)}"] if len(self.tried) > 1 else []
+        return "\n".join([*self._lines, *tried])
 
     def table(self) -> list[StageRow]:
         """Lists each stage with its device, first and last op, modules, seconds and bytes."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from agent.commands.evaluate_flags import LOCAL, NAME, RAY, make_parser
 from agent.contexts.workers.ray_cluster import check_ray_is_installed
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from envs.pipeline.pipeline import AUTO
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
 
@@ -102,6 +103,8 @@ def _measuring(
         return None
     if config.pipeline and (measure.measured or measure.fidelity):
         raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
+    if AUTO in (config.pipeline, config.split):
+        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
     from agent.evaluation.measured.session import MeasuringSession
 
     return MeasuringSession(config, spec.clusters, out, measure.measure_timeout)

@@ -44,12 +44,12 @@ class EvaluationConfig(Settings, error=EvaluationError):
         "adam", "optimizer in the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES
     )
     inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
-    split: int | None = option(
+    split: str | None = option(
         None,
-        "cut the inputs of the model, a whole batch, into N microbatches of a pipeline",
+        "cut the inputs of the model, a whole batch, into N microbatches of a pipeline; auto: of at most 5 "
+        "numbers, that of the shortest step",
         group=GRAPHS,
-        least=1,
-        most=MAX_MICROBATCHES,
+        metavar="N|auto",
         default_text="the inputs are one microbatch",
     )
     batch_dim: int = option(
@@ -77,7 +77,8 @@ class EvaluationConfig(Settings, error=EvaluationError):
     pipeline: str = option(
         "",
         f"place a pipeline of microbatches: {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V (V stages on each "
-        f"device) or {ZERO_BUBBLE}; each graph is the step of one microbatch",
+        f"device) or {ZERO_BUBBLE}; auto: the one with the shortest step; each graph is the step of one "
+        "microbatch",
         group=PLACERS,
         metavar="SCHEDULE",
         default_text="one batch at a time",

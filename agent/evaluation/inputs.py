@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from agent.calibration.quick import get_or_measure_cluster
+from agent.evaluation.choice import counts_to_try, try_pipelines
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
+from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import Budget
 from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
-from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
+from envs.problem import Problem
 from graphs.capture.user_model import SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
@@ -27,6 +31,9 @@ from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
+
+CHOICE = 2_000
+"""Evaluations that the choice of a pipeline may use, at most."""
 
 
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
@@ -43,11 +50,15 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
-    gathered = _gather_graphs(config)
+    pipeline = make_pipeline(
+        config.pipeline, config.microbatches, config.split, to_run=config.model is not None
+    )
+    gather = cache(partial(_gather_graphs, config))
+    if pipeline is not None and AUTO in (config.pipeline, config.split):
+        pipeline = _chosen(config, pipeline, gather)
+    gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
     clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
-    to_run = config.model is not None
-    pipeline = make_pipeline(config.pipeline, config.microbatches, config.split, to_run=to_run)
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
@@ -72,20 +83,48 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     return spec, [graph.name for graph in graphs if graph.name in dropped]
 
 
+def _chosen(
+    config: EvaluationConfig, wanted: Pipeline, gather: Callable[[int | None], list[OpGraph]]
+) -> Pipeline:
+    """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
+    cluster = get_or_measure_cluster(config.cluster[0])
+
+    def problem_of(count: int) -> Problem:
+        graphs = gather(count if config.split else None)
+        if (sizes := (len(graphs), len(config.cluster))) != (1, 1):
+            several = "{} graphs on {} clusters".format(*sizes)
+            raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
+        problem = Problem(prepared(graphs[0], config.precision, config.granularity), cluster)
+        problem.check_feasible(recomputes=True)
+        return problem
+
+    counts = [wanted.microbatches]
+    if config.split == AUTO and config.model is not None:
+        inputs = make_model(config.model).inputs
+        counts = counts_to_try(inputs, config.batch_dim, cluster.n_devices)
+    budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
+    tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
+    return tried[0].pipelined.pipeline
+
+
 def _without_policy() -> tuple[str, ...]:
     """Names of the placers of pipelines that are compared by default: no policy for pipelines is shipped."""
     return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
 
 
-def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
-    """Loads every graph that the settings name: families first, then files, then the model."""
+def _gather_graphs(config: EvaluationConfig, split: int | None) -> list[OpGraph]:
+    """Loads every graph that the settings name: families first, then files, then the model.
+
+    Args:
+        split: microbatches that the inputs of the model are cut into; None = they are one.
+    """
     if not config.families and not config.graphs and config.model is None:
         raise SourceError("no graphs; give --families, --graphs or --model")
     graphs = load_graphs(dict.fromkeys(config.families))
     for path in dict.fromkeys(config.graphs):
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        made = make_model(config.model, split=config.split, batch_dim=config.batch_dim)
+        made = make_model(config.model, split=split, batch_dim=config.batch_dim)
         training = not config.inference
         graphs.append(capture_model(config.model, made, optimizer=config.optimizer, training=training).graph)
     twice = first_repeated(graph.name for graph in graphs)
@@ -95,7 +134,7 @@ def _gather_graphs(config: EvaluationConfig) -> list[OpGraph]:
 
 
 def make_pipeline(
-    wanted: Pipeline | str | None, microbatches: int | None, split: int | None, *, to_run: bool
+    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None, *, to_run: bool
 ) -> Pipeline | None:
     """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
 
@@ -114,11 +153,15 @@ def make_pipeline(
                 "split makes the microbatches of a pipeline; give a pipeline's schedule too"
             )
         return None
+    if isinstance(split, str) and split != AUTO:
+        if not split.isdecimal() or len(split) > 9:
+            raise EvaluationError(f"split is {split!r}; give a number of microbatches, or {AUTO}")
+        split = int(split)
     if None not in (split, microbatches) and split != microbatches:
         raise EvaluationError(
-            f"split makes {split} microbatches, but the pipeline has {microbatches}; give one of them"
+            f"split is {split}, but the pipeline has {microbatches} microbatches; give one of them"
         )
-    given = [count for count in (microbatches, split) if count is not None]
+    given = [count for count in (microbatches, split) if isinstance(count, int)]
     made = wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
     return replace(made, may_replicate=made.may_replicate and not to_run)
 

@@ -60,17 +60,13 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
 
 
 def check_no_replicas(stages: Stages) -> None:
-    """Checks that each stage has one device, as runtimes need it.
-
-    Raises:
-        PipelineError: a stage has several.
-    """
-    several = [stage for stage, devices in enumerate(stages.replicas) if len(devices) > 1]
-    if several:
-        raise PipelineError(
-            f"stage {several[0]} has {len(stages.replicas[several[0]])} replicas, which runtimes do not run; "
-            "place with may_replicate=False in the Pipeline"
-        )
+    """Checks that each stage has one device, as runtimes need it; else it is a PipelineError."""
+    for stage, devices in enumerate(stages.replicas):
+        if len(devices) > 1:
+            raise PipelineError(
+                f"stage {stage} has {len(devices)} replicas, which runtimes do not run; place with "
+                "may_replicate=False in the Pipeline"
+            )
 
 
 def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:

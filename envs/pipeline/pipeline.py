@@ -13,6 +13,8 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = SCHEDULES = (
     "zero-bubble",
 )
 """Schedules, as `torch.distributed.pipelining` calls them."""
+AUTO, CHOSEN_FROM = "auto", (GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, f"{INTERLEAVED}:2")
+"""In place of a schedule: the one of these with the shortest simulated step is chosen."""
 
 MAX_MICROBATCHES = 65_536
 """Microbatches of one step, at most; more would need more memory than a simulation should take."""
@@ -27,7 +29,8 @@ class Pipeline:
     """A schedule and a number of microbatches; the graph is the step of one microbatch.
 
     Attributes:
-        schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2.
+        schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2. `auto`
+            leaves the choice to `place` or `evaluate.py`.
         microbatches: in one step, at least 1.
         may_replicate: whether placers may give a stage several devices, which runtimes do not run yet.
         may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
@@ -44,7 +47,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
         known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V or {ZERO_BUBBLE}"
-        if name not in SCHEDULES or (count and name != INTERLEAVED):
+        if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
             raise PipelineError(f"unknown schedule '{self.schedule}'; {known}")
         if count and not (count.isdecimal() and count.isascii() and 1 <= int(count) <= 1000):
             raise PipelineError(

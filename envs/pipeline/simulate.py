@@ -20,7 +20,7 @@ from envs.pipeline.arrays import (
     pipeline_arrays,
 )
 from envs.pipeline.chain import Chain, chain_of
-from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
@@ -66,10 +66,20 @@ class PipelineTime:
 
 @dataclass(frozen=True, eq=False)
 class PipelinedProblem:
-    """A graph to place on a cluster as a pipeline; the graph is the step of one microbatch."""
+    """A graph to place on a cluster as a pipeline; the graph is the step of one microbatch.
+
+    Raises:
+        PipelineError: on construction, if the schedule has yet to be chosen.
+    """
 
     problem: Problem
     pipeline: Pipeline
+
+    def __post_init__(self) -> None:
+        if self.pipeline.schedule == AUTO:
+            raise PipelineError(
+                f"schedule '{AUTO}' is chosen by place and evaluate.py alone; use {', '.join(CHOSEN_FROM)}"
+            )
 
     @cached_property
     def arrays(self) -> PipelineArrays:

@@ -14,7 +14,6 @@ from envs.pipeline.schedules import BACKWARD, KINDS, RECOMPUTE, WEIGHT, device_a
 from envs.pipeline.stages import Stages, phases_of
 from envs.runtime.cut import cut
 from envs.runtime.device_program import (
-    PLAIN,
     Call,
     DeviceProgram,
     ExecutionError,
@@ -127,27 +126,26 @@ def _run_again(parts: list[DeviceProgram], first: int) -> None:
         kept.append(each)
         if isinstance(each, Send) or each.out not in needed:
             continue
-        if isinstance(each, Call):
-            needed.update(slots_in([each.arguments, *each.keywords.values()]))
-        if isinstance(each, Call) and _draws_random_numbers(each):
+        second.append(each)
+        if isinstance(each, Receive):
+            continue
+        needed.update(slots_in([each.arguments, *each.keywords.values()]))
+        if _draws_random_numbers(each):
             state, present, unread = (Slot(n_slots + at) for at in range(3))
             n_slots += 3
             handed = Transfer(-1 - each.op, first, again, 0, TensorSpec((), (), torch.uint8, 0))
             kept += Send(handed, state), Call(-1, "random_state", (), {}, state)
-            second += Call(-1, "exchange_random_state", (present,), {}, unread), each
-            second += Call(-1, "exchange_random_state", (state,), {}, present), Receive(handed, state)
-        else:
-            second.append(each)
+            second.insert(-1, Call(-1, "random_state", (present,), {}, unread))
+            second += Call(-1, "random_state", (state,), {}, present), Receive(handed, state)
     for place, found in ((first, kept), (again, second)):
         parts[place] = replace(parts[place], instructions=tuple(reversed(found)), n_slots=n_slots)
 
 
 def _draws_random_numbers(call: Call) -> bool:
-    """Says whether a call draws random numbers, or may, as a custom operator does not say it."""
-    if call.function in PLAIN:
-        return False
-    tags = find_function(call.function).tags  # type: ignore[attr-defined]
-    return torch.Tag.nondeterministic_seeded in tags or not call.function.startswith(("aten.", "prims."))
+    """Says whether a call draws random numbers; custom operators that do not say it may."""
+    tags = getattr(find_function(call.function), "tags", None)
+    is_known = tags is None or call.function.startswith(("aten.", "prims."))
+    return not is_known or torch.Tag.nondeterministic_seeded in (tags or ())
 
 
 def _put_in_order(writers: Sequence[DeviceWriter]) -> None:

@@ -207,20 +207,13 @@ def with_replaced(value: Any, kind: type[T], replace: Callable[[T], Any]) -> Any
     return value
 
 
-def _random_state() -> Tensor:
-    """Returns the state of the random numbers of the current CUDA device, of the CPU without one."""
-    return _random_numbers().get_rng_state()  # type: ignore[no-any-return]
-
-
-def _exchange_random_state(state: Tensor) -> Tensor:
-    """Sets that state; returns the one before."""
-    before = _random_state()
-    _random_numbers().set_rng_state(state)
+def _random_state(new: Tensor | None = None) -> Tensor:
+    """Returns the state of random numbers of the current CUDA device, else of the CPU; may set another."""
+    numbers: Any = torch.cuda if torch.cuda.is_initialized() else torch  # type: ignore[no-untyped-call]
+    before: Tensor = numbers.get_rng_state()
+    if new is not None:
+        numbers.set_rng_state(new)
     return before
-
-
-def _random_numbers() -> Any:
-    return torch.cuda if torch.cuda.is_initialized() else torch  # type: ignore[no-untyped-call]
 
 
 def _identity(value: Any) -> Any:
@@ -234,7 +227,6 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "attention": attention,
     "attention_backward": attention_backward,
     "random_state": _random_state,
-    "exchange_random_state": _exchange_random_state,
 }
 """Functions that are no operators of torch's."""
 

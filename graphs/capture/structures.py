@@ -30,10 +30,23 @@ def as_arguments(inputs: Any) -> Any:
     return (inputs,) if is_one else tuple(inputs) if isinstance(inputs, list) else inputs
 
 
+def batch_size(inputs: Any, dim: int = 0) -> int:
+    """Returns the size of the first tensor with a dimension in this dimension.
+
+    Raises:
+        InputError: there is none.
+    """
+    leaves = pytree.tree_leaves(as_arguments(inputs))
+    sizes = [leaf.shape[dim] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > dim >= 0]
+    if not sizes:
+        raise InputError(f"no input has a dimension {dim} that could be split; name that of the batch")
+    return sizes[0]
+
+
 def split_batch(inputs: Any, count: int, dim: int = 0) -> list[Any]:
     """Cuts a module's arguments into microbatches.
 
-    The size of the batch is that of the first tensor with this dimension. Every tensor of that size in it is
+    The size of the batch is that of `batch_size`. Every tensor of that size in it is
     cut; all else is the same in all microbatches.
 
     Args:
@@ -50,10 +63,7 @@ def split_batch(inputs: Any, count: int, dim: int = 0) -> list[Any]:
             f"{count} microbatches along dimension {dim}; give at least 1, and a dimension from 0"
         )
     leaves, spec = pytree.tree_flatten(as_arguments(inputs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > dim]
-    if not tensors:
-        raise InputError(f"no input has a dimension {dim} that could be split; name that of the batch")
-    size = tensors[0].shape[dim]
+    size = batch_size(inputs, dim)
     if size % count or not size:
         raise InputError(
             f"a batch of {size} in dimension {dim} cannot be split into {count} equal microbatches; "

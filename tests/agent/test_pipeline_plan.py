@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from agent import Pipeline, PipelinePlan, place
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.commands.evaluate import main
+from agent.evaluation.choice import counts_to_try
 from agent.evaluation.handover.pipeline import pipeline_advice
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
+from envs.pipeline.pipeline import CHOSEN_FROM
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.capture.structures import split_batch
@@ -126,6 +128,50 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
     assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
 
 
+def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
+    each = {
+        (schedule, count): place(*make(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
+        for count in counts_to_try(make()[1], 0, 2)
+        for schedule in CHOSEN_FROM
+    }
+    best = min(each, key=lambda key: each[key].step_time.total_s)
+    found = place(*make(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
+    assert (found.pipeline.schedule, found.pipeline.microbatches) == best
+    assert found.step_time.total_s == each[best].step_time.total_s
+    assert found.evaluations == sum(plan.evaluations for plan in each.values())
+    assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
+    words = ["--model", f"{__name__}:make", "--cluster", "4xv100:2", "--pipeline", "auto", "--split", "auto"]
+    words += ["--placers", "equal-time", "--budget", f"{5 * len(each)}"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["pipeline"], int(row["microbatches"])) == best
+
+
+def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
+    wanted = Pipeline("auto", 8, may_replicate=False, may_recompute=False)
+    free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
+    peak = free.step_time.peak_bytes.max()
+    devices = tuple(replace(each, memory_bytes=0.99 * peak) for each in CLUSTER.devices)
+    small = replace(CLUSTER, devices=devices)
+    found = place(GRAPH, cluster=small, pipeline=wanted, placer="equal-time")
+    assert found.step_time.fits
+    assert found.step_time.total_s > free.step_time.total_s
+    out = [line for line in found.tried if line.endswith("ms, out of memory")]
+    assert any(line.startswith(f"{free.pipeline.schedule} with 8 microbatches: ") for line in out)
+
+
+def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
+    batches = {12: [2, 3, 4, 6, 12], 64: [2, 4, 8, 16, 32], 7: [1, 7], 3000: [5, 6, 8, 10, 12]}
+    for batch, counts in batches.items():
+        assert counts_to_try(torch.zeros(4, batch), 1, 2) == counts
+
+
+def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^schedule 'auto' is chosen by place and evaluate\.py alone; use"):
+        PipelinedProblem(Problem(GRAPH, CLUSTER), Pipeline("auto"))
+
+
 def test_a_plan_of_a_pipeline_runs() -> None:
     torch.manual_seed(0)
     module = Classifier()
@@ -174,7 +220,10 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
         ({"pipeline": "1f1b", "split": 0}, "0 microbatches; a step has at least 1 and at most"),
         ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
         ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
-        ({"pipeline": PIPELINE, "split": 2}, "split makes 2 microbatches, but the pipeline has 8"),
+        ({"pipeline": PIPELINE, "split": 2}, "split is 2, but the pipeline has 8 microbatches; give one"),
+        ({"pipeline": PIPELINE, "split": "auto"}, "split is auto, but the pipeline has 8 microbatches; give"),
+        ({"pipeline": "1f1b", "split": "many"}, "split is 'many'; give a number of microbatches, or auto"),
+        ({"pipeline": "auto", "split": "auto", "batch_dim": 2}, "no input has a dimension 2 that could be"),
         ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
     ],
 )
@@ -190,6 +239,13 @@ def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str)
         (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
         (["--split", "2"], "split makes the microbatches of a pipeline"),
         (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
+        (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),
+        (
+            ["--pipeline", "auto", "--families", "gpt"],
+            "auto chooses for one graph on one cluster, not for 15 graphs",
+        ),
+        (["--split", "4x", "--pipeline", "1f1b"], "split is '4x'; give a number of microbatches, or auto"),
+        (["--split", "auto"], "split makes the microbatches of a pipeline"),
     ],
 )
 def test_wrong_flags_are_one_line(

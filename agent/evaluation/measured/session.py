@@ -92,7 +92,7 @@ class MeasuringSession:
             config.model,
             optimizer=config.optimizer,
             training=not config.inference,
-            split=config.split,
+            split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
         )
 

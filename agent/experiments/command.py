@@ -19,6 +19,7 @@ from graphs.system.command_line import OneLineParser, interruptible, run_command
 COMMAND = "agent.experiments"
 FLAGS = {
     "cluster": "preset or file of a cluster",
+    "every": "takes one of so many measured steps",
     "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",

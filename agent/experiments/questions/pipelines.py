@@ -1,4 +1,4 @@
-"""Declares what is asked about placers of pipelines."""
+"""Declares what is asked about pipelines."""
 
 from agent.experiments.experiment import EXPERIMENTS, Experiment
 
@@ -11,5 +11,17 @@ EXPERIMENTS.register(
         tables="pipeline_profiles:profile_tables",
         settings={"graphs": (), "evaluations": 1_000},
         quick={"graphs": ("pipedream_gnmt", "pipedream_alexnet"), "evaluations": 100},
+    ),
+)
+
+EXPERIMENTS.register(
+    "pipeline_published",
+    Experiment(
+        "How wrong are simulated pipelines that others measured?",
+        rows=("pipeline_published.csv.gz",),
+        run="pipeline_published:published_rows",
+        tables="pipeline_published:published_tables",
+        settings={"every": 1},
+        quick={"every": 30},
     ),
 )

@@ -75,15 +75,17 @@ def costs_of_steps_tables(*files: Path) -> Iterator[str]:
         rows = read_table(file)
         table = [["device", "steps", *ERRORS, "Kendall's tau", *ROOFLINE, "Kendall's tau"]]
         for device, own in {**grouped(rows, lambda row: row["device"]), ALL_DEVICES: rows}.items():
-            table.append([device, str(len(own)), *_step_cells(own, "predicted_s")])
-            table[-1] += _step_cells(own, "roofline_s")
+            table.append([device, str(len(own)), *step_cells(own, "predicted_s")])
+            table[-1] += step_cells(own, "roofline_s")
         yield markdown_table(table)
 
 
-def _step_cells(rows: Sequence[RecordedRow], predicted: str) -> list[str]:
-    """Formats the errors, and Kendall's tau-b of the two rankings."""
+def step_cells(rows: Sequence[RecordedRow], predicted: str) -> list[str]:
+    """Formats the errors, and Kendall's tau-b of the two rankings; that of one step is a dash."""
     from scipy.stats import kendalltau
 
+    if len(rows) == 1:
+        return [*error_cells(rows, predicted), "-"]
     tau = kendalltau([row[predicted] for row in rows], [row["measured_s"] for row in rows]).statistic
     return [*error_cells(rows, predicted), f"{tau:.3f}"]
 

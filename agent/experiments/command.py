@@ -26,6 +26,7 @@ FLAGS = {
     "graphs": "names of graphs",
     "known": "draws of each family of the benchmark set",
     "new": "draws of each family that nothing was tuned on",
+    "rounds": "rounds in which all is measured once",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
 }

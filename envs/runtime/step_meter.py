@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import nn
 
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.stages import Stages
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.device_program import Call, DeviceLostError, ExecutionError
+from envs.runtime.device_program import Call, DeviceLostError, DeviceProgram, ExecutionError
+from envs.runtime.pipeline_runner import PipelineRunner
 from envs.runtime.runner import StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
 from graphs.system.array_types import FloatArray, IntArray
 
 WARM_UP_STEPS = 3
 MIN_STEPS = 20
+
+Placed: TypeAlias = IntArray | tuple[Stages, Pipeline]
+"""Device of each op of the captured graph, int (n_ops,), or the stages of a pipeline, each microbatch of
+which is the captured step.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,27 +100,30 @@ class StepMeter:
         # Steps that are timed train on one batch; it must not drive the loss out of bounds.
         self._options = {"lr": 1e-6} if options is None else options
 
-    def measure(self, device_of: IntArray, n_steps: int | None = None) -> MeasuredStep:
+    def measure(self, placed: Placed, n_steps: int | None = None) -> MeasuredStep:
         """Measures the step under a placement.
 
         Args:
-            device_of: device of each op of the captured graph, int (n_ops,).
             n_steps: number of steps that are timed, if it is another than the meter's, as in one of several
                 rounds.
         """
         try:
-            _, steps = self._timed_or_again(device_of, n_steps or self.n_steps)
+            _, steps = self._timed_or_again(placed, n_steps or self.n_steps)
         except ExecutionError as error:
             return MeasuredStep(np.nan, np.nan, np.nan, 0, str(error))
         low_s, median_s, high_s = np.quantile([step.total_s for step in steps], [0.1, 0.5, 0.9])
         return MeasuredStep(float(median_s), float(low_s), float(high_s), len(steps))
 
-    def op_seconds(self, device: int) -> FloatArray:
+    def op_seconds(self, device: int, n_steps: int | None = None, *, all_busy: bool = False) -> FloatArray:
         """Measures every op on one device, which runs the whole step.
 
+        Args:
+            n_steps: as of `measure`.
+            all_busy: whether all devices run the step at the same time, so that they compete for memory.
+
         Returns:
-            Median seconds of each op, (n_ops,): 0 for sources, and for updates their share by bytes of what
-            the optimizer takes for all of them.
+            Median seconds of each op, (n_ops,), with those of the views made since the op before: 0 for
+            sources, and for updates their share by bytes of what the optimizer takes for all of them.
 
         Raises:
             DeviceLostError: the device died or took too long, twice.
@@ -120,37 +131,53 @@ class StepMeter:
         """
         graph = self.captured.graph
         everywhere = np.full(graph.n_ops, device)
-        runner, steps = self._timed_or_again(everywhere, self.n_steps, timed_ops=True)
+        kind = _CopiedRunner if all_busy else StepRunner
+        runner, steps = self._timed_or_again(everywhere, n_steps or self.n_steps, kind, timed_ops=True)
         spans = [step.records[device].spans for step in steps]
         medians = np.median(np.diff(np.array(spans), axis=2)[:, :, 0], axis=0)
-        seconds = np.zeros(graph.n_ops)
+        seconds, views_s = np.zeros(graph.n_ops), 0.0
         for instruction, median_s in zip(runner.programs[device].instructions, medians, strict=False):
             if isinstance(instruction, Call) and instruction.op >= 0:
-                seconds[instruction.op] += median_s
+                seconds[instruction.op] += median_s + views_s
+                views_s = 0.0
+            else:
+                views_s += median_s
         updates = list(self.captured.op_of_update.values())
         moved = graph.bytes_moved[updates]
         seconds[updates] = medians[-1] * moved / max(moved.sum(), 1.0)
         return seconds
 
     def _timed_or_again(
-        self, device_of: IntArray, n_steps: int, *, timed_ops: bool = False
+        self, placed: Placed, n_steps: int, kind: type[StepRunner] = StepRunner, *, timed_ops: bool = False
     ) -> tuple[StepRunner, list[StepTimes]]:
         """Times steps, once more where a device was lost: that may not be the step's fault."""
         try:
-            return self._timed(device_of, n_steps, timed_ops)
+            return self._timed(placed, n_steps, kind, timed_ops)
         except DeviceLostError:
-            return self._timed(device_of, n_steps, timed_ops)
+            return self._timed(placed, n_steps, kind, timed_ops)
 
     def _timed(
-        self, device_of: IntArray, n_steps: int, timed_ops: bool
+        self, placed: Placed, n_steps: int, kind: type[StepRunner], timed_ops: bool
     ) -> tuple[StepRunner, list[StepTimes]]:
-        runner = self._runner(device_of)
-        runner.timed_steps(WARM_UP_STEPS)
+        runner = self._runner(placed, kind)
+        # The microbatches of a pipelined step warm up themselves.
+        runner.timed_steps(1 if isinstance(placed, tuple) else WARM_UP_STEPS)
         return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
 
-    def _runner(self, device_of: IntArray) -> StepRunner:
-        runner = StepRunner(
-            self.captured, device_of, self._module, self.processes, options=self._options, check_finite=False
-        )
-        runner.set_inputs(self._inputs)
+    def _runner(self, placed: Placed, kind: type[StepRunner]) -> StepRunner:
+        settings: dict[str, Any] = {"options": self._options, "check_finite": False}
+        if not isinstance(placed, tuple):
+            runner = kind(self.captured, placed, self._module, self.processes, **settings)
+            runner.set_inputs(self._inputs)
+            return runner
+        runner = PipelineRunner(self.captured, *placed, self._module, self.processes, **settings)
+        runner.set_inputs([self._inputs] * placed[1].microbatches)
         return runner
+
+
+class _CopiedRunner(StepRunner):
+    """A step that all devices run at the same time, each by itself: what one of them runs."""
+
+    def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
+        only = super()._cut(device_of)[device_of[0]]
+        return [replace(only, device=device) for device in range(self.processes.n_devices)]

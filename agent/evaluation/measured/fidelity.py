@@ -17,7 +17,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
-from graphs.system.array_types import IntArray
+from graphs.system.array_types import FloatArray, IntArray
 
 BUDGET = 10_000
 """Evaluations of the searches whose placements are measured."""
@@ -143,19 +143,27 @@ def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:
     pairs = [(row.predicted_s, row.measured_s) for row in rows if row.measured_s is not None]
     if len(pairs) < 2:
         return None
-    predicted, measured = np.array(pairs).T
     rounds = [(row.first_s, row.last_s) for row in rows if row.first_s is not None]
+    return agreement(*np.array(pairs).T, *np.array(rounds).T)
+
+
+def agreement(predicted: FloatArray, measured: FloatArray, first: FloatArray, last: FloatArray) -> Fidelity:
+    """Compares predictions with measurements, all (n_placements,).
+
+    Args:
+        first, last: two measurements of the same.
+    """
     ratios = predicted / measured
     errors = np.abs(ratios - 1)
     return Fidelity(
-        n_placements=len(pairs),
+        n_placements=len(ratios),
         median_error=float(np.median(errors)),
         p90_error=float(np.quantile(errors, 0.9)),
         scaled_error=float(np.median(np.abs(ratios / np.median(ratios) - 1))),
         spearman=float(spearmanr(predicted, measured).statistic),
         kendall=float(kendalltau(predicted, measured).statistic),
         regret=float(measured[np.argmin(predicted)] / measured.min() - 1),
-        retest=float(kendalltau(*np.array(rounds).T).statistic),
+        retest=float(kendalltau(first, last).statistic),
     )
 
 

@@ -25,3 +25,15 @@ EXPERIMENTS.register(
         quick={"every": 30},
     ),
 )
+
+EXPERIMENTS.register(
+    "pipeline_measured",
+    Experiment(
+        "How far are simulated pipelines from pipelines that run on two processor cores?",
+        rows=("pipeline_measured.csv.gz",),
+        run="pipeline_measured:measured_rows",
+        tables="pipeline_measured:measured_tables",
+        settings={"graphs": (), "evaluations": 1_000, "rounds": 10},
+        quick={"graphs": ("resnet",), "evaluations": 100, "rounds": 1},
+    ),
+)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.measured.fidelity import agreement
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.launcher import UnfinishedError, followed
-from agent.experiments.rows import axis, grouped, markdown_table, read_rows
+from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
 from envs.cluster.cluster import Cluster
@@ -24,15 +25,14 @@ from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.runnable_model import load_runnable
 from envs.runtime.step_meter import StepMeter
-from graphs.system import json_fields
 from graphs.system.array_types import FloatArray
-from graphs.system.journal import Journal
+from graphs.system.json_files import read_json, write_json_atomic
 
 MODELS = ("gpt", "unet", "resnet")
 CLUSTER, TIMEOUT_S = "2xcpu", 120.0
-PLACERS = ("single", "equal-layers", "equal-params", "equal-time", "refine")
-PLACED = "1f1b", 8
-"""Schedule and microbatches of the placers."""
+PLACERS = ("single", "equal-layers", "equal-params", "refine", "equal-time")
+"""Placers, which plan for the first schedule and microbatches of `SPLITS`."""
+EVALUATIONS = 1_000
 SPLITS: tuple[tuple[str, int, tuple[float, ...]], ...] = (
     ("1f1b", 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
     ("1f1b", 4, (0.25, 0.45, 0.75)),
@@ -43,10 +43,9 @@ SPLITS: tuple[tuple[str, int, tuple[float, ...]], ...] = (
 )
 """Schedules, microbatches, and shares of the compute time that the first core gets."""
 PROFILE_STEPS, TIMED_STEPS = 10, 3
-"""Steps that are timed of each model and of each split in a round."""
+"""Steps that are timed in a round, of each model and of each split."""
 ALONE, BUSY = PROFILES = "alone", "both busy"
-"""The state of the cores in which ops are timed."""
-KEYS = frozenset({"model", "what", "round", "seconds"})
+"""The cores at work while ops are timed: one, or both with the same ops."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class MeasuredPipelineRow:
 
     Attributes:
         split: the placer, or the schedule and the share of the first core.
-        alone_s, busy_s: simulated step, with ops timed on one core alone, and while both are busy; that of a
-            single device is always the former.
+        alone_s, busy_s: simulated step, with ops timed on one core alone, and while both are busy; that of
+            one device is always the former.
         measured_s: median of the measured steps of this round.
     """
 
@@ -70,119 +69,72 @@ class MeasuredPipelineRow:
     measured_s: float
 
 
-class Measurements:
-    """Seconds by model, what was measured, and round; each is in a file as soon as it is known."""
-
-    def __init__(self, path: Path) -> None:
-        self._known: dict[tuple[str, str, int], list[float]] = {}
-        self._journal = Journal(path, self._read)
-
-    def get(self, model: str, what: str, round: int, measure: Callable[[], Sequence[float]]) -> FloatArray:
-        """Returns seconds that were measured before, or measures them."""
-        if (key := (model, what, round)) not in self._known:
-            self._known[key] = list(measure())
-            values = (*key, self._known[key])
-            self._journal.append(dict(zip(("model", "what", "round", "seconds"), values, strict=True)))
-        return np.array(self._known[key])
-
-    def _read(self, value: object, where: str) -> None:
-        record = json_fields.fields(value, where, KEYS)
-        key = (
-            json_fields.name(record["model"], f"{where}: model"),
-            json_fields.name(record["what"], f"{where}: what"),
-            json_fields.integer(record["round"], f"{where}: round"),
-        )
-        kept = json_fields.array(record["seconds"], f"{where}: seconds")
-        self._known[key] = [json_fields.number(each, f"{where}: seconds") for each in kept]
+Splits = dict[str, tuple[Stages, Pipeline]]
+"""Splits of a model by name, one device first."""
 
 
 class MeasuredModel:
-    """A model, and the splits of it that are measured."""
+    """A model that is measured in rounds: all ops and all splits once, in a file for each round."""
 
-    def __init__(
-        self, name: str, cluster: Cluster, processes: DeviceProcesses, known: Measurements, evaluations: int
-    ) -> None:
-        self.name, self._cluster, self._known = name, cluster, known
+    def __init__(self, name: str, cluster: Cluster, processes: DeviceProcesses, folder: Path) -> None:
         model = load_runnable(f"{__package__}.pipeline_models:{name}", optimizer="sgd", training=True)
+        self.name, self._cluster, self._folder = name, cluster, folder
         self._graph = model.captured.graph
         self._meter = StepMeter(model.captured, model.module, model.inputs, processes)
-        problem = self._problem(self._op_seconds(ALONE, 0))
-        self.splits = distinct_splits(problem, evaluations)
 
-    def measure(self, round: int) -> dict[str, float]:
-        """Times the ops, and every split once, in a random order; returns seconds by split."""
-        for profile in PROFILES:
-            self._op_seconds(profile, round)
-        found = {}
-        for at in np.random.default_rng(round).permutation(len(self.splits)):
-            name, stages, pipeline = self.splits[at]
-            found[name] = float(
-                self._known.get(self.name, name, round, lambda: [self._step_s(name, stages, pipeline)])[0]
-            )
-        return found
+    def measured(self, round: int, splits: Splits) -> dict[str, list[float]]:
+        """Measures the seconds of ops by profile and of each split; reads them where the folder has them."""
+        path = self._folder / f"{self.name}-{round}.json"
+        if not path.exists():
+            found = {
+                each: self._meter.op_seconds(0, PROFILE_STEPS, all_busy=each == BUSY).tolist()
+                for each in PROFILES
+            }
+            for name in np.random.default_rng(round).permutation(list(splits)):
+                step = self._meter.measure(splits[name], TIMED_STEPS)
+                if step.failure:
+                    raise UnfinishedError(f"{self.name}, {name}: {step.failure}; run the same command again")
+                found[name] = [step.median_s]
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, found)
+        kept: Any = read_json(path)
+        if kept.keys() != {*PROFILES, *splits}:
+            raise ExperimentError(f"{path}: holds other splits; remove it, or give another --out")
+        return dict(kept)
 
-    def rows(self, rounds: Sequence[dict[str, float]]) -> Iterator[MeasuredPipelineRow]:
-        """Makes the rows of all rounds; ops take the median over the rounds."""
-        seconds = {
-            profile: np.median([self._op_seconds(profile, at) for at in range(len(rounds))], axis=0)
-            for profile in PROFILES
-        }
-        alone, busy = (self._problem(seconds[profile]) for profile in PROFILES)
-        for name, stages, pipeline in self.splits:
-            alone_s = PipelinedProblem(alone, pipeline).step_time_s(stages)
-            is_single = len(stages.ranks) == 1
-            busy_s = alone_s if is_single else PipelinedProblem(busy, pipeline).step_time_s(stages)
-            for at, measured in enumerate(rounds):
-                yield MeasuredPipelineRow(
-                    self.name,
-                    name,
-                    pipeline.schedule,
-                    pipeline.microbatches,
-                    at,
-                    alone_s,
-                    busy_s,
-                    measured[name],
-                )
+    def problem(self, seconds: Sequence[float] | FloatArray) -> Problem:
+        """Makes the problem with seconds of the ops."""
+        times = {self._cluster.devices[0].kind: np.array(seconds)}
+        return Problem(replace(self._graph, seconds=times), self._cluster)
 
-    def _problem(self, seconds: FloatArray) -> Problem:
-        kind = self._cluster.devices[0].kind
-        return Problem(replace(self._graph, seconds={kind: seconds}), self._cluster)
-
-    def _op_seconds(self, profile: str, round: int) -> FloatArray:
-        def measure() -> list[float]:
-            found = self._meter.op_seconds(0, PROFILE_STEPS, all_busy=profile == BUSY)
-            return found.tolist()
-
-        return self._known.get(self.name, f"ops {profile}", round, measure)
-
-    def _step_s(self, name: str, stages: Stages, pipeline: Pipeline) -> float:
-        measured = self._meter.measure((stages, pipeline), TIMED_STEPS)
-        if measured.failure:
-            raise UnfinishedError(f"{self.name}, {name}: {measured.failure}; run the same command again")
-        return measured.median_s
+    def rows(self, splits: Splits, rounds: Sequence[dict[str, list[float]]]) -> Iterator[MeasuredPipelineRow]:
+        """Makes the rows of all rounds; an op takes the median of them."""
+        alone, busy = (self.problem(np.median([each[what] for each in rounds], axis=0)) for what in PROFILES)
+        for name, (stages, pipeline) in splits.items():
+            one, two = (PipelinedProblem(each, pipeline).step_time_s(stages) for each in (alone, busy))
+            simulated = one, one if len(stages.ranks) == 1 else two
+            about = self.name, name, pipeline.schedule, pipeline.microbatches
+            for at, each in enumerate(rounds, 1):
+                yield MeasuredPipelineRow(*about, at, *simulated, each[name][0])
 
 
-Split = tuple[str, Stages, Pipeline]
+def splits_of(problem: Problem) -> Splits:
+    """Lists the plans of the placers and the splits at all shares, each once, by name."""
+    found: dict[tuple[object, ...], tuple[str, tuple[Stages, Pipeline]]] = {}
 
+    def add(name: str, stages: Stages, pipeline: Pipeline) -> None:
+        where = stages.stage_of.tobytes(), stages.device_of.tobytes()
+        found.setdefault((pipeline, *where), (name, (stages, pipeline)))
 
-def distinct_splits(problem: Problem, evaluations: int) -> list[Split]:
-    """Lists the plans of the placers and the splits at all shares, each once."""
-    pipelined = PipelinedProblem(problem, Pipeline(*PLACED, is_plain=True))
-    found: dict[tuple[object, ...], Split] = {}
+    placed = PipelinedProblem(problem, Pipeline(*SPLITS[0][:2], is_plain=True))
     for placer in PLACERS:
-        stages = place_pipeline(placer, pipelined, Budget(evaluations)).stages
-        found.setdefault(_key(stages, pipelined.pipeline), (placer, stages, pipelined.pipeline))
+        add(placer, place_pipeline(placer, placed, Budget(EVALUATIONS)).stages, placed.pipeline)
     for schedule, microbatches, shares in SPLITS:
         pipeline = Pipeline(schedule, microbatches, is_plain=True)
         for share in shares:
-            stages = stages_at(pipelined.chain, share, pipeline.stages_per_device)
-            name = f"{schedule}, {microbatches}, {share:.0%}"
-            found.setdefault(_key(stages, pipeline), (name, stages, pipeline))
-    return list(found.values())
-
-
-def _key(stages: Stages, pipeline: Pipeline) -> tuple[object, ...]:
-    return pipeline.schedule, pipeline.microbatches, stages.stage_of.tobytes(), stages.device_of.tobytes()
+            stages = stages_at(placed.chain, share, pipeline.stages_per_device)
+            add(f"{schedule}, {microbatches}, {share:.0%}", stages, pipeline)
+    return dict(found.values())
 
 
 def stages_at(chain: Chain, share: float, n_rounds: int) -> Stages:
@@ -193,81 +145,78 @@ def stages_at(chain: Chain, share: float, n_rounds: int) -> Stages:
     return chain.stages(np.array(first), np.tile([0, 1], n_rounds))
 
 
-def measured_rows(
-    folder: Path, graphs: Sequence[str], evaluations: int, rounds: int
-) -> Iterator[list[MeasuredPipelineRow]]:
-    """Makes the rows of all models, in rounds.
+def measured_rows(folder: Path, graphs: Sequence[str], rounds: int) -> Iterator[list[MeasuredPipelineRow]]:
+    """Makes the rows of all models.
 
     Raises:
-        ExperimentError: an unknown model.
+        ExperimentError: an unknown model, no round, or the folder holds other splits.
         UnfinishedError: a split cannot be run.
     """
+    if rounds < 1:
+        raise ExperimentError(f"{rounds} rounds; give at least 1")
     if unknown := sorted({*graphs} - {*MODELS}):
         raise ExperimentError(f"unknown model '{unknown[0]}'; known are {', '.join(MODELS)}")
-    cluster, known = get_or_measure_cluster(CLUSTER), Measurements(folder / "measurements.jsonl")
-    with DeviceProcesses(cluster.n_devices, TIMEOUT_S) as processes:
-        models = [MeasuredModel(name, cluster, processes, known, evaluations) for name in graphs or MODELS]
-        found = [[model.measure(round) for model in models] for round in followed(range(rounds), "rounds")]
-    yield [row for at, model in enumerate(models) for row in model.rows([each[at] for each in found])]
+    cluster = get_or_measure_cluster(CLUSTER)
+    with DeviceProcesses(len(cluster.devices), TIMEOUT_S) as processes:
+        models = [MeasuredModel(name, cluster, processes, folder) for name in graphs or MODELS]
+        first = [model.problem(model.measured(0, {})[ALONE]) for model in models]
+        splits = [splits_of(problem) for problem in first]
+        pairs = list(zip(models, splits, strict=True))
+        found = [
+            [model.measured(at, own) for model, own in pairs]
+            for at in followed(range(1, rounds + 1), "rounds")
+        ]
+    yield [
+        row
+        for (model, own), each in zip(pairs, zip(*found, strict=True), strict=True)
+        for row in model.rows(own, each)
+    ]
 
 
 def measured_tables(file: Path) -> Iterator[str]:
     """Yields the agreement of simulated with measured seconds, and the plans of placers over one device."""
     head = ["model", "ops timed", "splits", "Kendall", "regret", "error over one device", "error of a step"]
-    agreements, plans = (
-        [[*head, "Kendall of halves"]],
-        [["model", *PLACERS[1:], "simulated best", "best", "worst"]],
-    )
+    agreements = [[*head, "Kendall of halves"]]
+    plans = [["measured (simulated) over one device", *PLACERS[1:], "best", "worst"]]
     for model, own in grouped(read_rows(file, MeasuredPipelineRow), lambda row: row.model).items():
-        simulated, measured, halves = seconds_of(own)
-        for profile, seconds in zip(PROFILES, simulated, strict=True):
-            found = agreement(seconds, measured, *halves)
-            over_one = (seconds / seconds[0] / (measured / measured[0]))[1:]
-            errors = [found.regret, float(np.median(np.abs(over_one - 1))), found.median_error]
-            shares = [f"{each:.1%}" for each in errors]
-            counts = [str(found.n_placements), f"{found.kendall:.3f}"]
-            agreements.append([model, profile, *counts, *shares, f"{found.retest:.3f}"])
-        names = axis(row.split for row in own)
-        busy = simulated[1]
-        chosen = {name: names.index(name) for name in PLACERS[1:] if name in names}
-        plans.append(
-            [
-                model,
-                *(_over_one(chosen[name], measured, busy) if name in chosen else "" for name in PLACERS[1:]),
-                *(
-                    f"{names[at]}: {_over_one(at, measured, busy)}"
-                    for at in (busy.argmin(), measured.argmin(), measured.argmax())
-                ),
-            ]
-        )
+        splits = grouped(own, lambda row: row.split)
+        measured, *halves = steady(_of_microbatch(splits, "measured_s"))
+        for profile, column in zip(PROFILES, ("alone_s", "busy_s"), strict=True):
+            simulated = _of_microbatch(splits, column)[:, 0]
+            agreements.append([model, profile, *_agreement(simulated, measured, *halves)])
+        over_one = zip(measured / measured[0], simulated / simulated[0], strict=True)
+        cells = {
+            name: f"{one:.3f} ({other:.3f})" for name, (one, other) in zip(splits, over_one, strict=True)
+        }
+        ends = ([*splits][int(at)] for at in (measured.argmin(), measured.argmax()))
+        of_placers = (cells.get(placer, "") for placer in PLACERS[1:])
+        plans.append([model, *of_placers, *(f"{name}: {cells[name]}" for name in ends)])
     yield markdown_table(agreements)
     yield markdown_table(plans)
 
 
-def _over_one(at: int, measured: FloatArray, simulated: FloatArray) -> str:
-    return f"{measured[at] / measured[0]:.3f} ({simulated[at] / simulated[0]:.3f})"
+def _of_microbatch(splits: Mapping[str, Sequence[MeasuredPipelineRow]], column: str) -> FloatArray:
+    """Seconds of a column over the number of microbatches, (n_splits, n_rounds)."""
+    return np.array([[getattr(row, column) / row.microbatches for row in rows] for rows in splits.values()])
 
 
-def seconds_of(
-    rows: Sequence[MeasuredPipelineRow],
-) -> tuple[tuple[FloatArray, FloatArray], FloatArray, tuple[FloatArray, FloatArray]]:
-    """Finds the seconds per microbatch of the splits of a model, one device first, all (n_splits,).
+def _agreement(simulated: FloatArray, measured: FloatArray, first: FloatArray, last: FloatArray) -> list[str]:
+    found = agreement(simulated, measured, first, last)
+    ratios = simulated / simulated[0] / (measured / measured[0])
+    errors = found.regret, float(np.median(np.abs(ratios - 1)[1:])), found.median_error
+    counts = str(found.n_placements), f"{found.kendall:.3f}"
+    return [*counts, *(f"{each:.1%}" for each in errors), f"{found.retest:.3f}"]
 
-    Measured steps are divided by the mean of their round, so that drift cancels. The median over the rounds
-    counts.
+
+def steady(steps: FloatArray) -> list[FloatArray]:
+    """Takes the median over rounds of steps over the mean step of their round, so that drift cancels.
+
+    Args:
+        steps: seconds, (n_splits, n_rounds).
 
     Returns:
-        Simulated with ops timed alone, and busy; measured; measured in the first and the second half of the
-        rounds.
+        Seconds over all rounds, their first half and their second half, each (n_splits,).
     """
-    splits = list(grouped(rows, lambda row: row.split).values())
-    count = np.array([own[0].microbatches for own in splits])
-    steps = np.array([[row.measured_s for row in own] for own in splits]) / count[:, None]
     means = np.exp(np.log(steps).mean(axis=0))
-    measured, half = steps / means * np.median(means), steps.shape[1] // 2
-    parts = measured, measured[:, : half or None], measured[:, half:]
-    whole, first, last = (np.median(part, axis=1) for part in parts)
-    alone, busy = (
-        np.array([getattr(own[0], name) for own in splits]) / count for name in ("alone_s", "busy_s")
-    )
-    return (alone, busy), whole, (first, last)
+    scaled, half = steps / means * np.median(means), steps.shape[1] // 2
+    return [np.median(each, axis=1) for each in (scaled, scaled[:, : half or None], scaled[:, half:])]

@@ -33,7 +33,7 @@ EXPERIMENTS.register(
         rows=("pipeline_measured.csv.gz",),
         run="pipeline_measured:measured_rows",
         tables="pipeline_measured:measured_tables",
-        settings={"graphs": (), "evaluations": 1_000, "rounds": 10},
-        quick={"graphs": ("resnet",), "evaluations": 100, "rounds": 1},
+        settings={"graphs": (), "rounds": 8},
+        quick={"graphs": ("resnet",), "rounds": 1},
     ),
 )

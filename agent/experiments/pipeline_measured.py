@@ -37,6 +37,7 @@ SPLITS: tuple[tuple[str, int, tuple[float, ...]], ...] = (
     ("1f1b", 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
     ("1f1b", 4, (0.25, 0.45, 0.75)),
     ("gpipe", 8, (0.15, 0.35, 0.65)),
+    ("gpipe", 4, (0.3, 0.8)),
     ("gpipe", 2, (0.5,)),
     ("zero-bubble", 8, (0.25, 0.45, 0.85)),
     ("interleaved-1f1b:2", 8, (0.3, 0.5, 0.7)),
@@ -54,8 +55,9 @@ class MeasuredPipelineRow:
 
     Attributes:
         split: the placer, or the schedule and the share of the first core.
-        alone_s, busy_s: simulated step, with ops timed on one core alone, and while both are busy; that of
-            one device is always the former.
+        alone_s: simulated step, with ops timed on one core alone.
+        shared_s: the same with an estimate of what the cores take from each other: ops take the time on busy
+            cores for the share of the step in which the less busy core computes.
         measured_s: median of the measured steps of this round.
     """
 
@@ -65,7 +67,7 @@ class MeasuredPipelineRow:
     microbatches: int
     round: int
     alone_s: float
-    busy_s: float
+    shared_s: float
     measured_s: float
 
 
@@ -109,13 +111,14 @@ class MeasuredModel:
 
     def rows(self, splits: Splits, rounds: Sequence[dict[str, list[float]]]) -> Iterator[MeasuredPipelineRow]:
         """Makes the rows of all rounds; an op takes the median of them."""
-        alone, busy = (self.problem(np.median([each[what] for each in rounds], axis=0)) for what in PROFILES)
+        alone, busy = (np.median([each[what] for each in rounds], axis=0) for what in PROFILES)
         for name, (stages, pipeline) in splits.items():
-            one, two = (PipelinedProblem(each, pipeline).step_time_s(stages) for each in (alone, busy))
-            simulated = one, one if len(stages.ranks) == 1 else two
+            step = PipelinedProblem(self.problem(alone), pipeline).simulate(stages)
+            shared = alone + (busy - alone) * step.busy_s.min() / step.total_s
+            shared_s = PipelinedProblem(self.problem(shared), pipeline).step_time_s(stages)
             about = self.name, name, pipeline.schedule, pipeline.microbatches
             for at, each in enumerate(rounds, 1):
-                yield MeasuredPipelineRow(*about, at, *simulated, each[name][0])
+                yield MeasuredPipelineRow(*about, at, step.total_s, shared_s, each[name][0])
 
 
 def splits_of(problem: Problem) -> Splits:
@@ -175,15 +178,15 @@ def measured_rows(folder: Path, graphs: Sequence[str], rounds: int) -> Iterator[
 
 def measured_tables(file: Path) -> Iterator[str]:
     """Yields the agreement of simulated with measured seconds, and the plans of placers over one device."""
-    head = ["model", "ops timed", "splits", "Kendall", "regret", "error over one device", "error of a step"]
+    head = ["model", "cores", "splits", "Kendall", "regret", "error over one device", "error of a step"]
     agreements = [[*head, "Kendall of halves"]]
     plans = [["measured (simulated) over one device", *PLACERS[1:], "best", "worst"]]
     for model, own in grouped(read_rows(file, MeasuredPipelineRow), lambda row: row.model).items():
         splits = grouped(own, lambda row: row.split)
         measured, *halves = steady(_of_microbatch(splits, "measured_s"))
-        for profile, column in zip(PROFILES, ("alone_s", "busy_s"), strict=True):
+        for cores, column in (("alone", "alone_s"), ("shared", "shared_s")):
             simulated = _of_microbatch(splits, column)[:, 0]
-            agreements.append([model, profile, *_agreement(simulated, measured, *halves)])
+            agreements.append([model, cores, *_agreement(simulated, measured, *halves)])
         over_one = zip(measured / measured[0], simulated / simulated[0], strict=True)
         cells = {
             name: f"{one:.3f} ({other:.3f})" for name, (one, other) in zip(splits, over_one, strict=True)

@@ -180,7 +180,7 @@ def measured_tables(file: Path) -> Iterator[str]:
     """Yields the agreement of simulated with measured seconds, and the plans of placers over one device."""
     head = ["model", "cores", "splits", "Kendall", "regret", "error over one device", "error of a step"]
     agreements = [[*head, "Kendall of halves"]]
-    plans = [["measured (simulated) over one device", *PLACERS[1:], "best", "worst"]]
+    plans = [["measured (simulated) over one device", "one device", *PLACERS[1:], "best", "worst"]]
     for model, own in grouped(read_rows(file, MeasuredPipelineRow), lambda row: row.model).items():
         splits = grouped(own, lambda row: row.split)
         measured, *halves = steady(_of_microbatch(splits, "measured_s"))
@@ -193,7 +193,9 @@ def measured_tables(file: Path) -> Iterator[str]:
         }
         ends = ([*splits][int(at)] for at in (measured.argmin(), measured.argmax()))
         of_placers = (cells.get(placer, "") for placer in PLACERS[1:])
-        plans.append([model, *of_placers, *(f"{name}: {cells[name]}" for name in ends)])
+        plans.append(
+            [model, f"{measured[0] * 1e3:.1f} ms", *of_placers, *(f"{name}: {cells[name]}" for name in ends)]
+        )
     yield markdown_table(agreements)
     yield markdown_table(plans)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState
 from agent.placers.scores import OVER_BYTES, TOTAL_S
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster
 from graphs.system.errors import shortened
@@ -145,7 +144,8 @@ class PipelineSearch(SearchState):
         if total_s > until_s:
             self._scores[cuts] = (np.inf, total_s)
             return self._scores[cuts]
-        over_bytes = self._over_bytes(stages, total_s)
+        fits = total_s == np.inf or self.pipelined.always_fits
+        over_bytes = 0.0 if fits else self.pipelined.over_bytes(stages)
         score = self._scores[cuts] = (over_bytes, total_s)
         self.memory_binds |= over_bytes > 0
         again = sum(cuts.recomputed)
@@ -153,34 +153,6 @@ class PipelineSearch(SearchState):
             self.cuts = cuts
         self.keep(stages.device_of, total_s, over_bytes)
         return score
-
-    def _over_bytes(self, stages: Stages, total_s: float) -> float:
-        """Bytes over the memory limits; for what would be the best plan, of all microbatches."""
-        if self.pipelined.always_fits or total_s == np.inf:
-            return 0.0
-        short = self._short(len(stages.ranks) + sum(len(each) - 1 for each in stages.replicas))
-        over_bytes = short.over_bytes(stages)
-        if short is not self.pipelined and (over_bytes, total_s) < self.best_score:
-            return self.pipelined.over_bytes(stages)
-        return over_bytes
-
-    def _short(self, n_devices: int) -> PipelinedProblem:
-        """A pipeline with few microbatches that needs about as much memory, where there is one.
-
-        1F1B keeps as many microbatches alive as there are devices at most, so that later ones add nothing but
-        what waits for links.
-        """
-        few = 2 * n_devices + 2
-        if self.pipeline.name in (GPIPE, INTERLEAVED) or few >= self.pipeline.microbatches:
-            return self.pipelined
-        if few not in self._shorter:
-            short = PipelinedProblem(self.problem, Pipeline(self.pipeline.schedule, few))
-            self._shorter[few] = short
-        return self._shorter[few]
-
-    @cached_property
-    def _shorter(self) -> dict[int, PipelinedProblem]:
-        return {}
 
     def pipeline_result(self) -> PipelineResult:
         """Makes the outcome of the run."""

@@ -103,6 +103,9 @@ class Tables(NamedTuple):
     sent_s: FloatArray  # (n_slots, n_microbatches) end of the copy
     arrival_s: FloatArray  # (n_slots, n_microbatches)
     reduced_s: FloatArray  # (n_devices,) end of the all-reduce of the stage whose first device this is
+    free_s: FloatArray  # (n_entries,) when the device was free for an entry of the agenda
+    host_s: FloatArray  # (n_entries,) when its host thread was
+    issuer: NDArray[np.int32]  # (n_slots, n_microbatches) entry that issued the copy, where that takes time
 
 
 class Agenda(NamedTuple):

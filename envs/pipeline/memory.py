@@ -1,22 +1,37 @@
 """Kernels that find the greatest number of bytes that each device holds in a pipelined step.
 
-Holdings are those of a step, once for each microbatch, so they are found device by device: the times of its
-ops follow from the arrivals of what it receives. A gradient whose update is on another device is summed where
-it is made: the first one holds the sum until that is sent, and each other one is held until it is added.
+Ops begin and end to hold the same bytes in every microbatch, so the bytes held before each action, and the
+most that it can hold, are sums of what `envs.pipeline.ledger` notes. Copies come and go in between: those
+that arrive or leave during an action count in full in its bound. Only actions whose bound is above what was
+found so far are replayed op by op; in a steady pipeline these are few.
+
+A gradient whose update is on another device is summed where it is made: the first one holds the sum until
+that is sent, and each other one is held until it is added. At one instant, holdings end before others begin.
+
+In all kernels here `s` is the `Ledger` of a device, and `x` its `Spans`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import LATER, OPTIMIZER_PHASE
-from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
-from envs.simulator.memory import Holdings, add_held
+from envs.pipeline.arrays import UNSET
+from envs.pipeline.layout import sort_by_list
+from envs.pipeline.ledger import (
+    Ledger,
+    first_column,
+    freed_column,
+    held_until,
+    note_own,
+    note_received,
+    number_ops,
+)
+from envs.pipeline.memory_replay import Spans, entry_at, replay
 from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, total_s, peak):
+def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
@@ -27,221 +42,198 @@ def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, total_s, 
         agenda: `Agenda`.
         layout: `ActionLayout`.
         tables: `Tables` of the finished simulation.
-        total_s: step time, seconds.
-        peak: bytes, (n_devices,); written.
+        peak: bytes, (n_devices,); raised to those held where these are more.
     """
-    n_microbatches = tables.ready_s.shape[1]
-    local = np.full(len(device_of), -1, np.int32)
+    sent_s, tensor_of = np.full(tables.ready_s.shape, UNSET), np.empty(len(tables.ready_s), np.int64)
+    for tensor in range(len(p.producer)):
+        for row in (layout.row_of[tensor], layout.sum_row_of[tensor]):
+            if row >= 0:
+                tensor_of[row] = tensor
+    for row in range(len(sent_s)):
+        for device in range(len(peak)):
+            if layout.slot_of[row, device] >= 0:
+                sent_s[row] = np.maximum(sent_s[row], tables.sent_s[layout.slot_of[row, device]])
+    ptr, ops = sort_by_list(device_of, len(peak))
+    end, n_lists = sent_s.shape[1] - 1, len(layout.ptr) - 1
+    of_ops, of_tensors = np.full((2, len(device_of)), -1, np.int32), np.empty((2, len(p.producer)), np.int32)
+    entry_of = np.empty((n_lists, end + 1), np.int32)
+    taken, freed = np.zeros(len(device_of)), np.zeros((len(device_of), 4))
     for device in range(len(peak)):
-        n_local, n_tensors = 0, 0
-        resident = 0.0
-        for op in range(len(device_of)):
-            if device_of[op] == replicas.head[device]:
-                local[op] = n_local
-                n_local += 1
-                n_tensors += p.output_ptr[op + 1] - p.output_ptr[op]
-                resident += p.resident[op]
-        for row in range(len(layout.slot_of)):
-            n_tensors += layout.slot_of[row, device] >= 0
-        start_s = np.zeros((n_local, n_microbatches))
-        end_s = np.zeros((n_local, n_microbatches))
-        replay(p, q, device_of, replicas, agenda, layout, tables, device, local, start_s, end_s)
-        amounts = np.empty((3, n_tensors * n_microbatches + 1))
-        h = Holdings(amounts[0], amounts[1], amounts[2], np.zeros(amounts.shape[1], np.int32))
-        n = find_held(p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h)
-        most = np.full(1, resident)
-        add_held(h, n, 2 * n_local * n_microbatches + 2, total_s, most)
-        peak[device] = most[0]
+        home, number, count = replicas.head[device], replicas.number[device], replicas.n_replicas[device]
+        s = Ledger(
+            p, q, device_of, replicas, agenda, layout, tables, sent_s, tensor_of,
+            of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1], taken, freed,
+            device, home, number, count, end,
+        )  # fmt: skip
+        peak[device] = max(peak[device], raised_peak(s, ops[ptr[home] : ptr[home + 1]], peak[device]))
 
 
 @kernel(allocates=True)
-def replay(p, q, device_of, replicas, agenda, layout, tables, device, local, start_s, end_s):
-    """Finds when each op of a device runs in each microbatch.
+def raised_peak(s, ops, peak):
+    """Returns the most bytes that the device holds at once, or less than `peak` where these are less.
 
     Args:
-        p, q, device_of, replicas, agenda, layout, tables: as of `pipeline_memory`.
-        device: index, int.
-        local: row of each op of the device in the tables to write, int32 (n_ops,).
-        start_s, end_s: seconds, (n_local, n_microbatches); written. Updates have the last column.
+        s: `Ledger`; written.
+        ops: on the device, int64.
+        peak: bytes.
     """
-    free = host = 0.0
-    last = start_s.shape[1] - 1
-    home = replicas.head[device]
-    is_issued = np.zeros(tables.arrival_s.shape, np.uint8)
-    for entry in range(agenda.ptr[device], agenda.ptr[device + 1]):
-        each, microbatch = layout.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
-        if agenda.microbatch[entry] > last and replicas.reduce_s[home] >= 0.0:
-            free = tables.reduced_s[home]
-        for at in range(layout.ptr[each], layout.ptr[each + 1]):
-            op = layout.ops[at]
-            start = free
-            for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
-                tensor = p.input_item[k]
-                maker = p.producer[tensor]
-                if device_of[maker] == home:
-                    continue
-                is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
-                row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]
-                slot, column = layout.slot_of[row, device], 0 if q.is_parameter[maker] else microbatch
-                start = max(start, tables.arrival_s[slot, column])
-                if not is_issued[slot, column]:
-                    is_issued[slot, column] = 1
-                    host += p.gaps[NEXT_ISSUE_S]
-            seconds = p.op_seconds[op, device]
-            if seconds > 0.0:
-                start = max(start, host + p.gaps[ISSUE_S])
-                host += p.gaps[NEXT_ISSUE_S]
-            start_s[local[op], microbatch] = start
-            end_s[local[op], microbatch] = start + seconds
-            free = start + seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
-            for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                added = q.accumulate_s[p.output_item[k], device]
-                if q.is_gradient[p.output_item[k]] and agenda.column[entry] == LATER and added > 0.0:
-                    free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
-                    host += p.gaps[NEXT_ISSUE_S]
+    number_ops(s)
+    entries = slice(s.agenda.ptr[s.device], s.agenda.ptr[s.device + 1])
+    crossing = np.empty(2 * len(s.sent_s), np.int32)
+    held, n_own = note_ops(s, ops, crossing)
+    n_crossing = note_rows(s, crossing, n_own)
+    n_copies = 2 * n_crossing * (s.end + 1)
+    since_s = s.tables.free_s[entries]
+    of_entries, of_ops = np.zeros((3, len(since_s))), np.empty((3, len(ops)))
+    of_copies, numbers = np.empty((2, n_copies)), np.empty((2, n_copies), np.int32)
+    x = Spans(
+        since_s, s.agenda.microbatch[entries], s.layout.list_of[s.agenda.action[entries]],
+        of_entries[0], of_entries[1], of_entries[2], np.full(len(since_s), -1, np.int32), crossing[:n_own],
+        of_copies[0], of_copies[1], numbers[0], np.zeros(1, np.int64),
+        of_ops[0], of_ops[1], of_ops[2], numbers[1],
+    )  # fmt: skip
+    for tensor in x.sent:
+        add_sent(s, x, tensor)
+    for row in crossing[n_own:n_crossing]:
+        add_received(s, x, row)
+    find_bounds(s, x, held, np.full((len(s.entry_of), 4, 2), -1.0))
+    highest = x.most.argmax()
+    for entry in range(-1, len(x.held)):
+        at = highest if entry < 0 else entry
+        if x.most[at] > peak:
+            x.most[at] = 0.0
+            peak = max(peak, replay(s, x, at))
+    return peak
 
 
 @kernel
-def find_held(p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h):
-    """Finds what a device holds for a part of the step.
+def note_ops(s, ops, crossing):
+    """Notes what the device holds of what it makes.
 
     Args:
-        p, q, device_of, replicas, layout, tables: as of `pipeline_memory`.
-        device: index, int.
-        local: row of each op of the device in the tables, int32 (n_ops,).
-        start_s, end_s: of the ops of the device, seconds, (n_local, n_microbatches).
-        h: `Holdings` of device 0; written.
+        s: `Ledger` with the order of ops; written.
+        ops: on the device, int64.
+        crossing: tensors that other devices read; written.
 
     Returns:
-        Number of holdings.
+        Bytes held from the start, and the number of tensors that other devices read.
     """
-    n, home = 0, replicas.head[device]
-    for tensor in range(len(p.producer)):
-        maker, owner = p.producer[tensor], p.owner[tensor]
-        is_here = device_of[maker] == home
-        if p.size[tensor] == 0.0 or (owner >= 0 and device_of[owner] == home):
-            continue
-        row, sum_row = layout.row_of[tensor], layout.sum_row_of[tensor]
-        if is_here:
-            n = hold_own(
-                p, q, device_of, replicas, layout, tables, device, tensor, local, start_s, end_s, h, n
-            )
-            continue
-        if row >= 0 and layout.slot_of[row, device] >= 0:
-            slot, columns = layout.slot_of[row, device], tables.arrival_s.shape[1]
-            for at in range(1 if q.is_parameter[maker] else columns):
-                if tables.arrival_s[slot, at] >= 0.0:
-                    until = last_use_s(p, q, device_of, home, tensor, at, columns - 1, False, local, end_s)
-                    n = hold(h, n, tables.arrival_s[slot, at], until, p.size[tensor])
-        if sum_row >= 0 and layout.slot_of[sum_row, device] >= 0:
-            slot, last = layout.slot_of[sum_row, device], tables.arrival_s.shape[1] - 1
-            until = last_use_s(p, q, device_of, home, tensor, last, last, True, local, end_s)
-            n = hold(h, n, tables.arrival_s[slot, last], until, p.size[tensor])
+    held, n = 0.0, 0
+    for op in ops:
+        s.taken[op] = 0.0
+        s.freed[op] = 0.0
+    for op in ops:
+        held += s.p.resident[op]
+        for tensor in s.p.output_item[s.p.output_ptr[op] : s.p.output_ptr[op + 1]]:
+            if is_held(s, tensor):
+                held += note_own(s, tensor)
+                if s.layout.row_of[tensor] >= 0 or s.layout.sum_row_of[tensor] >= 0:
+                    crossing[n] = tensor
+                    n += 1
+    return held, n
+
+
+@kernel
+def note_rows(s, crossing, n):
+    """Notes what the device holds of what it receives.
+
+    Args:
+        s: `Ledger` with the order of ops; written.
+        crossing: the rows are written behind the first `n`.
+        n: int.
+
+    Returns:
+        Length of `crossing`.
+    """
+    for row in range(len(s.tensor_of)):
+        tensor = s.tensor_of[row]
+        if s.layout.slot_of[row, s.device] >= 0 and is_held(s, tensor):
+            note_received(s, tensor, row == s.layout.sum_row_of[tensor])
+            crossing[n] = row
+            n += 1
     return n
 
 
 @kernel
-def hold_own(p, q, device_of, replicas, layout, tables, device, tensor, local, start_s, end_s, h, n):
-    """Finds how long a device holds a tensor that it makes, in each microbatch.
+def is_held(s, tensor):
+    """Says whether a tensor has bytes besides those that ops of the device hold for the whole step."""
+    owner = s.p.owner[tensor]
+    return s.p.size[tensor] > 0.0 and (owner < 0 or s.device_of[owner] != s.home)
+
+
+@kernel
+def add_copy(x, entry, time_s, size):
+    """Adds a copy that comes or goes.
 
     Args:
-        p, q, device_of, replicas, layout, tables, device, local, start_s, end_s, h: as of `find_held`.
+        x: `Spans`; `change` and copies are written.
+        entry: in which that is, int.
+        time_s: seconds.
+        size: bytes, negative for one that goes.
+    """
+    n = x.n_copies[0]
+    x.time_s[n], x.size[n], x.before[n] = time_s, size, x.copy[entry]
+    x.n_copies[0], x.copy[entry] = n + 1, n
+    x.change[entry] += size
+
+
+@kernel
+def add_received(s, x, row):
+    """Adds the arrivals of a tensor.
+
+    Args:
+        s: `Ledger`.
+        x: `Spans`; `most`, `change` and copies are written.
+        row: index, int.
+    """
+    entry, size = 0, s.p.size[s.tensor_of[row]]
+    for time_s in s.tables.arrival_s[s.layout.slot_of[row, s.device]]:
+        if time_s >= 0.0:
+            entry = entry_at(x, time_s, entry)
+            x.most[entry] += size
+            add_copy(x, entry, time_s, size)
+
+
+@kernel
+def add_sent(s, x, tensor):
+    """Adds the instants at which a tensor has been sent that the device does not need any more.
+
+    Args:
+        s: `Ledger` with the notes of the tensor.
+        x: `Spans`; `most`, `change` and copies are written.
         tensor: index, int.
-        n: number of holdings so far, int.
-
-    Returns:
-        Number of holdings.
     """
-    maker = p.producer[tensor]
-    row, sum_row = layout.row_of[tensor], layout.sum_row_of[tensor]
-    home, number, count = replicas.head[device], replicas.number[device], replicas.n_replicas[device]
-    end = end_s.shape[1] - 1
-    last = end - (end - number) % count
-    is_update = q.phase[maker] == OPTIMIZER_PHASE
-    for column in range(number, last + 1, count):
-        at = end if is_update else column
-        since, read = start_s[local[maker], at], end if is_update else last
-        until = end_s[local[maker], at]
-        until = max(until, last_use_s(p, q, device_of, home, tensor, at, read, False, local, end_s))
-        sent = 0 if q.is_parameter[maker] else at
-        if row >= 0 and sent % count == number:
-            until = max(until, last_sent_s(layout, tables, row, sent))
-        if sum_row >= 0 and column >= count:
-            until = max(until, tables.ready_s[sum_row, column])
-        if q.is_gradient[tensor] and column < count:
-            until = max(until, last_use_s(p, q, device_of, home, tensor, end, end, True, local, end_s))
-            until = max(until, tables.reduced_s[home])
-            if sum_row >= 0 and end % count == number:
-                until = max(until, last_sent_s(layout, tables, sum_row, end))
-        n = hold(h, n, since, until, p.size[tensor])
-        if q.is_parameter[maker] or is_update:
-            break
-    return n
+    entry, size = 0, s.p.size[tensor]
+    for column in range(first_column(s, tensor), s.end + 1, s.n_replicas):
+        _, home, until = held_until(s, tensor, column)
+        if until > x.since_s[home]:
+            entry = entry_at(x, until, entry)
+            x.most[home] += size
+            if entry > home:
+                x.change[home] += size
+                add_copy(x, entry, until, -size)
 
 
 @kernel
-def hold(h, n, since, until, size):
-    """Adds a holding.
+def find_bounds(s, x, held, sums):
+    """Finds the bytes held before each entry, and at most during it.
 
     Args:
-        h: `Holdings`; written.
-        n: number of holdings so far, int.
-        since, until: seconds.
-        size: bytes.
-
-    Returns:
-        Number of holdings.
+        s: `Ledger` with all notes.
+        x: `Spans`, with the copies in `most` and `change`; `held` and `most` are written.
+        held: bytes held from the start.
+        sums: most bytes that a list holds at once, and those it leaves, for each column of `Ledger.freed`,
+            (n_lists, 4, 2); -1 where not known; written.
     """
-    h.since[n], h.until[n], h.size[n] = since, until, size
-    return n + 1
-
-
-@kernel
-def last_use_s(p, q, device_of, home, tensor, column, last, of_sum, local, end_s):
-    """Finds the end of the last op on a device that reads a tensor of a microbatch.
-
-    Args:
-        p, q, device_of, local, end_s: as of `find_held`.
-        home: first device of the stage of the device, int.
-        tensor, column: indices, int; a parameter is read in all microbatches.
-        last: the microbatch that updates read, int.
-        of_sum: whether the sum of a gradient is asked for, which updates read, bool.
-
-    Returns:
-        Seconds; 0 if none reads it.
-    """
-    found = 0.0
-    maker, end = p.producer[tensor], end_s.shape[1] - 1
-    for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-        reader = p.consumer_item[j]
-        is_update = q.phase[reader] == OPTIMIZER_PHASE
-        if device_of[reader] != home or (q.is_gradient[tensor] and is_update != of_sum):
-            continue
-        if is_update:
-            found = max(found, end_s[local[reader], end] if column == last or q.is_parameter[maker] else 0.0)
-        elif q.is_parameter[maker]:
-            for each in range(end + 1):
-                found = max(found, end_s[local[reader], each])
-        else:
-            found = max(found, end_s[local[reader], column])
-    return found
-
-
-@kernel
-def last_sent_s(layout, tables, row, column):
-    """Finds the end of the last copy of a tensor of a microbatch to any device.
-
-    Args:
-        layout: `ActionLayout`.
-        tables: `Tables`.
-        row, column: indices, int.
-
-    Returns:
-        Seconds; 0 if it is not sent.
-    """
-    found = 0.0
-    for device in range(layout.slot_of.shape[1]):
-        slot = layout.slot_of[row, device]
-        if slot >= 0:
-            found = max(found, tables.sent_s[slot, column])
-    return found
+    for entry in range(len(x.held)):
+        each, column = x.list_of[entry], freed_column(s, x.microbatch[entry])
+        if sums[each, column, 0] < 0.0:
+            now = most = 0.0
+            for op in s.layout.ops[s.layout.ptr[each] : s.layout.ptr[each + 1]]:
+                now += s.taken[op]
+                most = max(most, now)
+                now -= s.freed[op, column]
+            sums[each, column, 0], sums[each, column, 1] = most, now
+        x.held[entry] = held
+        x.most[entry] += held + sums[each, column, 0]
+        held += x.change[entry] + sums[each, column, 1]

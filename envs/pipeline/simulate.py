@@ -130,9 +130,10 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        peak = np.zeros(self.problem.n_devices)
+        memory = self.problem.cluster.memory_bytes
+        peak = np.array(memory, dtype=np.float64)
         self._run(*self._arrays_of(stages), peak)
-        return float(np.maximum(peak - self.problem.cluster.memory_bytes, 0.0).sum())
+        return float((peak - memory).sum())
 
     def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
         """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""

@@ -56,7 +56,7 @@ def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, ag
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
-        peak: greatest bytes held on each device, (n_devices,), or (0,) where nobody asks; written.
+        peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
 
     Returns:
         Step time in seconds, `STUCK` where devices wait for each other.
@@ -64,7 +64,7 @@ def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, ag
     layout = make_layout(p, q, device_of, stage_of, replicas, splits)
     total_s, tables = run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda)
     if len(peak) and total_s != STUCK:
-        pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, total_s, peak)
+        pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak)
     return total_s
 
 
@@ -87,7 +87,9 @@ def run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda):
         if p.is_source[p.producer[tensor]] and layout.row_of[tensor] >= 0:
             ready_s[layout.row_of[tensor]] = 0.0
     sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
-    tables = Tables(ready_s, sent_s, arrival_s, np.full(n_devices, UNSET))
+    of_entries, issuer = np.empty((2, len(agenda.action))), np.empty(arrival_s.shape, np.int32)
+    reduced_s = np.full(n_devices, UNSET)
+    tables = Tables(ready_s, sent_s, arrival_s, reduced_s, of_entries[0], of_entries[1], issuer)
     clocks = Clocks(
         np.zeros(n_devices),
         np.zeros(n_devices),
@@ -131,6 +133,7 @@ def advance_device(p, agenda, programs, replicas, device, clocks, free, tables):
         if clocks.step[device] < 0:
             clocks.step[device] = programs.ptr[action]
             agenda.start_s[entry] = UNSET
+            tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
         while clocks.step[device] < programs.ptr[action + 1]:
             step = clocks.step[device]
             if not take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, free, tables):
@@ -201,6 +204,7 @@ def take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, fr
         if p.detailed is not None:
             start = max(start, clocks.host_s[device] + p.gaps[ISSUE_S])
             clocks.host_s[device] += p.gaps[NEXT_ISSUE_S]
+            tables.issuer[slot, at] = entry
         end = start + seconds
         if link >= 0:
             free[link] = end + p.gaps[TRANSFER_GAP_S]

@@ -15,9 +15,12 @@ from graphs.system.array_types import FloatArray
 
 @pipeline_placer("single")
 def single(search: PipelineSearch, rng: np.random.Generator) -> None:
-    """Puts all on the device that is fastest alone."""
-    for device in np.argsort(search.problem.single_device_s).tolist():
-        if search.left:
+    """Puts all on the device that is fastest alone; devices of equal time and memory count once."""
+    seen = set()
+    for device in np.argsort(search.problem.single_device_s, kind="stable").tolist():
+        kind = search.problem.single_device_s[device], search.problem.cluster.devices[device].memory_bytes
+        if search.left and kind not in seen:
+            seen.add(kind)
             search.score_cuts(Cuts(tuple(range(search.pipeline.stages_per_device)), (device,)))
 
 

@@ -17,6 +17,9 @@ from envs.pipeline.stages import Stages, check_cluster
 from graphs.system.errors import shortened
 from graphs.system.registry import Registry
 
+DECAY = 0.98
+"""Share of the longest evaluation that counts at the next one."""
+
 
 class Cuts(NamedTuple):
     """A plan of a pipeline.
@@ -92,11 +95,17 @@ class PipelineSearch(SearchState):
         self.memory_binds = False  # whether a plan was over the memory limits
         self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
+        self._most_s = 0.0  # wall seconds of an evaluation, at most, lately
 
     @property
     def pipeline(self) -> Pipeline:
         """Schedule and microbatches."""
         return self.pipelined.pipeline
+
+    @property
+    def left(self) -> int:
+        """Evaluations that may be spent; 0 where one more and the simulation of the result end too late."""
+        return super().left if self.cuts is None or self.seconds_left > 2 * self._most_s else 0
 
     @property
     def most_ranks(self) -> int:
@@ -136,17 +145,15 @@ class PipelineSearch(SearchState):
             infinite where no step ends.
         """
         self.spend(1)
-        known = self._scores.get(cuts)
+        known, began = self._scores.get(cuts), self.elapsed_s
         if known is not None and (known[OVER_BYTES] < np.inf or known[TOTAL_S] > until_s):
             return known
         stages = self.stages(cuts)
-        total_s = self.pipelined.step_time_s(stages) if known is None else known[TOTAL_S]
-        if total_s > until_s:
-            self._scores[cuts] = (np.inf, total_s)
-            return self._scores[cuts]
-        fits = total_s == np.inf or self.pipelined.always_fits
-        over_bytes = 0.0 if fits else self.pipelined.over_bytes(stages)
-        score = self._scores[cuts] = (over_bytes, total_s)
+        score = self._scores[cuts] = self.pipelined.score(stages, until_s=until_s)
+        self._most_s = max(DECAY * self._most_s, self.elapsed_s - began)
+        if score[TOTAL_S] > until_s:
+            return score
+        over_bytes, total_s = score
         self.memory_binds |= over_bytes > 0
         again = sum(cuts.recomputed)
         if self.cuts is None or (score, again) < (self.best_score, sum(self.cuts.recomputed)):

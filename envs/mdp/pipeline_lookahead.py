@@ -144,6 +144,7 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
         m.rules[SPLITS] == 1,
         m.rules[MICROBATCHES],
         agenda,
+        0.0,
         np.zeros(0),
     )
     found.start_s[device] = agenda.start_s[agenda.ptr[device]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, Pi
 from envs.pipeline.schedules import device_actions
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
+from graphs.system.array_types import IntArray
 
 
 def replicas_of(stages: Stages, n_devices: int) -> Replicas:
@@ -41,22 +43,34 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     """
     check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
     counts = tuple(len(each) for each in stages.replicas)
-    ranks = stages.ranks
-    of_device = device_actions(pipeline, len(ranks), stages.recomputed, counts)
-    devices = replicas.device.tolist() if counts else ranks.tolist()
-    first = np.searchsorted(replicas.stage, np.arange(len(stages.devices)))
-    actions: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.n_devices)]
-    for device, entries in zip(devices, of_device, strict=True):
-        number, count = replicas.number[device], replicas.n_replicas[device]
-        for kind, stage, microbatch in entries:
-            action = (first[stage] + number) * N_KINDS + kind
-            actions[device].append((action, microbatch, LATER if microbatch >= count else FIRST))
-    for device, each in enumerate(actions):
-        each.append((len(replicas.stage) * N_KINDS + device, pipeline.microbatches, LATER))
-    flat = np.array([entry for each in actions for entry in each], dtype=np.int64)
-    ptr = np.cumsum([0, *(len(each) for each in actions)])
-    times = np.zeros((2, len(flat)))
-    return Agenda(ptr, flat[:, 0].copy(), flat[:, 1].copy(), flat[:, 2].copy(), times[0], times[1])
+    devices = replicas.device if counts else stages.ranks
+    ranks = _entries(pipeline, len(stages.ranks), stages.recomputed, counts)
+    of_device = dict(zip(devices.tolist(), ranks, strict=True))
+    first_update, none = len(replicas.stage) * N_KINDS, np.zeros((3, 0), dtype=np.int64)
+    parts = []
+    for device in range(problem.n_devices):
+        update = np.array([[first_update + device], [pipeline.microbatches], [LATER]])
+        parts.append(np.hstack([of_device.get(device, none), update]))
+    action, microbatch, column = np.hstack(parts)
+    ptr, times = np.cumsum([0, *(each.shape[1] for each in parts)]), np.zeros((2, len(action)))
+    return Agenda(ptr, action, microbatch, column, times[0], times[1])
+
+
+@lru_cache(maxsize=256)
+def _entries(
+    pipeline: Pipeline, n_ranks: int, recomputed: tuple[int, ...], counts: tuple[int, ...]
+) -> list[IntArray]:
+    """Entries of each rank's agenda without its updates: action, microbatch and column, (3, n) each."""
+    numbers = [(number, count) for count in counts for number in range(count)] or [(0, 1)] * n_ranks
+    first = np.cumsum([0, *(counts or (1,) * n_ranks * pipeline.stages_per_device)])
+    found = []
+    for (number, count), actions in zip(
+        numbers, device_actions(pipeline, n_ranks, recomputed, counts), strict=True
+    ):
+        kind, stage, microbatch = np.array(actions).T
+        column = np.where(microbatch < count, FIRST, LATER)
+        found.append(np.stack([(first[stage] + number) * N_KINDS + kind, microbatch, column]))
+    return found
 
 
 def check_no_replicas(stages: Stages) -> None:

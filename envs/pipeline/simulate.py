@@ -29,6 +29,9 @@ from envs.problem_arrays import ProblemArrays
 from envs.simulator.all_reduce import ring_seconds
 from graphs.system.array_types import FloatArray
 
+MOST_AGENDAS = 64
+"""Agendas that are kept; on other devices, an agenda is made anew."""
+
 
 class ActionTime(NamedTuple):
     """The time of an action on its device; the updates have kind and stage -1."""
@@ -121,19 +124,27 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        total_s = self._run(*self._arrays_of(stages), np.zeros(0))
-        return total_s if total_s >= 0 else np.inf
+        return self.score(stages, until_s=-np.inf)[1]
 
-    def over_bytes(self, stages: Stages) -> float:
-        """Sums the bytes that devices need beyond their memory, for search; 0 where devices wait in a circle.
+    def score(self, stages: Stages, *, until_s: float = np.inf) -> tuple[float, float]:
+        """Simulates the memory and the step time alone, for search.
+
+        Args:
+            until_s: longest step whose memory is of interest.
+
+        Returns:
+            Sum of the bytes that devices need beyond their memory, infinite where that is of no interest, and
+            step time in seconds, infinite where devices wait for each other.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
         memory = self.problem.cluster.memory_bytes
-        peak = np.array(memory, dtype=np.float64)
-        self._run(*self._arrays_of(stages), peak)
-        return float((peak - memory).sum())
+        peak = np.zeros(0) if self.always_fits else np.array(memory, dtype=np.float64)
+        total_s = self._run(*self._arrays_of(stages), peak, until_s)
+        total_s = total_s if total_s >= 0 else np.inf
+        over_bytes = float((peak - memory).sum()) if len(peak) else 0.0
+        return (over_bytes if total_s <= until_s else np.inf), total_s
 
     def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
         """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
@@ -141,7 +152,9 @@ class PipelinedProblem:
             return with_second_runs(self._second_runs, stages)
         return self.problem.arrays, self.arrays, stages
 
-    def _run(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, peak: FloatArray) -> float:
+    def _run(
+        self, p: ProblemArrays, q: PipelineArrays, stages: Stages, peak: FloatArray, until_s: float = np.inf
+    ) -> float:
         agenda, replicas = self._agenda(stages)
         found: float = run_pipeline(
             p,
@@ -152,6 +165,7 @@ class PipelinedProblem:
             self.pipeline.splits_backward,
             self.pipeline.microbatches,
             agenda,
+            until_s,
             peak,
         )
         return found
@@ -191,6 +205,8 @@ class PipelinedProblem:
         """
         key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas)
         if key not in self._agendas:
+            if len(self._agendas) == MOST_AGENDAS:
+                self._agendas.clear()
             replicas = replicas_of(stages, self.problem.n_devices)
             self._agendas[key] = (agenda_of(self.pipeline, self.problem, stages, replicas), replicas)
         agenda, replicas = self._agendas[key]
@@ -227,10 +243,9 @@ class PipelinedProblem:
 
 
 def _action_times(agenda: Agenda, replicas: Replicas) -> Iterator[ActionTime]:
-    for device in range(len(agenda.ptr) - 1):
-        for entry in range(agenda.ptr[device], agenda.ptr[device + 1]):
-            replica, kind = divmod(int(agenda.action[entry]), N_KINDS)
-            in_stage = replica < len(replicas.stage)
-            stage, kind = (int(replicas.stage[replica]), kind) if in_stage else (-1, -1)
-            start_s, end_s = float(agenda.start_s[entry]), float(agenda.end_s[entry])
-            yield ActionTime(device, kind, stage, int(agenda.microbatch[entry]), start_s, end_s)
+    replica, kind = np.divmod(agenda.action, N_KINDS)
+    in_stage = replica < len(replicas.stage)
+    stage = np.where(in_stage, replicas.stage[np.minimum(replica, len(replicas.stage) - 1)], -1)
+    device = np.repeat(np.arange(len(agenda.ptr) - 1), np.diff(agenda.ptr))
+    columns = device, np.where(in_stage, kind, -1), stage, agenda.microbatch, agenda.start_s, agenda.end_s
+    return map(ActionTime, *(column.tolist() for column in columns))

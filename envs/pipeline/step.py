@@ -44,7 +44,7 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, agenda, peak):
+def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, agenda, until_s, peak):
     """Simulates a pipelined step.
 
     Args:
@@ -56,6 +56,7 @@ def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, ag
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
+        until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
 
     Returns:
@@ -63,7 +64,7 @@ def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, ag
     """
     layout = make_layout(p, q, device_of, stage_of, replicas, splits)
     total_s, tables = run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda)
-    if len(peak) and total_s != STUCK:
+    if len(peak) and STUCK < total_s <= until_s:
         pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak)
     return total_s
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, permutations, product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agent.pipelines.equal import balanced, cut_equally
 from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch
+from agent.placers import base
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline, PipelineError
@@ -160,6 +163,21 @@ def test_memory_decides_before_time() -> None:
     found = PIPELINE_PLACERS["refine"].place(scarce, Budget(300), np.random.default_rng(0))
     assert not single.step.fits
     assert found.step.fits
+
+
+@pytest.mark.parametrize("name", ["annealing", "refine", "single"])
+def test_searches_end_before_their_seconds_are_spent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, simulate = [0.0], PipelinedProblem._run
+
+    def simulate_for_a_second(*settings: Any) -> float:
+        clock[0] += 1.0
+        return simulate(*settings)
+
+    fake = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: 0.0)
+    monkeypatch.setattr(base, "time", fake)
+    monkeypatch.setattr(PipelinedProblem, "_run", simulate_for_a_second)
+    PIPELINE_PLACERS[name].place(small(0), Budget(None, seconds=12.0), np.random.default_rng(0))
+    assert (9.0 if name != "single" else 3.0) <= clock[0] <= 12.0
 
 
 def test_clusters_that_run_no_pipeline_are_refused() -> None:

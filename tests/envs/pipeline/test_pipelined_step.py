@@ -105,8 +105,9 @@ def _check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> Non
     ]
     np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9)
     limits = np.where(np.arange(problem.n_devices) % 2, 0.7, 1.1) * found.peak_bytes + 1.0
-    over_bytes = PipelinedProblem(problem.with_memory(limits), pipeline).over_bytes(stages)
-    assert over_bytes == pytest.approx(np.maximum(found.peak_bytes - limits, 0.0).sum(), rel=1e-9)
+    limited = PipelinedProblem(problem.with_memory(limits), pipeline)
+    over_bytes = np.maximum(found.peak_bytes - limits, 0.0).sum()
+    assert limited.score(stages) == pytest.approx((over_bytes, found.total_s), rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -41,6 +41,9 @@ class Ledger(NamedTuple):
     update: NDArray[np.int32]  # (n_tensors,) last update there that reads it too, -1 = none
     taken: FloatArray  # (n_ops,) bytes that begin to be held at the start of an op
     freed: FloatArray  # (n_ops, 4) bytes held until its end; columns: sums of `IS_FIRST` and `IS_LAST`
+    kept: FloatArray  # (n_ops,) bytes of these that may be held longer, as others read them
+    later: FloatArray  # (n_ops, 4) most bytes that its list adds from its start on
+    left_s: FloatArray  # (n_ops,) least seconds from its start to the end of its list
     device: int
     home: int  # first device of its stage
     number: int  # its first microbatch
@@ -85,6 +88,64 @@ def number_ops(s):
             for op in s.layout.ops[s.layout.ptr[each] : s.layout.ptr[each + 1]]:
                 s.order[op], s.list_of[op] = n, each
                 n += 1
+
+
+@kernel
+def note_ops(s, ops, crossing):
+    """Notes what the device holds of what it makes.
+
+    Args:
+        s: `Ledger` with the order of ops; written.
+        ops: on the device, int64.
+        crossing: tensors that other devices read; written.
+
+    Returns:
+        Bytes held from the start, and the number of tensors that other devices read.
+    """
+    held, n = 0.0, 0
+    for op in ops:
+        s.taken[op] = s.kept[op] = 0.0
+        s.freed[op] = 0.0
+    for op in ops:
+        held += s.p.resident[op]
+        for tensor in s.p.output_item[s.p.output_ptr[op] : s.p.output_ptr[op + 1]]:
+            if is_held(s, tensor):
+                held += note_own(s, tensor)
+                if s.layout.row_of[tensor] >= 0 or s.layout.sum_row_of[tensor] >= 0:
+                    crossing[n] = tensor
+                    n += 1
+                    for last in (s.last[tensor], s.update[tensor]):
+                        if last >= 0:
+                            s.kept[last] += s.p.size[tensor]
+    return held, n
+
+
+@kernel
+def note_rows(s, crossing, n):
+    """Notes what the device holds of what it receives.
+
+    Args:
+        s: `Ledger` with the order of ops; written.
+        crossing: the rows are written behind the first `n`.
+        n: int.
+
+    Returns:
+        Length of `crossing`.
+    """
+    for row in range(len(s.tensor_of)):
+        tensor = s.tensor_of[row]
+        if s.layout.slot_of[row, s.device] >= 0 and is_held(s, tensor):
+            note_received(s, tensor, row == s.layout.sum_row_of[tensor])
+            crossing[n] = row
+            n += 1
+    return n
+
+
+@kernel
+def is_held(s, tensor):
+    """Says whether a tensor has bytes besides those that ops of the device hold for the whole step."""
+    owner = s.p.owner[tensor]
+    return s.p.size[tensor] > 0.0 and (owner < 0 or s.device_of[owner] != s.home)
 
 
 @kernel

@@ -22,8 +22,8 @@ from envs.pipeline.ledger import (
     first_column,
     freed_column,
     held_until,
-    note_own,
-    note_received,
+    note_ops,
+    note_rows,
     number_ops,
 )
 from envs.pipeline.memory_replay import Spans, entry_at, replay
@@ -57,12 +57,13 @@ def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak):
     end, n_lists = sent_s.shape[1] - 1, len(layout.ptr) - 1
     of_ops, of_tensors = np.full((2, len(device_of)), -1, np.int32), np.empty((2, len(p.producer)), np.int32)
     entry_of = np.empty((n_lists, end + 1), np.int32)
-    taken, freed = np.zeros(len(device_of)), np.zeros((len(device_of), 4))
+    amounts, by_column = np.zeros((3, len(device_of))), np.zeros((2, len(device_of), 4))
     for device in range(len(peak)):
         home, number, count = replicas.head[device], replicas.number[device], replicas.n_replicas[device]
         s = Ledger(
             p, q, device_of, replicas, agenda, layout, tables, sent_s, tensor_of,
-            of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1], taken, freed,
+            of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1],
+            amounts[0], by_column[0], amounts[1], by_column[1], amounts[2],
             device, home, number, count, end,
         )  # fmt: skip
         peak[device] = max(peak[device], raised_peak(s, ops[ptr[home] : ptr[home + 1]], peak[device]))
@@ -88,7 +89,8 @@ def raised_peak(s, ops, peak):
     of_copies, numbers = np.empty((2, n_copies)), np.empty((2, n_copies), np.int32)
     x = Spans(
         since_s, s.agenda.microbatch[entries], s.layout.list_of[s.agenda.action[entries]],
-        of_entries[0], of_entries[1], of_entries[2], np.full(len(since_s), -1, np.int32), crossing[:n_own],
+        of_entries[0], of_entries[1], np.full(len(since_s), np.inf), of_entries[2],
+        np.full(len(since_s), -1, np.int32), crossing[:n_own],
         of_copies[0], of_copies[1], numbers[0], np.zeros(1, np.int64),
         of_ops[0], of_ops[1], of_ops[2], numbers[1],
     )  # fmt: skip
@@ -96,7 +98,7 @@ def raised_peak(s, ops, peak):
         add_sent(s, x, tensor)
     for row in crossing[n_own:n_crossing]:
         add_received(s, x, row)
-    find_bounds(s, x, held, np.full((len(s.entry_of), 4, 2), -1.0))
+    find_bounds(s, x, held, np.full((len(s.entry_of), 4), np.nan))
     highest = x.most.argmax()
     for entry in range(-1, len(x.held)):
         at = highest if entry < 0 else entry
@@ -104,61 +106,6 @@ def raised_peak(s, ops, peak):
             x.most[at] = 0.0
             peak = max(peak, replay(s, x, at))
     return peak
-
-
-@kernel
-def note_ops(s, ops, crossing):
-    """Notes what the device holds of what it makes.
-
-    Args:
-        s: `Ledger` with the order of ops; written.
-        ops: on the device, int64.
-        crossing: tensors that other devices read; written.
-
-    Returns:
-        Bytes held from the start, and the number of tensors that other devices read.
-    """
-    held, n = 0.0, 0
-    for op in ops:
-        s.taken[op] = 0.0
-        s.freed[op] = 0.0
-    for op in ops:
-        held += s.p.resident[op]
-        for tensor in s.p.output_item[s.p.output_ptr[op] : s.p.output_ptr[op + 1]]:
-            if is_held(s, tensor):
-                held += note_own(s, tensor)
-                if s.layout.row_of[tensor] >= 0 or s.layout.sum_row_of[tensor] >= 0:
-                    crossing[n] = tensor
-                    n += 1
-    return held, n
-
-
-@kernel
-def note_rows(s, crossing, n):
-    """Notes what the device holds of what it receives.
-
-    Args:
-        s: `Ledger` with the order of ops; written.
-        crossing: the rows are written behind the first `n`.
-        n: int.
-
-    Returns:
-        Length of `crossing`.
-    """
-    for row in range(len(s.tensor_of)):
-        tensor = s.tensor_of[row]
-        if s.layout.slot_of[row, s.device] >= 0 and is_held(s, tensor):
-            note_received(s, tensor, row == s.layout.sum_row_of[tensor])
-            crossing[n] = row
-            n += 1
-    return n
-
-
-@kernel
-def is_held(s, tensor):
-    """Says whether a tensor has bytes besides those that ops of the device hold for the whole step."""
-    owner = s.p.owner[tensor]
-    return s.p.size[tensor] > 0.0 and (owner < 0 or s.device_of[owner] != s.home)
 
 
 @kernel
@@ -191,6 +138,7 @@ def add_received(s, x, row):
         if time_s >= 0.0:
             entry = entry_at(x, time_s, entry)
             x.most[entry] += size
+            x.since_copy_s[entry] = min(x.since_copy_s[entry], time_s)
             add_copy(x, entry, time_s, size)
 
 
@@ -205,35 +153,68 @@ def add_sent(s, x, tensor):
     """
     entry, size = 0, s.p.size[tensor]
     for column in range(first_column(s, tensor), s.end + 1, s.n_replicas):
-        _, home, until = held_until(s, tensor, column)
+        op, home, until = held_until(s, tensor, column)
         if until > x.since_s[home]:
             entry = entry_at(x, until, entry)
-            x.most[home] += size
+            if op < 0:
+                x.most[home] += size
+                x.since_copy_s[home] = 0.0
             if entry > home:
                 x.change[home] += size
                 add_copy(x, entry, until, -size)
 
 
 @kernel
-def find_bounds(s, x, held, sums):
+def find_bounds(s, x, held, added):
     """Finds the bytes held before each entry, and at most during it.
+
+    What the first copy adds during an entry counts from the earliest op on that may run then.
 
     Args:
         s: `Ledger` with all notes.
-        x: `Spans`, with the copies in `most` and `change`; `held` and `most` are written.
+        x: `Spans`, with the copies; `held` and `most` are written.
         held: bytes held from the start.
-        sums: most bytes that a list holds at once, and those it leaves, for each column of `Ledger.freed`,
-            (n_lists, 4, 2); -1 where not known; written.
+        added: bytes that a list adds, for each column of `Ledger.freed`, (n_lists, 4); NaN where not known;
+            written.
     """
     for entry in range(len(x.held)):
         each, column = x.list_of[entry], freed_column(s, x.microbatch[entry])
-        if sums[each, column, 0] < 0.0:
-            now = most = 0.0
-            for op in s.layout.ops[s.layout.ptr[each] : s.layout.ptr[each + 1]]:
-                now += s.taken[op]
-                most = max(most, now)
-                now -= s.freed[op, column]
-            sums[each, column, 0], sums[each, column, 1] = most, now
+        ops = s.layout.ops[s.layout.ptr[each] : s.layout.ptr[each + 1]]
+        if np.isnan(added[each, column]):
+            added[each, column] = profile(s, ops, column)
+        first, high = 0, len(ops) if x.most[entry] > 0.0 else 0
+        until = x.since_s[entry + 1] if entry + 1 < len(x.held) else np.inf
+        while first < high:
+            middle = (first + high) // 2
+            if s.left_s[ops[middle]] * (1 - 1e-9) > until - x.since_copy_s[entry]:
+                first = middle + 1
+            else:
+                high = middle
+        most = s.later[ops[max(first - 1, 0)], column] if len(ops) else 0.0
         x.held[entry] = held
-        x.most[entry] += held + sums[each, column, 0]
-        held += x.change[entry] + sums[each, column, 1]
+        x.most[entry] = held + max(most + x.most[entry], s.later[ops[0], column] if len(ops) else 0.0)
+        held += x.change[entry] + added[each, column]
+
+
+@kernel
+def profile(s, ops, column):
+    """Finds the most bytes that a list adds from each op on, and its least seconds.
+
+    Args:
+        s: `Ledger` with all notes; `later` and `left_s` are written.
+        ops: of the list, int64.
+        column: of `Ledger.freed`, int.
+
+    Returns:
+        Bytes that it adds in all.
+    """
+    now = added = most = left_s = 0.0
+    for op in ops:
+        now += s.taken[op]
+        s.later[op, column] = now
+        now -= s.freed[op, column] - s.kept[op]
+        added += s.taken[op] - s.freed[op, column]
+    for op in ops[::-1]:
+        most, left_s = max(most, s.later[op, column]), left_s + s.p.op_seconds[op, s.device]
+        s.later[op, column], s.left_s[op] = most, left_s
+    return added

@@ -29,6 +29,7 @@ class Spans(NamedTuple):
     list_of: IntArray  # (n,) list of the ops
     held: FloatArray  # (n,) bytes at the begin
     most: FloatArray  # (n,) bytes that may be held at once, at most
+    since_copy_s: FloatArray  # (n,) when the first copy comes
     change: FloatArray  # (n,) bytes by which copies change what is held from this entry to the next
     copy: NDArray[np.int32]  # (n,) last copy that comes or goes meanwhile, -1 = none
     sent: NDArray[np.int32]  # tensors that the device makes and others read

@@ -17,9 +17,11 @@ from graphs.dataset import load_family
 from graphs.system.array_types import IntArray
 
 
-def seconds_of(call: Callable[[], object], rounds: int = 3) -> float:
+def seconds_of(
+    call: Callable[[], object], rounds: int = 3, timer: Callable[[], float] = timeit.default_timer
+) -> float:
     """Least wall time of a baseline, which is too slow for the calibration of pytest-benchmark."""
-    return min(timeit.repeat(call, number=1, repeat=rounds))
+    return min(timeit.repeat(call, number=1, repeat=rounds, timer=timer))
 
 
 @cache
@@ -51,9 +53,25 @@ def layered_graph(n_ops: int, seed: int = 0) -> OpGraph:
     return build_graph(f"layered-{n_ops}", "layered", ops, tensors)
 
 
-def v100s(n_devices: int, schedule: str) -> Cluster:
+@cache
+def training_graph(n_ops: int, seed: int = 0) -> OpGraph:
+    """A chain of forward ops with short skip connections, and its backward ops; log-normal times."""
+    rng, n = np.random.default_rng(seed), n_ops // 2
+    ops = [{"name": f"f{op}", "flops": float(rng.lognormal(22.0, 1.0))} for op in range(n)]
+    for op in reversed(range(n)):
+        ops.append({"name": f"b{op}", "flops": float(rng.lognormal(22.7, 1.0)), "phase": "backward"})
+    readers = [
+        {min(op + 1, 2 * n - 1), min(op + 1 + 4 * (op % 7 == 0), 2 * n - 1)} for op in range(2 * n - 1)
+    ]
+    tensors = [
+        (op, 1e6, sorted(users | ({2 * n - 1 - op} if op < n else set()))) for op, users in enumerate(readers)
+    ]
+    return build_graph(f"training-{n_ops}", "training", ops, tensors)
+
+
+def v100s(n_devices: int, schedule: str, sharing: str = "egress") -> Cluster:
     """So many V100s, each with one outgoing bus, under a schedule."""
-    cluster = uniform(f"{n_devices}xv100", V100, n_devices, 50e9, sharing="egress")
+    cluster = uniform(f"{n_devices}xv100", V100, n_devices, 50e9, sharing=sharing)
     return replace(cluster, schedule=schedule)
 
 

@@ -103,7 +103,7 @@ def _check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> Non
         plain.peak_bytes(device, float(resident[first.get(device, device)]))
         for device in range(problem.n_devices)
     ]
-    np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9)
+    np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9, atol=1e-12)
     limits = np.where(np.arange(problem.n_devices) % 2, 0.7, 1.1) * found.peak_bytes + 1.0
     limited = PipelinedProblem(problem.with_memory(limits), pipeline)
     over_bytes = np.maximum(found.peak_bytes - limits, 0.0).sum()

@@ -127,7 +127,7 @@ class PipelineSearch(SearchState):
         """Makes the placement of a plan."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
         groups = cuts.groups
-        devices = np.tile([group[0] for group in groups], len(cuts.first) // len(groups))
+        devices = np.array([group[0] for group in groups] * (len(cuts.first) // len(groups)))
         replicas = tuple(map(tuple, groups)) if cuts.replicas else ()
         order = np.array(cuts.order) if cuts.order else None
         return self.chain.stages(

@@ -100,12 +100,14 @@ class Chain:
             order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
                 piece may come before one whose forward ops it reads from.
         """
-        stage_of = np.repeat(np.arange(len(first)), np.diff(first, append=self.n_pieces))
+        begins = np.zeros(self.n_pieces, dtype=np.int64)
+        begins[first[1:]] = 1
+        stage_of = begins.cumsum()
         if order is not None:
             stage_of = stage_of[np.argsort(order)]
         stage_of = stage_of[self.piece_of]
         placed = np.where(self._in_stage, stage_of, -1)
-        return Stages(devices[stage_of], placed, devices, recomputed, replicas)
+        return Stages(devices.take(stage_of), placed, devices, recomputed, replicas)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 A device runs the ops of an action in program order, so only tensors from other devices make it wait. The
 times of a program are therefore sums that hold for every microbatch; what differs is when tensors arrive.
-The first microbatch has sums of its own, as it adds no gradients.
+The first microbatch has sums of its own, as it adds no gradients. An action does not wait for what the
+forward action of its stage and microbatch has received.
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `device_of` the device of each op,
 the first one of its stage, int64 (n_ops,). What ops on device -1 make is there from time 0.
@@ -26,6 +27,7 @@ from envs.pipeline.arrays import (
     SEND,
     ActionSteps,
 )
+from envs.pipeline.schedules import FORWARD
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
 
@@ -54,6 +56,7 @@ def make_programs(p, q, device_of, layout, replicas, n_microbatches):
     for action in range(n_actions):
         begin, device, each = n, layout.device[action], layout.list_of[action]
         home, is_update = replicas.head[device], action >= n_in_stages
+        forward = action if is_update else action - action % N_KINDS + FORWARD
         if is_update and replicas.reduce_s[home] >= 0.0:
             out.code[n] = ALL_REDUCE
             n += 1
@@ -67,7 +70,7 @@ def make_programs(p, q, device_of, layout, replicas, n_microbatches):
                     continue
                 is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
                 row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]
-                if seen[row] == action:
+                if seen[row] == action or seen[row] == forward:
                     continue
                 seen[row] = action
                 if layout.slot_of[row, device] < 0:

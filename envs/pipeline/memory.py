@@ -22,6 +22,7 @@ from envs.pipeline.ledger import (
     first_column,
     freed_column,
     held_until,
+    last_column,
     note_ops,
     note_rows,
     number_ops,
@@ -58,47 +59,78 @@ def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak):
     of_ops, of_tensors = np.full((2, len(device_of)), -1, np.int32), np.empty((2, len(p.producer)), np.int32)
     entry_of = np.empty((n_lists, end + 1), np.int32)
     amounts, by_column = np.zeros((3, len(device_of))), np.zeros((2, len(device_of), 4))
-    for device in range(len(peak)):
-        home, number, count = replicas.head[device], replicas.number[device], replicas.n_replicas[device]
-        s = Ledger(
-            p, q, device_of, replicas, agenda, layout, tables, sent_s, tensor_of,
-            of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1],
-            amounts[0], by_column[0], amounts[1], by_column[1], amounts[2],
-            device, home, number, count, end,
-        )  # fmt: skip
-        peak[device] = max(peak[device], raised_peak(s, ops[ptr[home] : ptr[home + 1]], peak[device]))
+    crossing, added = np.empty(2 * len(sent_s), np.int32), np.empty((n_lists, 4))
+    for home in range(len(peak)):
+        noted, held, n_own, n_crossing, count = -1, 0.0, 0, 0, replicas.n_replicas[home]
+        for number in range(count if replicas.head[home] == home else 0):
+            device, mine = replicas.member[home, number], ops[ptr[home] : ptr[home + 1]]
+            s = Ledger(
+                p, q, device_of, replicas, agenda, layout, tables, sent_s, tensor_of,
+                of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1],
+                amounts[0], by_column[0], amounts[1], by_column[1], amounts[2],
+                device, home, number, count, end,
+            )  # fmt: skip
+            number_ops(s)
+            if not is_noted(s, mine, noted):
+                noted, added[:] = device, np.nan
+                held, n_own = note_ops(s, mine, crossing)
+                n_crossing = note_rows(s, crossing, n_own)
+            most = raised_peak(
+                s, mine, held, added, crossing[:n_own], crossing[n_own:n_crossing], peak[device]
+            )
+            peak[device] = max(peak[device], most)
+
+
+@kernel
+def is_noted(s, ops, noted):
+    """Says whether what was noted for another replica, if any, holds for the device.
+
+    Args:
+        s: `Ledger`.
+        ops: on the device, int64.
+        noted: device of the other replica, -1 = none.
+    """
+    if noted < 0:
+        return False
+    other = s.replicas.number[noted]
+    rounds, others = (s.end - s.number) // s.n_replicas, (s.end - other) // s.n_replicas
+    is_last, is_other_last = last_column(s) == s.end, other + others * s.n_replicas == s.end
+    same = rounds == others and is_last == is_other_last
+    for op in ops:
+        same = same and s.p.op_seconds[op, s.device] == s.p.op_seconds[op, noted]
+    return same
 
 
 @kernel(allocates=True)
-def raised_peak(s, ops, peak):
+def raised_peak(s, ops, held, added, own, rows, peak):
     """Returns the most bytes that the device holds at once, or less than `peak` where these are less.
 
     Args:
-        s: `Ledger`; written.
+        s: `Ledger` with all notes; `later` and `left_s` are written.
         ops: on the device, int64.
+        held: bytes held from the start.
+        added: as of `find_bounds`; written.
+        own: tensors of the device that others read, int32.
+        rows: of what it receives, int32.
         peak: bytes.
     """
-    number_ops(s)
     entries = slice(s.agenda.ptr[s.device], s.agenda.ptr[s.device + 1])
-    crossing = np.empty(2 * len(s.sent_s), np.int32)
-    held, n_own = note_ops(s, ops, crossing)
-    n_crossing = note_rows(s, crossing, n_own)
-    n_copies = 2 * n_crossing * (s.end + 1)
+    n_copies = 2 * (len(own) + len(rows)) * (s.end + 1)
     since_s = s.tables.free_s[entries]
     of_entries, of_ops = np.zeros((3, len(since_s))), np.empty((3, len(ops)))
     of_copies, numbers = np.empty((2, n_copies)), np.empty((2, n_copies), np.int32)
     x = Spans(
         since_s, s.agenda.microbatch[entries], s.layout.list_of[s.agenda.action[entries]],
         of_entries[0], of_entries[1], np.full(len(since_s), np.inf), of_entries[2],
-        np.full(len(since_s), -1, np.int32), crossing[:n_own],
+        np.full(len(since_s), -1, np.int32), own,
         of_copies[0], of_copies[1], numbers[0], np.zeros(1, np.int64),
         of_ops[0], of_ops[1], of_ops[2], numbers[1],
     )  # fmt: skip
-    for tensor in x.sent:
+    for tensor in own:
         add_sent(s, x, tensor)
-    for row in crossing[n_own:n_crossing]:
+    for row in rows:
         add_received(s, x, row)
-    find_bounds(s, x, held, np.full((len(s.entry_of), 4), np.nan))
+    find_bounds(s, x, held, added)
     highest = x.most.argmax()
     for entry in range(-1, len(x.held)):
         at = highest if entry < 0 else entry

@@ -1,9 +1,8 @@
 """Kernels that find the greatest number of bytes that each device holds in a pipelined step.
 
 Ops begin and end to hold the same bytes in every microbatch, so the bytes held before each action, and the
-most that it can hold, are sums of what `envs.pipeline.ledger` notes. Copies come and go in between: those
-that arrive or leave during an action count in full in its bound. Only actions whose bound is above what was
-found so far are replayed op by op; in a steady pipeline these are few.
+most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for all replicas of a stage. Copies
+come and go in between. Only actions that may hold more than was found so far are replayed, which are few.
 
 A gradient whose update is on another device is summed where it is made: the first one holds the sum until
 that is sent, and each other one is held until it is added. At one instant, holdings end before others begin.
@@ -94,8 +93,7 @@ def is_noted(s, ops, noted):
         return False
     other = s.replicas.number[noted]
     rounds, others = (s.end - s.number) // s.n_replicas, (s.end - other) // s.n_replicas
-    is_last, is_other_last = last_column(s) == s.end, other + others * s.n_replicas == s.end
-    same = rounds == others and is_last == is_other_last
+    same = rounds == others and (last_column(s) == s.end) == (other + others * s.n_replicas == s.end)
     for op in ops:
         same = same and s.p.op_seconds[op, s.device] == s.p.op_seconds[op, noted]
     return same

@@ -46,7 +46,6 @@ def equal_time_rows(
     """
     policy = open_policy("pretrained", [])
     graphs = sealed_graphs(
-        Path("runs") / "sealed",
         n_known=known,
         n_new=new,
         how_seen=policy.stored.card.how_seen,

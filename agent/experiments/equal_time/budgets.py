@@ -86,7 +86,6 @@ def budget_rows(
     """
     policy = open_policy("pretrained", [])
     graphs = sealed_graphs(
-        Path("runs") / "sealed",
         n_known=1,
         n_new=1,
         how_seen=policy.stored.card.how_seen,

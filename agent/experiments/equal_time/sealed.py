@@ -6,74 +6,74 @@ It is for reported comparisons alone. Constants are tuned on the graphs that a t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 
-import numpy as np
-import torch
-
-from agent.experiments.equal_time.graph_cache import GraphCache
-from agent.experiments.equal_time.sealed_large import LARGE_FAMILIES
-from agent.experiments.equal_time.sealed_models import SEALED_FAMILIES
+from agent.experiments.experiment import RESULTS
+from agent.experiments.launcher import followed
 from agent.policy.seen import NOT_SEEN
-from graphs.capture.capture import capture
 from graphs.dataset import capture_draw
 from graphs.families import FAMILIES
+from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError
 
 FIRST_SEED = 1000
 """Draws from here on are sealed."""
-DRAWERS = {**SEALED_FAMILIES, **LARGE_FAMILIES}
-STANDARD = (*FAMILIES, *SEALED_FAMILIES)
-ALL = (*STANDARD, *LARGE_FAMILIES)
+KEPT = RESULTS.parent / "sealed.jsonl.gz"
+"""Draws of families that nothing was tuned on, drawn by `equal_time/sealed_*.py` of b643ead."""
+NEW = ("unet", "dit", "towers", "recommender", "conformer", "mixer")
+LARGE = ("large-nmt", "large-ptb", "large-gpt", "large-llama", "large-moe", "large-t5", "large-ssm")
+"""Graphs of thousands of ops."""
+STANDARD = (*FAMILIES, *NEW)
+ALL = (*STANDARD, *LARGE)
 
 
 def sealed_graphs(
-    folder: Path,
     *,
     n_known: int,
     n_new: int,
     how_seen: Callable[[OpGraph], str],
     families: Collection[str] = STANDARD,
     first_seed: int = FIRST_SEED,
-    notify: Callable[[str], None] = print,
 ) -> list[OpGraph]:
-    """Captures the sealed set, or reads what was captured before.
+    """Captures draws of the families of the benchmark set, and reads those of the others.
 
     Args:
-        folder: keeps the graphs.
         n_known: draws of each family of the benchmark set.
         n_new: draws of each family that nothing was tuned on, those of large graphs among them.
-        how_seen: what a policy was shown of a graph; a graph of which it saw the structure is drawn again.
+        how_seen: what a policy was shown of a graph; if it saw the structure, the next draw is taken.
         families: of which to draw.
         first_seed: draws from here on; a part of the set that was looked at is not to be used for a test of
             what was seen there.
-        notify: what to do with a line about a capture.
 
     Raises:
-        InputError: an unknown family, or a seed that is not sealed.
+        InputError: an unknown family, a seed that is not sealed, or too few draws are kept.
     """
-    cache = GraphCache(folder, notify)
-
-    def draws(family: str, count: int, make: Callable[[str, int], OpGraph]) -> Iterator[OpGraph]:
-        named = (
-            cache.graph(f"{family}-{seed}", partial(make, family, seed))
-            for seed in itertools.count(first_seed)
-        )
-        return itertools.islice((graph for graph in named if how_seen(graph) == NOT_SEEN), count)
-
     if unknown := [family for family in families if family not in ALL]:
         raise InputError(f"no sealed family {', '.join(unknown)}; use some of {', '.join(ALL)}")
     if first_seed < FIRST_SEED:
         raise InputError(f"first seed {first_seed}: draws are sealed from {FIRST_SEED} on")
-    known = [draws(family, n_known, capture_draw) for family in FAMILIES if family in families]
-    new = [draws(family, n_new, _capture_new) for family in DRAWERS if family in families]
-    return [graph for graphs in (*known, *new) for graph in graphs]
+
+    def unseen(draws: Iterable[OpGraph], count: int) -> list[OpGraph]:
+        return list(itertools.islice((graph for graph in draws if how_seen(graph) == NOT_SEEN), count))
+
+    found = []
+    for family in followed([name for name in FAMILIES if name in families], "capturing sealed graphs"):
+        found += unseen((capture_draw(family, seed) for seed in itertools.count(first_seed)), n_known)
+    for family in (name for name in (*NEW, *LARGE) if name in families):
+        draws = (graph for seed, graph in _kept() if graph.family == family and seed >= first_seed)
+        kept = unseen(draws, n_new)
+        if len(kept) < n_new:
+            raise InputError(
+                f"{KEPT.name} holds only {len(kept)} draws of {family} from seed {first_seed} on; "
+                "give another first seed, or fewer draws"
+            )
+        found += kept
+    return found
 
 
-def _capture_new(family: str, seed: int) -> OpGraph:
-    with torch.device("meta"):
-        module, inputs = DRAWERS[family](np.random.default_rng([seed, *family.encode()]))
-    return capture(module, inputs, optimizer="adam", name=f"{family}-{seed}", family=family)
+@cache
+def _kept() -> list[tuple[int, OpGraph]]:
+    """Reads the seeds and graphs that are kept."""
+    return [(int(graph.name.rpartition("-")[2]), graph) for graph in read_graphs(KEPT)]

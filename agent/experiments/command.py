@@ -13,19 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.experiments.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError, loaded
+from agent.experiments.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError
 from graphs.system.command_line import OneLineParser, interruptible, run_command
 
 COMMAND = "agent.experiments"
 FLAGS = {
-    "cluster": "preset or file of a cluster",
     "every": "takes one of so many measured steps",
     "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "graphs": "names of graphs",
-    "known": "draws of each family of the benchmark set",
-    "new": "draws of each family that nothing was tuned on",
     "rounds": "rounds in which all is measured once",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
@@ -138,7 +135,6 @@ def run(name: str, options: Mapping[str, Any]) -> None:
         ExperimentError: another command makes the rows.
     """
     from agent.experiments.rows import write_rows
-    from graphs.system.json_files import write_bytes_atomic
 
     experiment = EXPERIMENTS[name]
     if not experiment.run:
@@ -151,8 +147,6 @@ def run(name: str, options: Mapping[str, Any]) -> None:
     for file, rows in zip(experiment.rows, experiment.make_rows(folder, settings), strict=False):
         folder.mkdir(parents=True, exist_ok=True)
         write_rows(folder / file, rows)
-    if experiment.figure:
-        write_bytes_atomic(folder / f"{name}.svg", loaded(experiment.figure)(folder / experiment.rows[0]))
     print(f"{experiment.question}\n")
     show(experiment, folder)
     print(f"rows: {folder}", file=sys.stderr)

@@ -39,7 +39,6 @@ class Experiment:
         settings: flags of `run` and their defaults, which are those of the page.
         quick: settings of a run that only shows that it works, in about a minute.
         fixed: further arguments of both, which no flag changes.
-        figure: function that draws the rows of the first file as SVG; empty for no figure.
     """
 
     question: str
@@ -49,7 +48,6 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    figure: str = ""
 
     def make_rows(self, folder: Path, settings: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
         """Makes the rows of each file, or goes on where the same settings were stopped."""
@@ -60,7 +58,7 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
-QUESTIONS = ("equal_time", "budgets", "pipelines", "recorded")
+QUESTIONS = ("budgets", "equal_time", "pipelines", "recorded")
 EXPERIMENTS = Registry[Experiment](
     "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
 )

@@ -1,4 +1,4 @@
-"""Figures by matplotlib, as SVG: inline, in colours that follow the page, or as a file."""
+"""Figures by matplotlib, as inline SVG, in colours that follow the page."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ class Palette:
         return self.series[index % len(self.series)]
 
 
-PRINTED = Palette("#222222", "#666666", "#dddddd", LIGHT)
-"""Colours on white paper."""
 PAGE = Palette("#010101", "#010102", "#010103", tuple(f"#01020{index}" for index in range(len(LIGHT))))
 """Colours that `as_svg` replaces by the page's CSS variables."""
 VARIABLES = {PAGE.ink: "var(--ink)", PAGE.muted: "var(--muted)", PAGE.grid: "var(--grid)"} | {
@@ -57,23 +55,13 @@ def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
         width_in, height_in: size in inches of 72 units.
         label: says what is shown, to those who cannot see it.
     """
-    settings = _settings(PAGE) | {"svg.fonttype": "none", "svg.hashsalt": label}
+    settings = _settings() | {"svg.fonttype": "none", "svg.hashsalt": label}
     file = io.StringIO()
     with mpl.rc_context(settings):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         draw(figure, PAGE)
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return _slim(file.getvalue(), label)
-
-
-def as_file(draw: Draw, width_in: float, height_in: float) -> bytes:
-    """Draws a figure as the bytes of an SVG file, on white."""
-    file = io.BytesIO()
-    with mpl.rc_context(_settings(PRINTED) | {"svg.fonttype": "none", "svg.hashsalt": "placewalk"}):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="white")
-        draw(figure, PRINTED)
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
 
 
 def rectangles(spans: np.ndarray) -> Outline:
@@ -88,20 +76,20 @@ def rectangles(spans: np.ndarray) -> Outline:
     return Outline(corners.reshape(-1, 2), codes * len(spans))
 
 
-def _settings(palette: Palette) -> dict[str, Any]:
+def _settings() -> dict[str, Any]:
     return {
         "font.family": "sans-serif",
         "font.size": 9.0,
-        "text.color": palette.ink,
-        "axes.labelcolor": palette.ink,
-        "axes.edgecolor": palette.muted,
+        "text.color": PAGE.ink,
+        "axes.labelcolor": PAGE.ink,
+        "axes.edgecolor": PAGE.muted,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "xtick.color": palette.muted,
-        "xtick.labelcolor": palette.ink,
-        "ytick.color": palette.muted,
-        "ytick.labelcolor": palette.ink,
-        "grid.color": palette.grid,
+        "xtick.color": PAGE.muted,
+        "xtick.labelcolor": PAGE.ink,
+        "ytick.color": PAGE.muted,
+        "ytick.labelcolor": PAGE.ink,
+        "grid.color": PAGE.grid,
         "grid.linewidth": 0.6,
         "legend.frameon": False,
         "path.simplify": False,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
-from agent.experiments.equal_time.paired import LEVEL
 from agent.experiments.rows import (
     RecordedRow,
     axis,
@@ -23,6 +22,8 @@ from agent.experiments.rows import (
 )
 
 ALL = "all"
+LEVEL = 1e-3
+"""Step times that differ by less, as a share, are level."""
 LEVELS = ("op", "module", "block", "layer")
 SCARCE = ("gpu+cpu", "a100+v100")
 """Clusters with two kinds of devices, the faster of which gets little memory."""

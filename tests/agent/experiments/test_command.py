@@ -40,8 +40,6 @@ def test_a_declaration_names_functions_that_take_its_settings(name: str) -> None
     inspect.signature(loaded(experiment.tables)).bind(*experiment.rows, **experiment.fixed)
     if experiment.run:
         inspect.signature(loaded(experiment.run)).bind(Path(), **experiment.settings, **experiment.fixed)
-    if experiment.figure:
-        assert callable(loaded(experiment.figure))
     assert set(experiment.quick) <= set(experiment.settings) <= set(FLAGS)
     assert "\n" not in experiment.question
 
@@ -53,7 +51,7 @@ def test_every_flag_is_of_an_experiment() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nix", "unknown experiment 'nix'; use one of equal_time, "),
+        ("nix", "unknown experiment 'nix'; use one of budgets, "),
         ("speed", "speed: its rows were made elsewhere, see "),
         ("optimality", "optimality: its rows were made elsewhere, see "),
         ("bounds --only tables --out .", ".: has no bounds_op.csv or "),
@@ -73,7 +71,7 @@ def test_wrong_input_is_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["equal_time --seeds -1", "equal_time --seeds many", "bounds --only rows"])
+@pytest.mark.parametrize("words", ["budgets --seeds -1", "budgets --seeds many", "bounds --only rows"])
 def test_a_wrong_flag_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(words.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.experiments.command import main
-from agent.experiments.equal_time.paired import Paired
+from agent.experiments.equal_time.budgets import BudgetRow
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
 from agent.experiments.recorded.orders import holm
 from agent.experiments.recorded.placers import SAME_STEP
@@ -158,8 +158,8 @@ def test_damaged_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "finetuning.csv").write_text("graph,placed_by,seconds\na,b,1\n")
     assert main(["finetuning", "--only", "tables", "--out", str(tmp_path)]) == 2
     assert "the rows have no column 'ratio_to_single'" in capsys.readouterr().err
-    with pytest.raises(ExperimentError, match="holds no rows of Paired \\('placer'\\)"):
-        read_rows(tmp_path / "finetuning.csv", Paired)
+    with pytest.raises(ExperimentError, match="holds no rows of BudgetRow \\('family'\\)"):
+        read_rows(tmp_path / "finetuning.csv", BudgetRow)
 
 
 def test_cells_are_read_as_what_they_look_like(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
     code = (
         "from agent.experiments.experiment import RESULTS\n"
         "from graphs.dataset import load_family\n"
-        "from agent.policy.serialization import read_card\n"
+        "from agent.policy.serialization import read_policy\n"
         "names = ('ablation', 'finetuning', 'orders')\n"
         "assert all((RESULTS.parent / f'{name}.json').is_file() for name in names)\n"
-        "read_card('pretrained')\n"
+        "read_policy('pretrained').card\n"
         "from envs.cluster.presets import get_cluster\n"
         "get_cluster('4xv100-sxm2')\n"
         "print(len(load_family('llama')))"

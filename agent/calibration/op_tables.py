@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,17 +74,8 @@ class OpTable:
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> OpTable:
         """Returns some of the rows, by a mask or by indices."""
-        return OpTable(
-            self.kind,
-            self.op_class,
-            self.dtype,
-            self.shape[rows],
-            self.flops[rows],
-            self.bytes_moved[rows],
-            self.seconds[rows],
-            self.image[rows],
-            self.held_out[rows],
-        )
+        own: dict[str, Any] = {key: each for key, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, **{key: each[rows] for key, each in own.items()})
 
 
 def tables(rows: Sequence[MeasuredOp]) -> list[OpTable]:

@@ -132,18 +132,6 @@ def save_policy(folder: Path, network: PlacementNetwork, card: PolicyCard) -> No
     write_bytes_atomic(folder / "policy.safetensors", save(weights, metadata={"format": FORMAT}))
 
 
-def read_card(path: str | Path) -> PolicyCard:
-    """Reads what a policy is, without its weights.
-
-    Args:
-        path: a run's folder, or `pretrained`.
-
-    Raises:
-        PolicyFileError: no policy there, or `policy.json` does not conform.
-    """
-    return _parse_card(*_read_card_file(path))
-
-
 def read_policy(path: str | Path) -> StoredPolicy:
     """Reads a policy's files, once.
 
@@ -154,9 +142,11 @@ def read_policy(path: str | Path) -> StoredPolicy:
         PolicyFileError: a file is missing, or `policy.json` does not conform; `StoredPolicy.policy` checks
             the weights.
     """
-    card_data, card_file = _read_card_file(path)
-    file = card_file.with_name("policy.safetensors")
-    weights = _read_bytes(file)
+    folder = PRETRAINED if str(path) == "pretrained" else Path(path)
+    card_file, file = folder / "policy.json", folder / "policy.safetensors"
+    if not card_file.is_file():
+        raise PolicyFileError(f"{folder}: holds no policy.json; give the folder of a trained run")
+    card_data, weights = _read_bytes(card_file), _read_bytes(file)
     parts = (hashlib.sha256(data).digest() for data in (card_data, weights))
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
     return StoredPolicy(_parse_card(card_data, card_file), digest, weights, file)
@@ -172,14 +162,6 @@ def load_policy(path: str | Path) -> Policy:
         PolicyFileError: a missing, corrupt or foreign file, or one of another version.
     """
     return read_policy(path).policy()
-
-
-def _read_card_file(path: str | Path) -> tuple[bytes, Path]:
-    folder = PRETRAINED if str(path) == "pretrained" else Path(path)
-    file = folder / "policy.json"
-    if not file.is_file():
-        raise PolicyFileError(f"{folder}: holds no policy.json; give the folder of a trained run")
-    return _read_bytes(file), file
 
 
 def _read_bytes(file: Path) -> bytes:

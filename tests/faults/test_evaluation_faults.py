@@ -22,7 +22,7 @@ import torch
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec as spec_of
 from agent.evaluation.run import evaluate, open_folder
-from agent.policy.serialization import PRETRAINED, read_card, read_policy, save_policy
+from agent.policy.serialization import PRETRAINED, read_policy, save_policy
 from graphs.io.graph_files import write_graphs
 from graphs.system.folders import FolderError
 from tests.agent.placement_cases import training_graph
@@ -267,7 +267,7 @@ def test_a_policy_that_is_replaced_meanwhile_is_not_used(tmp_path: Path) -> None
             with torch.no_grad():
                 for weight in network.parameters():
                     weight.neg_()
-            save_policy(run, network, read_card(run))
+            save_policy(run, network, read_policy(run).card)
 
     assert not evaluate(spec, out, jobs=2, report=replace).failures
     assert json.loads((out / "settings.json").read_text())["policy"] == spec.policy.digest

@@ -10,14 +10,14 @@ from agent.evaluation.spec import placer_names
 from agent.experiments.equal_time.sealed import FIRST_SEED, KEPT, LARGE, NEW, sealed_graphs
 from agent.experiments.experiment import EXPERIMENTS
 from agent.experiments.recorded.equal_time import equal_time_tables
-from agent.policy.serialization import read_card
+from agent.policy.serialization import read_policy
 from graphs.families import FAMILIES
 from graphs.io.graph_files import read_graphs
 from graphs.system.errors import InputError
 
 
 def test_the_graphs_that_are_kept_were_never_seen_and_no_training_can_name_their_families() -> None:
-    card, graphs = read_card("pretrained"), read_graphs(KEPT)
+    card, graphs = read_policy("pretrained").card, read_graphs(KEPT)
     for graph in graphs:
         assert graph.n_ops > (3_000 if graph.family in LARGE else 100)
         assert card.how_seen(graph) == "no"
@@ -28,7 +28,7 @@ def test_the_graphs_that_are_kept_were_never_seen_and_no_training_can_name_their
 
 def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on() -> None:
     assert max(FAMILIES.values()) <= FIRST_SEED
-    card = read_card("pretrained")
+    card = read_policy("pretrained").card
 
     def graphs(first_seed: int = FIRST_SEED) -> list[str]:
         found = sealed_graphs(

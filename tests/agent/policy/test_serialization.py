@@ -22,7 +22,6 @@ from agent.policy.serialization import (
     PolicyCard,
     PolicyFileError,
     load_policy,
-    read_card,
     read_policy,
     save_policy,
 )
@@ -52,7 +51,7 @@ def test_round_trip(saved: Path) -> None:
 @pytest.mark.parametrize("feature_set", FEATURE_SETS)
 def test_a_card_lists_the_features_that_the_policy_sees(saved: Path, feature_set: str) -> None:
     network = PlacementNetwork(current_shape("sage", 8, 1, feature_set))
-    save_policy(saved, network, replace(read_card(saved), shape=network.shape))
+    save_policy(saved, network, replace(read_policy(saved).card, shape=network.shape))
     card = json.loads((saved / "policy.json").read_text())
     groups = FEATURE_SETS[feature_set]
     assert card["device_features"] == [each.name for each in DEVICE_FEATURES if each.group in groups]
@@ -70,7 +69,7 @@ def test_a_policy_for_other_features_is_refused(
     card = json.loads(file.read_text())
     file.write_text(json.dumps(card | {key: spoil(card[key])}))
     with pytest.raises(PolicyFileError, match=f"^{file}: {key}: is for other features .*train .* again$"):
-        read_card(saved)
+        read_policy(saved)
 
 
 def test_a_policy_of_another_version_is_refused_as_such(saved: Path) -> None:
@@ -101,7 +100,7 @@ def test_loaded_weights_can_be_trained(saved: Path) -> None:
 
 
 def test_card_knows_what_was_seen(saved: Path) -> None:
-    card = read_card(saved)
+    card = read_policy(saved).card
     assert card.config == {"seed": 3}
     graph = training_graph()
     renamed = replace(graph, name="other", family="", op_names=tuple(f"x{op}" for op in range(graph.n_ops)))

@@ -12,7 +12,7 @@ import torch
 
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
 from agent.policy import serialization
-from agent.policy.serialization import StoredPolicy, load_policy, read_card, read_policy
+from agent.policy.serialization import StoredPolicy, load_policy, read_policy
 from agent.training import checkpoints, inputs
 from agent.training.checkpoints import Checkpoint, CheckpointError
 from agent.training.clock import Clock, Elapsed
@@ -117,7 +117,7 @@ def test_the_best_policy_is_kept_with_what_it_saw(tmp_path: Path) -> None:
     result = train(SMALL, context)
     assert [row[VALIDATION] for row in context.rows if VALIDATION in row]
     assert result.best_score == min(row.get(SCORE, np.inf) for row in context.rows)
-    card = read_card(tmp_path)
+    card = read_policy(tmp_path).card
     shown = (*context.graphs.train, *context.graphs.validation)
     assert [card.how_seen(graph) for graph in shown] == ["yes"] * 3
     assert card.how_seen(context.graphs.held_out[0]) != "yes"
@@ -247,7 +247,7 @@ def test_what_the_first_policy_saw_counts_as_seen(tmp_path: Path) -> None:
     other = chains(3, 3, "other")
     second.graphs = Split((other,), (), ())
     train(replace(SMALL, timesteps=256, init=str(first.folder)), second)
-    card = read_card(second.folder)
+    card = read_policy(second.folder).card
     assert card.how_seen(other) == "yes"
     assert card.how_seen(first.graphs.train[0]) == "yes"
     assert card.how_seen(first.graphs.held_out[0]) != "yes"

@@ -37,7 +37,6 @@ class Csr:
         Args:
             rows: row of each item, int (n,).
             items: int (n,).
-            n_rows: number of rows, empty ones included.
         """
         ptr = np.zeros(n_rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=n_rows), out=ptr[1:])

@@ -32,7 +32,6 @@ class KindCosts:
     """A problem by kinds of devices; those of a kind have equal memory and take equally long for every op.
 
     Attributes:
-        problem: the problem.
         kind_of: kind of each device, int (n_devices,).
         seconds: of each op on each kind, (n_ops, n_kinds).
         memory: bytes of one device of each kind, (n_kinds,).

@@ -27,13 +27,9 @@ class MeasuredOp:
     """One measured op.
 
     Attributes:
-        kind: device kind.
         op_class: one of `envs.costs.op_classes.CLASSES`, or `TENSOR`.
         dtype: of the arithmetic.
         shape: batch, m, n and k of a matrix product; else 1, rows, elements of a row and 1.
-        flops: floating-point operations.
-        bytes_moved: memory traffic in bytes.
-        seconds: measured time.
         image: height and width of the output of a convolution, else 0.
     """
 

@@ -114,7 +114,6 @@ def measured_seconds(
 
     Args:
         path: SQLite file, made where it does not exist.
-        device: whose times they are.
         timed: names, and functions that return the seconds of each repeat.
 
     Raises:

@@ -83,7 +83,6 @@ class MeasureFlags:
 
     Attributes:
         profile: whether ops are timed before they are placed.
-        measured: number of placements that are measured.
         adapt: whether each of them corrects the costs that the next one is found with.
         fidelity: number of varied placements that are simulated and measured.
         measure_timeout: seconds after which a placement has taken too long.

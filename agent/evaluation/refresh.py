@@ -10,12 +10,9 @@ class Refresher:
     """Calls a function now and then, and less often when it takes long.
 
     Args:
-        write: what is called.
         every_s: least seconds between the end of a call and the next.
         share: greatest share of the time that the calls may take: after one of t seconds, none is made for
             t / share seconds.
-        first_s: seconds until the first call.
-        clock: gives seconds.
     """
 
     def __init__(

@@ -65,10 +65,8 @@ class Trial:
         single_s: step time of the fastest single device that has the memory; where none has, of the fastest.
         single_fits: whether that device has the memory.
         seen: what the evaluation's policy was shown of the graph in training: "yes", "topology" or "no".
-        granularity: what one decision placed.
         pipeline: schedule of a pipeline; empty for one batch at a time.
         microbatches: in a step; 1 for one batch at a time.
-        throughput_per_s: microbatches a second.
         bubble_share: share of the devices' time in the step in which they compute nothing; 0 where unknown.
         improvements: when the best feasible placement got better, thinned; empty where that is unknown.
     """

@@ -59,7 +59,6 @@ def evaluate(
 
     Args:
         folder: new, empty, or one that an evaluation with equal settings was begun in.
-        jobs: processes that make trials.
         trial_timeout_s: seconds after which a trial is stopped, and tried once more; None = never.
         make_trials: makes them, on this machine or elsewhere.
         report: called with (trials made or failed, trials in all) after each.

@@ -72,11 +72,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 def print_tables(lines: Sequence[Line], n_failed: int = 0) -> None:
-    """Print the summary, as wide as the terminal, or in full where the output is no terminal.
-
-    Args:
-        n_failed: number of trials that failed.
-    """
+    """Print the summary, as wide as the terminal, or in full where the output is no terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print("\n".join(table_lines(lines, width, n_failed)))
 
@@ -86,7 +82,6 @@ def table_lines(lines: Sequence[Line], width: int | None, n_failed: int = 0) -> 
 
     Args:
         width: characters a line may have; None = any number. Names and numbers are never cut.
-        n_failed: number of trials that failed.
     """
     text: list[str] = []
     left_out: dict[str, None] = {}

@@ -94,10 +94,8 @@ class TrialRunner:
         """Runs a placer of pipelines or data parallelism, or times a given placement.
 
         Args:
-            placer: by name.
             given: a placement to time; None = the placer finds one.
             seed: of the placer's randomness, beside the names of graph and placer.
-            policy: of learned placers.
 
         Raises:
             PipelineError: the schedule cannot run the placement.

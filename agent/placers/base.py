@@ -66,9 +66,7 @@ class PlacementResult:
     """Outcome of one run of a placer.
 
     Attributes:
-        problem: what was placed.
         placement: the best placement it scored; a feasible one beats any that is out of memory.
-        evaluations: placements it simulated.
         wall_s: seconds it took, scoring included.
         cpu_s: processor seconds of it, of all threads of this process.
         improvements: when its best feasible placement got better, thinned; may be empty.
@@ -295,7 +293,6 @@ class Placer:
     """A named strategy; `place` may be called any number of times.
 
     Attributes:
-        strategy: what it does.
         uses_rng: whether another seed may give another placement.
         stands_alone: whether searches that begin with what heuristics find leave it out.
     """

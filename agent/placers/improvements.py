@@ -15,7 +15,6 @@ class Improvement(NamedTuple):
     Attributes:
         evaluations: complete placements that were simulated until then.
         seconds: wall seconds since the search began.
-        step_time_s: of the placement.
     """
 
     evaluations: int

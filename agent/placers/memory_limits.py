@@ -29,7 +29,6 @@ class MemoryLimits:
     Attributes:
         n_tries: number of the present try, 1 to `MAX_TRIES`.
         limit_bytes: memory of each device to plan with, (n_devices,); at first all of it.
-        problem: the problem with that memory.
     """
 
     def __init__(self, problem: Problem) -> None:

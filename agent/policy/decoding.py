@@ -55,7 +55,6 @@ def decode(
 
     Args:
         order: name of the order to visit the ops in.
-        n_samples: how many placements to draw.
         rng: source of randomness; without it, one of a fixed seed.
         greedy: whether a placement that takes the best device at every op comes before those drawn.
         resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and

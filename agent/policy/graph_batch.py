@@ -63,7 +63,6 @@ class GraphBatch:
         nodes: features, float32 (n_nodes of all, n_node_features).
         graphs: features of each graph, float32 (n_graphs, n_graph_features).
         member: graph of each node, int64 (n_nodes of all,).
-        parts: the graphs themselves.
         start: first node of each graph, int64 (n_graphs,).
         sizes: nodes of each graph, float32 (n_graphs, 1).
         to_consumers, to_producers: source and target of each edge, by target, int64 (2, n_edges), in each

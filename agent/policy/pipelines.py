@@ -33,7 +33,6 @@ def decode_pipelines(
     """Finds plans of a pipeline by walks of a policy over its pieces, side by side.
 
     Args:
-        n_samples: how many plans to draw.
         rng: source of randomness; without it, one of a fixed seed.
         greedy: whether a plan that takes the best device for every piece comes before those drawn.
 

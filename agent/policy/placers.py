@@ -49,7 +49,6 @@ class LearnedPlacer:
     """A named way to place with a policy.
 
     Attributes:
-        strategy: what it does.
         uses_rng: whether it draws devices, whatever the order.
     """
 

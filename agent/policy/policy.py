@@ -24,7 +24,6 @@ class Policy(nn.Module):
     """Scores devices from observations that name their problem by its index in `set_problems`.
 
     Args:
-        network: encodes and scores.
         mdp_config: the decision process that the policy acts in where nothing else is said.
     """
 

@@ -44,9 +44,7 @@ class PolicyCard:
     """The contents of `policy.json`.
 
     Attributes:
-        shape: of the network.
         seen: name, family and hashes of every graph that the policy was trained on or chosen by.
-        config: of the training.
     """
 
     shape: NetworkShape

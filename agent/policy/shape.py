@@ -15,7 +15,6 @@ class NetworkShape:
     Attributes:
         encoder: its name in `ENCODERS`.
         hidden: width of embeddings and of the head.
-        rounds: rounds of the encoder.
         node_features, graph_features, device_features: widths of the inputs.
         feature_set: key of `FEATURE_SETS`.
     """

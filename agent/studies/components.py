@@ -15,7 +15,6 @@ class Component:
     """A component that an ablation can leave out.
 
     Attributes:
-        meaning: description of the component.
         changes: settings without it.
     """
 

@@ -30,7 +30,6 @@ class StudyTrial:
 
     Attributes:
         name: of its folder, unique in the study.
-        config: what it is trained with.
         component: description of the change from the base; "" for the base.
         mode: how: `base`, `without`, `replaced`, `grid`, `sampled`, or `cold` for a control without `--init`.
     """

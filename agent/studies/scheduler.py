@@ -55,9 +55,7 @@ class Scheduler:
     delay the others. If the disk is full, all trials stop and none counts as failed.
 
     Args:
-        report: called with each attempt.
         make: makes a process for trials; by default on this machine.
-        answers: waits for these processes.
     """
 
     def __init__(

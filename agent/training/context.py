@@ -19,9 +19,7 @@ class Context(Protocol):
     """Interface to the place that a training runs in.
 
     Attributes:
-        seed: of everything random.
         device: torch device of the network.
-        folder: where the policy is written.
         graphs: what to train, validate and report on.
         checkpoints: folder to resume from and to save to.
         runnable: the model to run, if measured step times are learned from.

@@ -25,9 +25,6 @@ def check_finite(**numbers: float) -> None:
 def check_weights(network: nn.Module, name: str) -> None:
     """Checks all weights of a network.
 
-    Args:
-        name: what to call them.
-
     Raises:
         FloatingPointError: some are NaN, infinite, or so large that their sum is.
     """

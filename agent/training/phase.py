@@ -15,7 +15,6 @@ class Phase(ABC):
         name: as it is called in messages and checkpoints.
         share: of the time of a training with a limit.
         rate: the setting that is its learning rate; empty where it learns nothing.
-        steps: how many were made.
         step_s: seconds of the last one; 0 before the first.
         timed_out: whether its time leaves none for another one, or left none for the first.
     """

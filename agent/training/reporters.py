@@ -98,7 +98,6 @@ class TensorBoard:
     Args:
         folder: where event files are made at the first report; scalars that a killed run left, of the same
             or later decisions, are dropped from the curves.
-        settings: the hyperparameters.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:

@@ -34,10 +34,7 @@ class TrainingState:
         problems: to train on; observations name them by index.
         collector, ppo: rollouts of reinforcement, and its algorithm, which owns policy and optimizer.
         step_timer: what times a placement that the policy is judged by.
-        average: the averaged weights.
-        clock: of the whole training.
         group: the workers that train together, each with its share of the environments.
-        iteration: updates made.
         evaluation_s: seconds of the last evaluation; 0 before the first.
         imitated, timesteps: decisions learned from by imitation, each time counted, and by reinforcement.
     """

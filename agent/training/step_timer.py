@@ -28,7 +28,6 @@ class MeasuredStepTimer:
     """Measures the step of a model under placements; call `open` first and `close` at the end.
 
     Args:
-        model: whose step it is.
         clusters: that it is placed on; their devices are devices of this machine.
         n_steps: steps that are timed for a placement.
         timeout_s: seconds after which a placement is given up.

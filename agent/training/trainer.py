@@ -58,9 +58,6 @@ class DivergedError(RuntimeError):
     """A training whose losses, gradients, weights or scores are not finite any more; one line says where.
 
     What was saved before is kept: the best policy and the last checkpoint.
-
-    Attributes:
-        result: how the training ended.
     """
 
     def __init__(self, result: Result) -> None:

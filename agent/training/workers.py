@@ -30,7 +30,6 @@ class WorkerGroup(Protocol):
 
     Attributes:
         rank: number of this worker, from 0.
-        size: number of workers.
     """
 
     rank: int

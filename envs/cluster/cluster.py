@@ -31,7 +31,6 @@ class Device:
 
     Attributes:
         kind: the key of measured seconds, e.g. `v100`.
-        memory_bytes: capacity in bytes.
         flops_per_s: peak floating-point operations a second.
         bytes_per_s: memory bandwidth, bytes a second.
         launch_s: seconds to launch one op.

@@ -48,7 +48,6 @@ class Kind:
         memory_bytes, bytes_per_s: capacity and bandwidth of its memory.
         peaks: floating-point operations a second by dtype.
         multiprocessors: number of streaming multiprocessors.
-        l2_bytes: size of the L2 cache.
         context_bytes: memory that is taken before the first tensor.
         fragmented: share of the rest that no tensor can have.
     """

@@ -69,9 +69,7 @@ class Calibration:
     """The measured efficiency of a device kind.
 
     Attributes:
-        kind: the device kind.
         origin: what its models come from, e.g. `measured` or `medians of ampere`.
-        source, licence: of the measurements.
         multiprocessors: blocks of a matrix product that the device computes at a time.
         l2_bytes: size of its last cache.
         classes: models by op class or `TENSOR`; `STAND_INS` says what holds for the others.

@@ -172,7 +172,6 @@ class Machine:
     """The properties of a device that the models need.
 
     Attributes:
-        bytes_per_s: of its memory.
         multiprocessors: blocks of a product that it computes at a time.
         l2_bytes: size of its last cache.
         batched_tiles: rows and columns of the tiles of its kernels for batched products.

@@ -26,8 +26,6 @@ class BatchedPlacementEnv(VecEnv):
     `train_agent.py` does without it: it decides in compiled loops. It serves other learners.
 
     Args:
-        problems: graphs on clusters.
-        n_envs: number of episodes side by side.
         pipeline: as `PlacementEnv` takes it.
         orders: names of traversal orders; one is drawn per episode.
         seed: seed of the draws of problems and orders.

@@ -37,15 +37,11 @@ class EpisodeResult:
     """The result of one episode.
 
     Attributes:
-        problem: index of the problem.
-        order: name of the traversal order.
         step_time_s: step time of `device_of`, NaN where infeasible.
         ratio_to_single: `step_time_s` over that of the fastest single device.
         fits: whether every device has the memory.
         infeasible: whether the episode ended early, at an op that no device had free memory for.
         device_of: the placement, int (n_ops,); in `improve` the best one seen. -1 where not placed.
-        decisions: number of decisions taken.
-        episode_return: sum of rewards.
     """
 
     problem: int
@@ -73,8 +69,6 @@ class EpisodeBatch:
 
     Args:
         problems: what episodes may be over; every one must be feasible on its cluster.
-        n: number of episodes side by side.
-        orders: names of traversal orders.
         mdp: `construct` places every op once; `improve` moves the ops of a complete placement.
         passes: times that `improve` visits every placement unit.
         start: gives the placement that `improve` starts from.

@@ -24,7 +24,6 @@ class Feature:
     """One number about one candidate device.
 
     Attributes:
-        name: identifier, unique.
         group: one of `GROUPS`.
         unit: what it is measured in.
     """

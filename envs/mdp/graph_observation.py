@@ -96,7 +96,6 @@ class GraphObservation(
         devices, mask: as in `PlacementEnv`.
 
     Args:
-        env: a `PlacementEnv`, wrapped or not.
         n_neighbours: number of producers, and of consumers, in the observation.
 
     Raises:

@@ -38,8 +38,6 @@ class PipelineEpisodes:
 
     Args:
         problems: what episodes may be over; each graph is the step of one microbatch.
-        n: number of episodes side by side.
-        pipeline: schedule and microbatches.
         orders, mdp: only the defaults: pieces have one order, and a pipeline is constructed.
         mask, memory_penalty: as of `EpisodeBatch`. A mask leaves out devices that a lower estimate of what
             the stages keep alive does not fit on.

@@ -18,10 +18,7 @@ class VisitOrders:
     """Visits of episodes over given problems; those of an order that is not drawn are found once.
 
     Args:
-        problems: what episodes are over.
-        orders: names of traversal orders.
         improving: visit every placement unit once a pass, instead of every op once.
-        passes: number of passes of an improvement.
     """
 
     def __init__(

@@ -96,7 +96,6 @@ class Call:
             order in which all devices can run.
         function: e.g. `aten.mm.default`.
         arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
-        out: where the result goes.
     """
 
     op: int
@@ -130,7 +129,6 @@ class DeviceProgram:
     """The instructions that one device runs in a step.
 
     Attributes:
-        device: its index.
         n_slots: number of values that the device program names.
         instructions: in the order in which they run.
         frees: slots whose values no later instruction reads, per instruction; sources are never freed.

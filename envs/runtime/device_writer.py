@@ -39,12 +39,7 @@ class ActionSpan(NamedTuple):
 
 
 class DeviceWriter:
-    """Writes the program of one device.
-
-    Attributes:
-        instructions: so far.
-        spans: the actions so far.
-    """
+    """Writes the program of one device."""
 
     def __init__(self, places: Places, device: int) -> None:
         self.places, self.device = places, device

@@ -52,7 +52,6 @@ class Interpreter:
     """The process-local half of a runner: the state of one device, and its device program.
 
     Args:
-        program: what the device runs.
         state: each parameter and buffer that lives here, by path; they are changed in place.
         constants: each constant of the model that the device program reads, by name.
         inputs: each input that the device program reads, by index; their values may change between steps.

@@ -36,9 +36,7 @@ class Places:
 
     Attributes:
         parts: what each place runs: the actions, then the homes of the devices.
-        devices: device of each place.
         first_home: the first place that is a home.
-        count: number of microbatches.
     """
 
     parts: list[DeviceProgram]

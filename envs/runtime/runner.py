@@ -34,7 +34,6 @@ class StepTimes:
 
     Attributes:
         total_s: from the first start of a device to the last end.
-        records: of each device.
     """
 
     total_s: float

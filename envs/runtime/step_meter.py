@@ -34,7 +34,6 @@ class MeasuredStep:
     Attributes:
         median_s: over the steps; NaN if it cannot be run.
         low_s, high_s: first and ninth decile over the steps.
-        n_steps: number of steps that were timed.
         failure: why it cannot be run, in one line; "" if it can.
     """
 
@@ -73,9 +72,7 @@ class StepMeter:
     that hangs or dies is tried once more.
 
     Args:
-        captured: of the module.
         module, inputs: what is run; the module is not changed.
-        processes: of the devices.
         n_steps: number of steps that are timed, at least 20; before them some are run without being timed.
         options: keywords of the optimizer.
 

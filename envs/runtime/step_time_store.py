@@ -24,7 +24,6 @@ class StepTimeStore:
 
     Args:
         path: one JSON object a line; a last line that a crash cut short is measured again.
-        meter: measures what the file lacks.
         devices: names of the devices that the meter's processes are; times on others are others.
 
     Raises:
@@ -45,7 +44,6 @@ class StepTimeStore:
         Args:
             device_of: device of each op, int (n_ops,).
             round: which of several measurements of the placement it is; None for the only one.
-            n_steps: of a round.
         """
         placed = np.ascontiguousarray(device_of, dtype=np.int64).tobytes()
         which = b"" if round is None else f" round {round}".encode()

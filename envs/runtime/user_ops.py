@@ -18,9 +18,6 @@ def modules_with_ops(programs: Iterable[DeviceProgram], module: nn.Module) -> tu
     """Names the Python modules that may define operators of device programs, from their ops and the model.
 
     The script that runs is left out, as it may start processes where it is imported.
-
-    Args:
-        module: the model.
     """
     ops = (OPDEFS.get("::".join(name.split(".")[:2])) for each in programs for name in _functions(each))
     of_ops = (op._init_fn.__module__ for op in ops if op is not None)

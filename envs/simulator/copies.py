@@ -21,7 +21,6 @@ class Copy:
     """One copy of a tensor.
 
     Attributes:
-        tensor: index.
         source, target: devices by index; `target` is `TO_ALL` where one transfer serves all devices.
         start_s, end_s: when the copy occupies its link, seconds.
         arrival_s: when the tensor is there, seconds.

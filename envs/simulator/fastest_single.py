@@ -14,7 +14,6 @@ class FastestSingle(NamedTuple):
     """The fastest device that has the memory for all ops; where none has, the fastest of all.
 
     Attributes:
-        device: its index.
         step_s: simulated seconds of the step with all ops on it; 1 where no op takes time.
         fits: whether it has the memory.
     """

@@ -30,7 +30,6 @@ class StepTime:
         total_s: finish of the last op, seconds.
         start_s, finish_s: when each op runs, (n_ops,); 0 for parameters and inputs.
         busy_s: seconds each device computes, without what copies slow it, (n_devices,).
-        transfer_bytes: bytes sent between devices.
         peak_bytes: greatest memory in use on each device, (n_devices,).
         fits: whether the placement is feasible: no device needs more memory than it has.
     """

@@ -18,7 +18,6 @@ class CapturedStep:
     """The op graph of a step with the traced nodes behind its ops.
 
     Attributes:
-        graph: ops in program order.
         step: the model on fake tensors, which knows the shapes of state and inputs.
         trace: the traced nodes; views among them are no ops.
         storages: the memory behind each node, as `graphs.capture.storages.find_storages` finds it.

@@ -24,7 +24,6 @@ class GraphBuilder:
     """Builds the op graph of one trace, op by op in program order.
 
     Args:
-        trace: the traced step.
         state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
         sources: whether ops say their source line and shape.

@@ -15,7 +15,6 @@ class Update:
     """An optimizer's update of a parameter.
 
     Attributes:
-        optimizer: name of the optimizer.
         flops: floating-point operations per element.
         passes: reads and writes per element of the weights, the gradient, what is kept of each element, and
             intermediate results.

@@ -30,7 +30,6 @@ class Step(nn.Module):
         loss: what of the outputs is the loss, as `graphs.capture.loss.find_loss` takes it.
 
     Attributes:
-        model: the copy.
         tensors: the fake tensors among the inputs.
         averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
     """

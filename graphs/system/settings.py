@@ -46,7 +46,6 @@ def option(default: Any, help: str, *, group: str, default_text: str = "", **rul
     """Makes a dataclass field that is a setting.
 
     Args:
-        default: immutable default value.
         help: one phrase for the command line's help.
         group: heading of the help under which the flag stands.
         default_text: how the help describes the default, where its value says too little.
@@ -60,7 +59,6 @@ def option_of(cls: type[Settings], name: str, default: Any) -> Any:
 
     Args:
         cls: the other class, which has a field of this name and type.
-        default: immutable default value.
     """
     known = next(item for item in fields(cls) if item.name == name)
     return field(default=default, metadata=known.metadata)

@@ -51,7 +51,6 @@ def train_with_others(joined: Joined, resolve: Resolve, train: Train, told: Told
     """Trains as one of several workers; the first one prints.
 
     Args:
-        joined: joins the others.
         resolve: called by the first worker alone.
         told: says whether the first worker is asked to stop.
 

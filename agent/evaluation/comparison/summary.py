@@ -30,7 +30,6 @@ class Line:
 
     Attributes:
         seen: what the evaluation's policy was shown of these graphs in training: "yes", "topology" or "no".
-        graphs, seeds: how many.
         step_time_s: geometric mean in seconds over the trials whose placement is feasible; None if none is.
         ratio_to_single, ratio_to_best: geometric means over the same trials.
         seed_spread: sample standard deviation over seeds of the geometric mean of `ratio_to_single`; None for
@@ -39,7 +38,6 @@ class Line:
             which the bound does not hold for.
         feasible_share: share of the trials whose placement is feasible.
         evaluations, wall_s, cpu_s: mean per trial.
-        granularity: what one decision placed.
         ratio_to_refine: geometric mean of step time over what `refine` had found in the same processor time;
             None if that is not known for each feasible trial.
         single_fits: whether each graph has a single device with the memory for it.

@@ -40,7 +40,6 @@ class DeviceMap:
         device_of: device index of each op when the map is run, int (n_ops,).
         n_changed: ops that run elsewhere than placed, parameters and inputs included.
         placed_s, total_s: simulated step of the placement and of the map, seconds.
-        fits: whether the map is feasible.
     """
 
     devices: Mapping[str, int | str]

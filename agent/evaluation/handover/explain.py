@@ -30,15 +30,11 @@ class Explanation:
 
     Attributes:
         bottleneck: `memory`, `link`, `load`, `dependencies` or `compute`.
-        total_s: the step.
         no_copies_s: the step if copies took no time.
         critical_path_s: the longest chain of ops, each on its device, copies free.
         balanced_s: the work of all ops, spread evenly over the devices by their speed.
-        busy_s: computation of each device.
         link: the link that is busy longest, "" if nothing is copied.
-        link_busy_s: how long it is busy.
         single: the fastest device that has the memory for all ops, None if none has.
-        single_s: the step on it.
         data_parallel: what data parallelism would do with the same devices.
         device_names: of the cluster; all names are shortened.
         fullest: device with the greatest share of its memory in use.

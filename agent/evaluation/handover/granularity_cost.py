@@ -17,11 +17,7 @@ EVALUATIONS = 1_000
 
 
 def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
-    """Says in a line of 80 characters what placing by module, block or layer costs; no line by op.
-
-    Args:
-        placed_s: step of the placement, seconds.
-    """
+    """Says in a line of 80 characters what placing by module, block or layer costs; no line by op."""
     by_op_s, budget = _by_op_s(problem), f"in {EVALUATIONS:,} evaluations"
     if by_op_s is None:
         return []

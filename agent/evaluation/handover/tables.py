@@ -18,7 +18,6 @@ class OpRow:
     Attributes:
         source: line of code that ran it, `file.py:12`; "" if it is not known.
         shape: of the first tensor that it makes, `2x5`; "" of a scalar, or if it is not known.
-        device: name.
     """
 
     op: str
@@ -36,7 +35,6 @@ class MemoryRow:
 
     Attributes:
         peak_bytes: greatest memory in use, simulated.
-        share: of the capacity.
     """
 
     device: str

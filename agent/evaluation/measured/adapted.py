@@ -31,7 +31,6 @@ def adapted(
 
     Args:
         found: different placements of the trials, the best first.
-        measurements: keeps the measured steps.
         report: called with (measurements made, measurements in all) before each.
 
     Returns:

@@ -35,11 +35,9 @@ class FidelityRow:
 
     Attributes:
         source: what made the placement.
-        predicted_s: simulated step time.
         measured_s, low_s, high_s: median of the rounds' medians, least first and greatest ninth decile of the
             measured step times; None if it could not be run.
         first_s, last_s: medians of the first and the last round.
-        n_steps: number of steps that were timed.
         transfer_bytes: what devices send to each other in a step.
         failure: why it could not be run, or "".
     """
@@ -64,11 +62,9 @@ class Fidelity:
     """The agreement of predictions with measurements, over the placements that could be run.
 
     Attributes:
-        n_placements: how many those are.
         median_error, p90_error: of |predicted / measured - 1|.
         scaled_error: median error after one factor for all, as where the machine is slower than it was when
             its ops were timed.
-        spearman, kendall: rank correlations.
         regret: measured time of the placement with the shortest prediction, over the shortest measured one,
             minus 1.
         retest: Kendall's rank correlation of the first round of measurements and the last: with itself, the
@@ -99,7 +95,6 @@ def measure_fidelity(
 
     Args:
         problem: the graph of `measurements`, at the granularity of that name.
-        count: number of placements.
         report: called with (measurements made, measurements in all) after each.
     """
     placements = list(varied_placements(problem, count))

@@ -44,7 +44,6 @@ class MeasuredRow:
         simulated_s: step time that the evaluation gave it.
         measured_s, low_s, high_s: median, first and ninth decile of the measured step times; None if it could
             not be run.
-        n_steps: number of steps that were timed.
         failure: why it could not be run, or "".
     """
 
@@ -66,7 +65,6 @@ class MeasuringSession:
     """Measures the model of an evaluation on the devices that its clusters are.
 
     Args:
-        config: of the evaluation.
         clusters: all of them devices of this machine.
         folder: of the evaluation; measurements are kept in it, and none is made twice.
         timeout_s: seconds after which a placement that is measured has taken too long.

@@ -22,11 +22,7 @@ LIGHT = ("#2166ac", "#d95f02", "#1b9e77", "#b2328c", "#8c6d1f", "#5e4fa2", "#c03
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of a figure.
-
-    Attributes:
-        series: of lines and devices.
-    """
+    """Colours of a figure."""
 
     ink: str
     muted: str

@@ -37,7 +37,6 @@ def write_report(
         command: what made them, as typed.
         spec: of the evaluation; None leaves out single graphs, and what data parallelism would do unless it
             is among the trials.
-        n_failed: number of trials that failed.
         n_trials: number of trials in all; None = these.
     """
     n_ended = len(trials) + n_failed

@@ -46,7 +46,6 @@ class Relaxation:
     """The model that CP-SAT minimizes; times are in ticks.
 
     Args:
-        tick_s: seconds of a tick.
         seconds: that it may take to be made.
 
     Raises:

@@ -48,7 +48,6 @@ class Group:
     """Episodes of one problem that begin together and visit the same ops.
 
     Attributes:
-        problem: its index.
         draws: whether an episode draws its devices, bool (n_episodes,); else it takes the best.
         rng: source of drawn devices; None where no episode draws.
         resamples: whether slow episodes are replaced by copies of fast ones, and those without memory for an
@@ -72,7 +71,6 @@ class GroupWalk:
     Slot `i` of groups of `n` episodes has the episodes `i * n` to `(i + 1) * n - 1` of the batch.
 
     Args:
-        decider: decides in the batch.
         batch: episodes; their number is a multiple of the size of a group.
         groups: what is walked, the last first; all of one size, and at least as many as slots.
         rng: source of randomness of the order `random`.
@@ -92,9 +90,6 @@ class GroupWalk:
 
     def run(self, limit_s: float = np.inf) -> list[tuple[Group, list[IntArray]]]:
         """Walks all groups.
-
-        Args:
-            limit_s: wall seconds for all.
 
         Returns:
             Each group with the placements of its episodes, int64 (n_ops,) each, in the order they end.

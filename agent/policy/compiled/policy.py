@@ -27,7 +27,6 @@ class CompiledPolicy:
     """The actor of a policy, with the weights of one moment.
 
     Attributes:
-        shape: of the network.
         weights: float32, by their names in `PlacementNetwork`.
         mdp_config: the decision process that the policy acts in where nothing else is said.
         encode: encodes a problem, where the encoder is not compiled.

@@ -21,7 +21,6 @@ class Encoder(nn.Module):
     """Embeds every node (compute op) of a batch of graphs.
 
     Args:
-        n_features: width of the op features.
         hidden: width of the embeddings.
         rounds: number of layers, or of hops that messages travel along the edges.
 

@@ -43,7 +43,6 @@ class Demonstration:
     """A placement to imitate.
 
     Attributes:
-        problem: index of its problem.
         device_of: device of each op, int64 (n_ops,).
         regret: of each placement unit and device, how much longer the step is with this unit there than with
             it on its best device, all else as it is; units of reward, float32 (n_units, n_devices); infinity
@@ -73,9 +72,6 @@ def pipeline_demonstration(index: int, pipelined: PipelinedProblem, cuts: Cuts) 
     """Makes a demonstration of a plan, with the regret of beginning each stage earlier or one piece later.
 
     Every other device is out of the question.
-
-    Args:
-        index: of the problem.
     """
     chain, unit_of = pipelined.chain, pipelined.problem.graph.unit_of
     first, ranks = np.array(cuts.first), np.array(cuts.ranks)
@@ -110,9 +106,6 @@ def own_placements(
 ) -> list[Demonstration]:
     """Places every problem once by a policy, sampling each device; leaves out placements that are out of
     memory.
-
-    Args:
-        order: of the decisions.
     """
     placements = decode_many(policy, problems, order, n_samples=1, rng=rng, greedy=False)
 

@@ -45,7 +45,6 @@ class ImitationLearner:
         """Makes one pass over all trajectories, in a sequence that depends on the `number` of the pass alone.
 
         Args:
-            threads: how many share the scoring.
             group: the workers that learn together; each scores a share of the trajectories of every step.
 
         Returns:

@@ -30,7 +30,6 @@ class SearchedPlacements:
 
     Attributes:
         demonstrations: the placements that are feasible.
-        n_asked: placements that were asked for.
         n_complete: searches that used all their evaluations.
         n_partial: searches that time ended, but that found a feasible placement.
     """

@@ -39,9 +39,6 @@ def write_searched(folder: Path, found: SearchedPlacements, elapsed: Elapsed) ->
 def read_searched(folder: Path, problems: Sequence[Problem]) -> tuple[SearchedPlacements, Elapsed] | None:
     """Reads what `write_searched` wrote, and what had been taken until then; None where there is no file.
 
-    Args:
-        problems: that were searched.
-
     Raises:
         CheckpointError: the file is damaged, of another version, or of other problems.
     """

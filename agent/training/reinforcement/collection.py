@@ -42,11 +42,9 @@ class Collector:
     that what a place gets does not depend on when the others end.
 
     Args:
-        problems: what episodes are over.
         n_envs: number of places, those of all workers together.
         repeats: how often in a row a problem comes up in a round. Places over one problem stay together, so
             fewer graphs have to be encoded at a time.
-        seed: seed of all draws.
         step_timer: measures the step under a complete placement; the return of an episode is minus that, in
             single-device step times. Without it the simulated step time counts.
         group: the workers; each has as many places, and all make the draws of all places.

@@ -27,13 +27,9 @@ class DeviceTask:
     """The task that a device runs from now on.
 
     Attributes:
-        program: the device program.
-        memory_bytes: size of the shared memory.
         transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
         inputs: how and where each input of the model lies in the shared memory, by index.
         state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
-        optimizer: of the parameters.
-        seed: of the device's random numbers.
         modules: names of Python modules that may define operators of the device program.
     """
 
@@ -86,7 +82,6 @@ class DeviceHost:
     Args:
         cores: processor cores that the process is pinned to; one thread runs on each.
         memory: shared with the other devices and the caller.
-        inboxes: of all devices.
         barrier: at which all devices wait before each step.
     """
 

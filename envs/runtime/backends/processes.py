@@ -27,10 +27,6 @@ class DeviceProcesses:
     Args:
         devices: torch device of each, `cpu`, `cuda:0`, ...; or how many there are, all `cpu`.
         timeout_s: seconds after which a command has taken too long; None = never.
-        cuda: what drives CUDA devices.
-
-    Attributes:
-        memory: shared by all.
 
     Raises:
         ExecutionError: this machine lacks a device, or `timeout_s` is no number above 0.
@@ -59,9 +55,6 @@ class DeviceProcesses:
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Gives each device a command, and waits for all answers.
-
-        Args:
-            commands: one for each device.
 
         Returns:
             What each device returned.

@@ -74,7 +74,6 @@ class Barrier:
     """A barrier of several processes: each waits until all have come.
 
     Args:
-        index: of this process.
         inboxes: of all processes, for the barrier alone.
     """
 

@@ -39,9 +39,6 @@ class Transport(Protocol):
 class SharedMemory:
     """Memory that processes share: unnamed, so that it vanishes with the last process that holds it.
 
-    Args:
-        n_bytes: its size.
-
     Raises:
         OSError: it cannot be had.
     """

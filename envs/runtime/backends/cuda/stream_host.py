@@ -53,7 +53,6 @@ class StreamHost:
     Args:
         cores, memory, inboxes, barrier: as of a `DeviceHost`.
         names: of the devices, such as `cuda:0`, by device index.
-        cuda: what drives the devices.
     """
 
     cores: tuple[int, ...]

@@ -4,15 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from agent.calibration.op_tables import ITEM_BYTES, OpTable
-from agent.calibration.parameters import CACHES, CONVOLUTION, MATMUL, Parameter
 from envs.cluster.kinds import Kind
 from envs.costs.calibration import ClassFit, model_type
 from envs.costs.efficiency import Machine, MatmulModel, MatmulWork, Model
 from graphs.system.array_types import FloatArray
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a fit: its start, its bounds, and how strongly it is held at its start."""
+
+    start: float
+    low: float
+    high: float
+    stiffness: float = 0.1
+
+
+MATMUL = {
+    "launch_s": Parameter(3e-5, 5e-6, 3e-4),
+    "efficiency": Parameter(0.9, 0.2, 2.0),
+    "sustained": Parameter(1.0, 0.1, 2.5),
+    "traffic": Parameter(0.8, 0.4, 1.0),
+    "prologue": Parameter(3.0, 0.1, 150.0, 0.03),
+    "tile_cost": Parameter(5.0, 0.4, 60.0, 0.05),
+    "waves": Parameter(0.5, 0.05, 0.98, 0.05),
+    "overlap": Parameter(3.0, 1.3, 12.0, 0.05),
+    "cache": Parameter(3.0, 0.3, 20.0, 0.05),
+    "deep": Parameter(0.05, 0.005, 4.0, 0.05),
+}
+CONVOLUTION = MATMUL | {
+    "tile_cost": Parameter(8.0, 0.4, 60.0, 0.2),
+    "fused": Parameter(0.8, 0.2, 2.5),
+    "fused_prologue": Parameter(12.0, 0.1, 200.0, 0.03),
+    "transforms": Parameter(0.7, 0.1, 2.0),
+}
+CACHES = {
+    "launch_s": Parameter(5e-6, 1e-7, 1e-3, 0.02),
+    "efficiency": Parameter(0.9, 0.02, 4.0, 0.02),
+    "cached": Parameter(8.0, 1.0, 100.0, 0.05),
+    "room_bytes": Parameter(3e7, 1e5, 1e10, 0.02),
+    "fade": Parameter(2.0, 0.5, 8.0, 0.05),
+}
+"""The parameters of a device of one's own, whose caches decide."""
+
 
 MAX_ROWS = 600
 """Rows that make a fit, taken evenly from all: more change nothing."""
@@ -83,3 +122,33 @@ def _fit(table: OpTable, kind: Kind) -> Model:
     )
     values = dict(zip(limits, np.exp(found.x).tolist(), strict=True))
     return build(**{name: float(f"{value:.5g}") for name, value in values.items()})
+
+
+def fit_line(n_bytes: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+    """Fits seconds = alpha + n_bytes / bandwidth, both (n,), to the logarithms of the times.
+
+    Returns:
+        Alpha in seconds and the bandwidth in bytes a second, of four digits.
+
+    Source: Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994.
+    """
+    from scipy.optimize import least_squares
+
+    shortest, fastest = float(seconds.min()), float((n_bytes / seconds).max())
+    slowest = float((n_bytes / seconds).min())
+
+    def errors(logs: FloatArray) -> FloatArray:
+        predicted = np.exp(logs[0]) + n_bytes / np.exp(logs[1])
+        misfit: FloatArray = np.log(predicted / seconds)
+        return misfit
+
+    low = np.log([shortest * 1e-4, slowest])
+    high = np.log([shortest * 10, fastest * 10])
+    start = np.log([shortest / 2, fastest])
+    found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER)
+    alpha, bandwidth = np.exp(found.x).tolist()
+    return _rounded(alpha), _rounded(bandwidth)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.calibration.fit import fit_class
-from agent.calibration.line_fit import fit_line
+from agent.calibration.fit import fit_class, fit_line
 from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError, tables
 from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
 from envs.cluster.cluster import Cluster, Device

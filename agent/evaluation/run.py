@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from agent.evaluation.comparison.summary import summarise, write_summary
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
-from agent.evaluation.refresh import Refresher
 from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from envs.placement.files import write_placement
@@ -203,3 +203,35 @@ def _write_if_best(
         path.parent.mkdir(parents=True, exist_ok=True)
         graph, cluster = spec.graphs[task.graph], spec.clusters[task.cluster]
         write_placement(path, graph, cluster, placement)
+
+
+class Refresher:
+    """Calls a function now and then, and less often when it takes long.
+
+    Args:
+        every_s: least seconds between the end of a call and the next.
+        share: greatest share of the time that the calls may take: after one of t seconds, none is made for
+            t / share seconds.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[], None],
+        *,
+        every_s: float,
+        share: float = 0.01,
+        first_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._every_s, self._share, self._clock = write, every_s, share, clock
+        self._next_s = clock() + first_s
+
+    def poll(self) -> bool:
+        """Calls the function if it is time; returns whether it was."""
+        began_s = self._clock()
+        if began_s < self._next_s:
+            return False
+        self._write()
+        ended_s = self._clock()
+        self._next_s = ended_s + max(self._every_s, (ended_s - began_s) / self._share)
+        return True

@@ -13,13 +13,12 @@ from agent.contexts.local import load_split
 from agent.contexts.workers.ray_cluster import ray_cluster
 from agent.studies.ablation import ablation_trials
 from agent.studies.assignments import Choice, read_space
-from agent.studies.grid import grid_trials
 from agent.studies.record import FAILED, RUNNING, STALE, Attempt, StudyTrial
 from agent.studies.scheduler import Report, Scheduler, TrialProcess
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_folder import Study, open_study
 from agent.studies.study_report import closing_lines, duration
-from agent.studies.trial_lists import TrialList
+from agent.studies.trial_lists import TrialList, grid_trials
 from agent.studies.trial_process import TrialOutcome, TrialRequest, TrialTrainer
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs

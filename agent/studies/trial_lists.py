@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent.studies.assignments import ELEMENTS
+from agent.studies.assignments import ELEMENTS, Choice, check_once, parse_choice
 from agent.studies.record import Attempt, StudyTrial
 from agent.studies.study_config import StudyConfig
 from agent.training.config import ConfigError, TrainConfig
@@ -62,3 +63,21 @@ def in_words(value: object) -> str:
     if isinstance(value, tuple):
         return ELEMENTS.join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def grid_trials(base: TrainConfig, config: StudyConfig) -> TrialList:
+    """Lists the trials of a grid.
+
+    Raises:
+        ConfigError: a setting that cannot be varied, is varied twice, or cannot have a value.
+    """
+    choices = [parse_choice(text) for text in config.vary]
+    check_once([choice.field for choice in choices])
+    return TrialList(on_seeds(list(_combinations(base, choices)), config))
+
+
+def _combinations(base: TrainConfig, choices: Sequence[Choice]) -> Iterator[StudyTrial]:
+    for number, values in enumerate(itertools.product(*(choice.values for choice in choices))):
+        changed = {choice.field: value for choice, value in zip(choices, values, strict=True)}
+        words = " ".join(f"{name}={in_words(value)}" for name, value in changed.items())
+        yield StudyTrial(f"{number:03d}", replace(base, **changed), words, "grid" if changed else "base")

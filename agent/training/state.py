@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
@@ -14,7 +17,6 @@ from agent.training.clock import Clock, Elapsed, between
 from agent.training.config import DECISIVE, TrainConfig
 from agent.training.context import Context
 from agent.training.divergence import check_weights
-from agent.training.ema import averaged
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
 from agent.training.reinforcement import ppo
@@ -156,3 +158,20 @@ class TrainingState:
             shape = config.encoder, config.hidden, config.rounds, config.feature_set
             network = PlacementNetwork(current_shape(*shape))
         return Policy(network, MdpConfig.from_settings(config.to_json()))
+
+
+def averaged(network: PlacementNetwork, decay: float) -> AveragedModel:
+    """Copies a network as an exponential moving average (EMA), which `update_parameters` makes follow it.
+
+    Args:
+        decay: share of the average that an update keeps, at least 0 and below 1. It is less at first, so that
+            the initial weights are soon forgotten.
+
+    Source: averaging as in Polyak and Juditsky (1992), here with exponential weights.
+    """
+
+    def follow(average: Tensor, current: Tensor, n_averaged: Tensor | int) -> Tensor:
+        kept = min(decay, float((1 + n_averaged) / (10 + n_averaged)))
+        return current.lerp(average, kept)
+
+    return AveragedModel(network, avg_fn=follow)

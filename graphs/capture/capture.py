@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
-from graphs.capture.checkpointing import noticed_checkpoints
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
@@ -24,6 +26,10 @@ from graphs.op_graph import OpGraph
 from graphs.system.errors import printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
+DROPPED = (
+    "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
+    "their memory, here and where it is run"
+)
 
 
 def _print_notice(notice: str) -> None:
@@ -142,3 +148,29 @@ def capture_step(
             )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}") from error
+
+
+@contextmanager
+def noticed_checkpoints() -> Iterator[list[str]]:
+    """Makes `torch.utils.checkpoint` a plain call; gives a list that is filled once it is called.
+
+    It replaces the two names that `checkpoint` looks up when it is called, in torch 2.13 and 2.14: the
+    function itself may have been imported before. The reentrant variant hides its function from autograd,
+    and from a trace all gradients of it.
+    """
+    seen: list[str] = []
+    other = checkpoint._checkpoint_without_reentrant_generator
+
+    def apply(function: Callable[..., Any], _preserve_rng_state: bool, *arguments: Any) -> Any:
+        seen[:] = [DROPPED]
+        return function(*arguments)
+
+    def generator(*arguments: Any, **named: Any) -> Any:
+        seen[:] = [DROPPED]
+        return other(*arguments, **named)
+
+    with (
+        patch.object(checkpoint, "CheckpointFunction", SimpleNamespace(apply=apply)),
+        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", generator),
+    ):
+        yield seen

@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from graphs.capture.loss import CaptureError, Loss, find_loss
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import shortened
+from graphs.system.user_line import user_line
+
+VALUE_OF = torch.ops.aten._local_scalar_dense.default
+NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 
 
 class Step(nn.Module):
@@ -171,3 +179,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Returns the module that `torch.compile` wrapped; any other as it is."""
     original = getattr(module, "_orig_mod", module)
     return original if isinstance(original, nn.Module) else module
+
+
+def needs_values(error: Exception) -> bool:
+    """Says whether a trace failed because the model needs the values of a tensor."""
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+
+
+def describe_failure(error: Exception) -> str:
+    """Describes a failed trace in one line: `models.py:12: <what is wrong>`."""
+    reason = one_line(error)
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        needs = NEEDS_VALUE if error.func is VALUE_OF else f"needs the values that {error.func} yields"
+        reason = (
+            f"{needs}, and a trace has shapes only; "
+            "avoid .item(), nonzero, masks as indices and branches on tensors"
+        )
+    line = user_line(error)
+    return f"{line}: {reason}" if line else reason

@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
-from graphs.capture.step import Step
-from graphs.capture.trace_failures import describe_failure, needs_values
+from graphs.capture.step import Step, describe_failure, needs_values
 
 TESTED_TORCH = ("2.13", "2.14")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""

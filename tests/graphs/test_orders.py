@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs.nominal_costs import nominal_op_s
 from graphs.op_graph import OpGraph, build_graph
-from graphs.orders import ORDERS, OrderError, VisitOrder, order
+from graphs.orders import ORDERS, OrderError, VisitOrder, nominal_op_s, order
 
 SEED = 7
 PROGRAM_ORDERS = {"topo", "reversed-topo"}

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import astuple, fields
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from agent.evaluation.handover.device_map import project
-from agent.evaluation.handover.explain import explain
+from agent.evaluation.handover.explain import WORTH_IT, explain
 from agent.evaluation.handover.explain_text import explain_lines
-from agent.evaluation.handover.granularity_cost import granularity_lines
 from agent.evaluation.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
 from agent.evaluation.handover.trace import trace_events
+from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
+from graphs.granularity import graph_by_op
 from graphs.io.graph_files import write_graphs
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
 
 GRAPH = "graph.json.gz"
+EVALUATIONS = 1_000
+"""Placements by op that are tried."""
 
 
 def write_handover(folder: Path, name: str, problem: Problem, device_of: IntArray) -> list[str]:
@@ -63,3 +70,29 @@ def explanation_lines(problem: Problem, device_of: IntArray) -> list[str]:
 def write_trace(path: str | os.PathLike[str], problem: Problem, device_of: IntArray) -> None:
     """Writes the trace of a simulated step, which Perfetto and chrome://tracing read; `.gz` compresses it."""
     write_json_atomic(path, trace_events(problem, device_of), indent=None)
+
+
+def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
+    """Says in a line of 80 characters what placing by module, block or layer costs; no line by op."""
+    by_op_s, budget = _by_op_s(problem), f"in {EVALUATIONS:,} evaluations"
+    if by_op_s is None:
+        return []
+    if by_op_s > (1.0 - WORTH_IT) * placed_s:
+        return [f"refine by op finds no shorter step {budget}"]
+    times = f"{placed_s / by_op_s:.2f} times" if by_op_s else "many times"
+    return [f"refine by op finds {by_op_s * 1e3:.4g} ms {budget}: {times} as fast"]
+
+
+@lru_cache(maxsize=1)
+def _by_op_s(problem: Problem) -> float | None:
+    """Step by op, infinite if none is feasible; None for a graph that is by op.
+
+    An evaluation asks for it with one placement of a problem after the other.
+    """
+    by_op = graph_by_op(problem.graph)
+    if by_op is None:
+        return None
+    found = PLACERS["refine"].place(
+        Problem(by_op, problem.cluster), Budget(EVALUATIONS), np.random.default_rng(0)
+    )
+    return found.step_time.total_s if found.feasible else math.inf

@@ -13,8 +13,8 @@ from agent.evaluation.handover.pipeline import stage_rows
 from agent.evaluation.report import timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
-from agent.evaluation.report.pipeline_timeline import pipeline_timeline_figure, pipeline_timeline_height_in
 from agent.evaluation.report.rendering import Table, render
+from agent.evaluation.report.timelines import pipeline_timeline_figure, pipeline_timeline_height_in
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec

@@ -1,6 +1,6 @@
 """Proves an optimal placement: it tries all placements, or a solver rules out the others.
 
-Where there are at most `enumeration.MAX_PLACEMENTS`, all are simulated. Elsewhere CP-SAT (OR-Tools) minimizes
+Where there are at most `MAX_PLACEMENTS`, all are simulated. Elsewhere CP-SAT (OR-Tools) minimizes
 a relaxation of the step: ops wait for their inputs and for their device, in program order where the schedule
 has one, and transfers take their time, but links, the host and copies that slow ops are free, and memory
 counts resident bytes alone. No op starts earlier, or has less after it, than in the lower bound
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.placers.base import Budget, PlacerError, SearchState, placer
-from agent.placers.exact.enumeration import can_enumerate, enumerate_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
 from agent.placers.scores import TOTAL_S
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
+from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
 SECONDS = 10.0
@@ -33,6 +33,8 @@ BUILD_SHARE = 0.5
 """Share of the seconds that are left, that the model may take to be made; else nothing is proven."""
 START_EVALUATIONS = 2_000
 """Evaluations of `refine`, which finds the placement to begin with."""
+MAX_PLACEMENTS = 2**20
+AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
@@ -149,3 +151,33 @@ class _Benders:
     def _simulate(self, device_of: IntArray) -> None:
         if self.search.left:
             self.search.score(self.relaxed.renamings(device_of))
+
+
+def n_placements(problem: Problem) -> int:
+    """Number of placements that keep colocation."""
+    return int(problem.n_devices ** len(problem.graph.units))
+
+
+def can_enumerate(search: SearchState) -> bool:
+    """Says whether the placements are few, and the evaluations that are left suffice for all."""
+    most, count = search.budget.evaluations, n_placements(search.problem)
+    return count <= MAX_PLACEMENTS and (most is None or count <= most - search.evaluations)
+
+
+def enumerate_placements(search: SearchState) -> bool:
+    """Simulates every placement; returns whether all were.
+
+    Devices that are alike are told apart, as the order in which a tensor is sent to several goes by their
+    index. It stops after the first few where the seconds that are left will not suffice.
+    """
+    problem, count = search.problem, n_placements(search.problem)
+    place_value = problem.n_devices ** np.arange(len(problem.graph.units))
+    for first in range(0, count, AT_A_TIME):
+        began_s = search.elapsed_s
+        codes = np.arange(first, min(first + AT_A_TIME, count))
+        if len(search.score_units(codes[:, None] // place_value % problem.n_devices)) < len(codes):
+            return False
+        left = (count - codes[-1] - 1) / AT_A_TIME
+        if (search.elapsed_s - began_s) * left > search.seconds_left:
+            return False
+    return True

@@ -11,8 +11,13 @@ from agent.training.checkpoints import CheckpointError
 from agent.training.clock import Elapsed, between
 from agent.training.imitation.demonstrations import own_placements
 from agent.training.imitation.learner import ImitationLearner
-from agent.training.imitation.search import SearchedPlacements, search_placements
-from agent.training.imitation.search_file import FILE, read_searched, write_searched
+from agent.training.imitation.search import (
+    FILE,
+    SearchedPlacements,
+    read_searched,
+    search_placements,
+    write_searched,
+)
 from agent.training.imitation.trajectories import Trajectory, improvement_trajectories, replay_demonstrations
 from agent.training.phase import Phase
 from agent.training.state import TrainingState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.calibration.line_fit import fit_line
+from agent.calibration.fit import fit_line
 
 SIZES = 2.0 ** np.arange(11, 29)
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from agent.evaluation import run
-from agent.evaluation.refresh import Refresher
 from agent.evaluation.results import TrialJournal
-from agent.evaluation.run import evaluate
+from agent.evaluation.run import Refresher, evaluate
 from agent.placers.base import PLACERS, Budget
 from agent.placers.improvements import MOST, Improvement, Improvements
 from envs.problem import Problem

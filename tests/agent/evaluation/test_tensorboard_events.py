@@ -7,8 +7,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from agent.evaluation.report.details import read_placed
 from agent.evaluation.run import evaluate
-from agent.evaluation.tensorboard.events import STEP_TAG, write_events
-from agent.evaluation.tensorboard.graph_events import SECONDS, node_names
+from agent.evaluation.tensorboard.events import SECONDS, STEP_TAG, node_names, write_events
 from tests.agent.evaluation_cases import quiet, small_spec
 from tests.agent.placement_cases import training_graph
 

@@ -9,8 +9,8 @@ import pytest
 
 from agent.commands.train import make_parser, resolve, study_settings
 from agent.studies.ablation import ablation_trials
-from agent.studies.grid import grid_trials
 from agent.studies.study_config import StudyConfig
+from agent.studies.trial_lists import grid_trials
 from agent.training.config import TrainConfig
 from graphs.orders import ORDERS
 

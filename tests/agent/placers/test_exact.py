@@ -14,9 +14,17 @@ from agent.bounds.lower_bound import lower_bound_s
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
-from agent.placers.exact.enumeration import MAX_PLACEMENTS, enumerate_placements, n_placements
 from agent.placers.exact.relaxation import HORIZON_STEPS
-from agent.placers.exact.solver import MAX_OPS, START_EVALUATIONS, Proof, solve, try_all
+from agent.placers.exact.solver import (
+    MAX_OPS,
+    MAX_PLACEMENTS,
+    START_EVALUATIONS,
+    Proof,
+    enumerate_placements,
+    n_placements,
+    solve,
+    try_all,
+)
 from agent.placers.scores import TOTAL_S
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many

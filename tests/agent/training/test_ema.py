@@ -3,7 +3,7 @@ import torch
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.shape import current_shape
-from agent.training.ema import averaged
+from agent.training.state import averaged
 
 
 def set_all(network, value):

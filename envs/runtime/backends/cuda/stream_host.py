@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from envs.runtime.backends.cuda.gpu_binding import bound_to
 from envs.runtime.backends.cuda.program_order import program_order
 from envs.runtime.backends.cuda.streams import Cuda, Lane, StreamTransport, room
 from envs.runtime.backends.device_process import (
@@ -25,11 +24,17 @@ from envs.runtime.backends.device_process import (
 from envs.runtime.backends.packing import pack_all, unpack_all
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
+from envs.runtime.device_program import Call, DeviceProgram
 from envs.runtime.interpreter import Interpreter
 from envs.runtime.user_ops import import_ops
 
 Span: TypeAlias = tuple[Any, Any]
 """Events before and after an instruction."""
+FUNCTIONS = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": "attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": "attention_backward",
+}
+"""Replacements of functions that only the CPU has."""
 
 
 @dataclass
@@ -181,3 +186,29 @@ def _on_clock(zero: tuple[Any, float] | None, spans: Sequence[Span]) -> tuple[tu
         (zero_s + event.elapsed_time(start) / 1e3, zero_s + event.elapsed_time(end) / 1e3)
         for start, end in spans
     )
+
+
+def bound_to(program: DeviceProgram, device: torch.device) -> DeviceProgram:
+    """Returns the device program with its calls on a device.
+
+    Calls name the device, where they named the CPU, and functions that only the CPU has are replaced.
+    """
+    instructions = [_bound(each, device) if isinstance(each, Call) else each for each in program.instructions]
+    return replace(program, instructions=tuple(instructions))
+
+
+def _bound(call: Call, device: torch.device) -> Call:
+    return replace(
+        call,
+        function=FUNCTIONS.get(call.function, call.function),
+        arguments=_on(call.arguments, device),
+        keywords=_on(call.keywords, device),
+    )
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.device):
+        return device
+    if isinstance(value, dict):
+        return {key: _on(item, device) for key, item in value.items()}
+    return type(value)(_on(item, device) for item in value) if isinstance(value, list | tuple) else value

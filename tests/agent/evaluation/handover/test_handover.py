@@ -15,7 +15,7 @@ from agent import place
 from agent.evaluation.handover.device_map import project
 from agent.evaluation.handover.explain import explain
 from agent.evaluation.handover.explain_text import advice_line, explain_lines
-from agent.evaluation.handover.granularity_cost import granularity_lines
+from agent.evaluation.handover.files import granularity_lines
 from agent.evaluation.handover.trace import trace_events
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem

@@ -20,8 +20,12 @@ from agent.training.checkpoints import CheckpointError
 from agent.training.clock import Elapsed
 from agent.training.imitation.demonstrations import Demonstration, own_placements, regrets
 from agent.training.imitation.learner import ImitationLearner
-from agent.training.imitation.search import SearchedPlacements, search_placements
-from agent.training.imitation.search_file import read_searched, write_searched
+from agent.training.imitation.search import (
+    SearchedPlacements,
+    read_searched,
+    search_placements,
+    write_searched,
+)
 from agent.training.imitation.trajectories import (
     TOLERANCE,
     improve_greedily,

@@ -9,10 +9,9 @@ import pytest
 
 from agent.placers.base import Budget, SearchState
 from agent.placers.heuristics.single import single_devices
-from agent.placers.search.annealing import _new_chain
+from agent.placers.search.annealing import Segments, _new_chain, segments_of
 from agent.placers.search.annealing_kernels import anneal
 from agent.placers.search.annealing_moves import AnnealingChain
-from agent.placers.search.segments import Segments, segments_of
 from agent.placers.units import units_of
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem

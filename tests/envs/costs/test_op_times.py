@@ -12,8 +12,7 @@ from envs.cluster.cluster import Cluster, Device
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import calibration_of
 from envs.costs.efficiency import MatmulWork
-from envs.costs.op_seconds import op_seconds, roofline_seconds
-from envs.costs.op_times import calibrated_seconds
+from envs.costs.op_seconds import calibrated_seconds, op_seconds, roofline_seconds
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.evaluation.comparison.equal_time import ratios_to_baseline
-from agent.evaluation.comparison.summary import summarise
+from agent.evaluation.comparison.summary import ratios_to_baseline, summarise
 from agent.evaluation.results import Trial
 from agent.placers.improvements import Improvement
 from tests.agent.trial_cases import trial

@@ -1,6 +1,6 @@
 """Decoding: placements from a policy that takes the best device at every decision, or draws one.
 
-With resampling, the episodes of a problem are particles (`agent.placers.search.particles`).
+With resampling, the episodes of a problem are particles (`agent.placers.search.walks`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,44 +45,10 @@ def decode(
     order: str = "topo",
     n_samples: int = 0,
     rng: np.random.Generator | None = None,
-    *,
-    greedy: bool = True,
-    resample: bool = False,
-    mdp_config: MdpConfig | None = None,
-    limit_s: float = math.inf,
+    **options: Any,
 ) -> IntArray:
-    """Finds placements of one problem, for one batch at a time.
-
-    Args:
-        order: name of the order to visit the ops in.
-        rng: source of randomness; without it, one of a fixed seed.
-        greedy: whether a placement that takes the best device at every op comes before those drawn.
-        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
-            those without memory for an op by copies of others. The greedy one is replaced only where it has
-            no memory for an op.
-        mdp_config: the decision process; by default the policy's own.
-        limit_s: wall seconds for all.
-
-    Returns:
-        Device of every op, int64 (greedy + n_samples, n_ops). Where no device had memory for an op,
-        `complete_placement` places the rest.
-
-    Raises:
-        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
-        FloatingPointError: a score of the policy is NaN or infinite.
-        WalkTooLongError: the walks would not end in time.
-    """
-    return decode_many(
-        policy,
-        [problem],
-        order,
-        n_samples,
-        rng,
-        greedy=greedy,
-        resample=resample,
-        mdp_config=mdp_config,
-        limit_s=limit_s,
-    )[0]
+    """Does what `decode_many` does for one problem; returns int64 (greedy + n_samples, n_ops)."""
+    return decode_many(policy, [problem], order, n_samples, rng, **options)[0]
 
 
 def decode_many(
@@ -97,7 +63,28 @@ def decode_many(
     mdp_config: MdpConfig | None = None,
     limit_s: float = math.inf,
 ) -> list[IntArray]:
-    """Does what `decode` does for many problems side by side; returns one array per problem."""
+    """Finds placements of problems side by side, for one batch at a time.
+
+    Args:
+        order: name of the order to visit the ops in.
+        n_samples: how many placements of each to draw.
+        rng: source of randomness; without it, one of a fixed seed.
+        greedy: whether a placement that takes the best device at every op comes before those drawn.
+        resample: whether slow episodes are replaced by copies of fast ones, within subpopulations, and
+            those without memory for an op by copies of others. The greedy one is replaced only where it has
+            no memory for an op.
+        mdp_config: the decision process; by default the policy's own.
+        limit_s: wall seconds for all.
+
+    Returns:
+        For each problem, the device of every op, int64 (greedy + n_samples, n_ops). Where no device had
+        memory for an op, `complete_placement` places the rest.
+
+    Raises:
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
+        FloatingPointError: a score of the policy is NaN or infinite.
+        WalkTooLongError: the walks would not end in time.
+    """
     ends_s = time.perf_counter() + limit_s
     rng = rng or np.random.default_rng(0)
     compiled = policy.compiled()

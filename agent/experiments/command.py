@@ -22,6 +22,7 @@ FLAGS = {
     "evaluations": "budget of a placer, in evaluations",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
+    "granularities": "what one decision places",
     "graphs": "names of graphs",
     "rounds": "rounds in which all is measured once",
     "seconds": "seconds of a budget",

@@ -56,20 +56,9 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
     n_ops = max(problem.graph.n_ops for problem in problems)
     n_slots = max(problem.graph.n_tensors * problem.n_devices for problem in problems)
     n_reads = max(len(problem.arrays.input_item) for problem in problems)
+    per_device = CandidateScratch._fields[: CandidateScratch._fields.index("is_sent_to")]
     return CandidateScratch(
-        step_time_s=np.zeros(n),
-        start_s=np.zeros(n),
-        finish_s=np.zeros(n),
-        ready_s=np.zeros(n),
-        inputs_there=np.zeros(n),
-        outputs_there=np.zeros(n),
-        input_transfer_s=np.zeros(n),
-        output_transfer_s=np.zeros(n),
-        consumer_inputs_there=np.zeros(n),
-        consumer_transfer_s=np.zeros(n),
-        consumer_finish_s=np.zeros(n),
-        transfer_to_s=np.zeros(n),
-        others_ready_s=np.zeros(n),
+        **{name: np.zeros(n) for name in per_device},
         is_sent_to=np.zeros(n, dtype=np.bool_),
         free=np.zeros(n_clocks(n)),
         timeline=Timeline(

@@ -22,6 +22,7 @@ from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, stages_of
 from envs.placement.files import read_placement
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
@@ -51,11 +52,15 @@ def read_placed(spec: EvaluationSpec, folder: Path, trial: Trial) -> Placed:
     Raises:
         FileFormatError: it is damaged or not there.
     """
+    problem, placement = _read(spec, folder, trial)
+    device_of = placement.device_of
+    return Placed(trial, problem, device_of, simulate_problem(problem, device_of))
+
+
+def _read(spec: EvaluationSpec, folder: Path, trial: Trial) -> tuple[Problem, Placement]:
     graph = next(each for each in spec.graphs if each.name == trial.graph)
     cluster = next(each for each in spec.clusters if each.name == trial.cluster)
-    problem = Problem(graph, cluster)
-    device_of = read_placement(placement_path(folder, trial), graph, cluster).device_of
-    return Placed(trial, problem, device_of, simulate_problem(problem, device_of))
+    return Problem(graph, cluster), read_placement(placement_path(folder, trial), graph, cluster)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +80,8 @@ def read_pipeline(spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trial:
         FileFormatError: it is damaged or not there.
         PipelineError: it is no pipeline.
     """
-    graph = next(each for each in spec.graphs if each.name == trial.graph)
-    cluster = next(each for each in spec.clusters if each.name == trial.cluster)
-    pipelined = PipelinedProblem(Problem(graph, cluster), pipeline)
-    placement = read_placement(placement_path(folder, trial), graph, cluster)
-    stages = stages_of(pipelined.problem, placement)
+    problem, placement = _read(spec, folder, trial)
+    pipelined, stages = PipelinedProblem(problem, pipeline), stages_of(problem, placement)
     return PlacedPipeline(trial, pipelined, stages, pipelined.simulate(stages))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.measured.fidelity import agreement
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.launcher import UnfinishedError, followed
+from agent.experiments.launcher import followed
 from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
@@ -23,6 +23,7 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.device_program import ExecutionError
 from envs.runtime.runnable_model import load_runnable
 from envs.runtime.step_meter import StepMeter
 from graphs.system.array_types import FloatArray
@@ -95,7 +96,7 @@ class MeasuredModel:
             for name in np.random.default_rng(round).permutation(list(splits)):
                 step = self._meter.measure(splits[name], TIMED_STEPS)
                 if step.failure:
-                    raise UnfinishedError(f"{self.name}, {name}: {step.failure}; run the same command again")
+                    raise ExecutionError(f"{self.name}, {name}: {step.failure}; run the same command again")
                 found[name] = [step.median_s]
             self._folder.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, found)
@@ -129,11 +130,11 @@ def splits_of(problem: Problem) -> Splits:
         where = stages.stage_of.tobytes(), stages.device_of.tobytes()
         found.setdefault((pipeline, *where), (name, (stages, pipeline)))
 
-    placed = PipelinedProblem(problem, Pipeline(*SPLITS[0][:2], is_plain=True))
+    placed = PipelinedProblem(problem, Pipeline(*SPLITS[0][:2], may_replicate=False, may_recompute=False))
     for placer in PLACERS:
         add(placer, place_pipeline(placer, placed, Budget(EVALUATIONS)).stages, placed.pipeline)
     for schedule, microbatches, shares in SPLITS:
-        pipeline = Pipeline(schedule, microbatches, is_plain=True)
+        pipeline = Pipeline(schedule, microbatches, may_replicate=False, may_recompute=False)
         for share in shares:
             stages = stages_at(placed.chain, share, pipeline.stages_per_device)
             add(f"{schedule}, {microbatches}, {share:.0%}", stages, pipeline)
@@ -153,7 +154,7 @@ def measured_rows(folder: Path, graphs: Sequence[str], rounds: int) -> Iterator[
 
     Raises:
         ExperimentError: an unknown model, no round, or the folder holds other splits.
-        UnfinishedError: a split cannot be run.
+        ExecutionError: a split cannot be run.
     """
     if rounds < 1:
         raise ExperimentError(f"{rounds} rounds; give at least 1")

@@ -5,12 +5,15 @@ Each function is for `--model`, such as `agent.experiments.pipeline_models:gpt`;
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from agent.experiments.equal_time.sealed_models import UNet
 from graphs.families import gpt as language_models
 from graphs.families import resnet as residual_networks
+from graphs.families.vision import ConvNorm
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 WORDS, CLASSES = 4000, 100
@@ -37,3 +40,39 @@ def resnet() -> Made:
     config = residual_networks.Config("basic", (2, 2, 2, 2), width=32, branches=1, squeeze=False)
     images, classes = torch.randn(4, 3, 64, 64), torch.randint(CLASSES, (4,))
     return residual_networks.build(config, CLASSES), (images, classes)
+
+
+class UNet(nn.Module):
+    """Convolutions down and up again, with skips at each resolution (Ronneberger et al. 2015).
+
+    Args:
+        width: channels at full resolution; each level below has twice as many.
+    """
+
+    def __init__(self, width: int, levels: int, convolutions: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(levels)]
+        self.down = nn.ModuleList(
+            _stack(before, after, convolutions)
+            for before, after in zip([3, *widths[:-1]], widths, strict=True)
+        )
+        self.up = nn.ModuleList(
+            _stack(below + here, here, convolutions)
+            for below, here in zip(widths[:0:-1], widths[-2::-1], strict=True)
+        )
+        self.head = nn.Conv2d(width, 3, 1)
+
+    def forward(self, images: Tensor, noise: Tensor) -> Tensor:
+        """Returns the mean squared error of noise predicted from images, both (batch, 3, side, side)."""
+        x, skips = images, []
+        for at, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if at else x)
+            skips.append(x)
+        for block, skip in zip(self.up, skips[-2::-1], strict=True):
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skip], 1))
+        return F.mse_loss(self.head(x), noise)
+
+
+def _stack(inputs: int, outputs: int, convolutions: int) -> nn.Sequential:
+    sizes = [inputs, *[outputs] * convolutions]
+    return nn.Sequential(*(ConvNorm(a, b, 3) for a, b in itertools.pairwise(sizes)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -67,6 +68,7 @@ CLUSTERS: Mapping[str, Callable[[], Cluster]] = {
 COUNTS = (4, 16, 64)
 ONE, LAYERS, DATA, REFINE = "single", "equal-layers", "data parallelism", "refine"
 PROGRAMME, BETTER = "programme", "data parallelism or single"
+KINDS = ((False, ""), (True, "plain "))
 """The best dynamic programme; the better of data parallelism and one device."""
 PROGRAMMES, REPLICATE = ("pipedream", "ideals", "piper"), ("pipedream", "piper", REFINE)
 PLAIN = (ONE, LAYERS, "pipedream", "ideals", REFINE)
@@ -165,51 +167,63 @@ def _rates(rows: Iterable[ClusterRow]) -> Rates:
 def cluster_tables(file: Path) -> Iterator[str]:
     """Yields throughputs of `refine` over others, what does not fit or is faster, and the seconds."""
     rows = read_rows(file, ClusterRow)
-    groups: dict[str, list[Rates]] = {name: [] for name in (*CLUSTERS, *(f"M = {n}" for n in COUNTS))}
+    names = (*CLUSTERS, *(f"M = {count}" for count in COUNTS), "unseen families", "known families", "all")
+    groups: dict[str, list[Rates]] = {name: [] for name in names}
     for own in grouped(rows, lambda row: (row.graph, row.cluster, row.microbatches)).values():
         family = f"{'unseen' if own[0].family in NEW else 'known'} families"
         for name in (own[0].cluster, f"M = {own[0].microbatches}", family, "all"):
-            groups.setdefault(name, []).append(_rates(own))
-    kinds = ((False, ""), (True, "plain "))
+            groups[name].append(_rates(own))
     yield _table(
         groups,
         {
-            f"{kind}{REFINE} / {other}": [_ratio(own, plain, other) for own in groups.values()]
-            for plain, kind in kinds
+            f"{kind}{REFINE} / {other}": partial(_ratio, plain, other)
+            for plain, kind in KINDS
             for other in (LAYERS, PROGRAMME, BETTER)
         },
     )
-    misfits = {
-        f"{kind}{name} does not fit": [
-            sum(np.isnan(each[name, plain]) for each in own) for own in groups.values()
-        ]
-        for plain, kind in kinds
-        for name in (REFINE, PROGRAMME, *((LAYERS, DATA, ONE) if not plain else ()))
-    }
-    faster = {
-        f"{other} faster than {kind}{REFINE}": [
-            sum(each[other, plain] > np.nan_to_num(each[REFINE, plain]) for each in own)
-            for own in groups.values()
-        ]
-        for plain, kind in kinds
-        for other in (DATA, ONE)
-    }
-    yield _table(groups, {"cases": list(map(len, groups.values())), **misfits, **faster})
+    yield _table(
+        groups,
+        {
+            "cases": len,
+            **{
+                f"{kind}{name} does not fit": partial(_misfits, plain, name)
+                for plain, kind in KINDS
+                for name in (REFINE, PROGRAMME)
+            },
+            **{f"{name} does not fit": partial(_misfits, True, name) for name in (LAYERS, DATA, ONE)},
+            **{
+                f"{name} faster than {kind}{REFINE}": partial(_faster, plain, name)
+                for plain, kind in KINDS
+                for name in (DATA, ONE)
+            },
+        },
+    )
     took = grouped(rows, lambda row: f"{'plain ' * row.plain}{row.placer}")
     seconds = {name: [row.seconds for row in own] for name, own in took.items()}
-    ends = {end.__name__: [f"{end(own):.3f}" for own in seconds.values()] for end in (np.median, max)}
-    yield _table(seconds, ends)
+    yield _table(
+        seconds,
+        {"median seconds": lambda own: f"{np.median(own):.3f}", "most": lambda own: f"{max(own):.3f}"},
+    )
 
 
-def _table(names: Iterable[str], columns: Mapping[str, Sequence[object]]) -> str:
-    """Formats columns beside names; a number is an exact count."""
-    body = [[*map(str, line)] for line in zip(names, *columns.values(), strict=True)]
+def _table(groups: Mapping[str, list[Any]], columns: Mapping[str, Callable[[list[Any]], object]]) -> str:
+    """Formats a line for each group, with a cell of each column."""
+    body = [[name, *(str(cell(own)) for cell in columns.values())] for name, own in groups.items()]
     return markdown_table([["", *columns], *body])
 
 
-def _ratio(members: Sequence[Rates], plain: bool, other: str) -> str:
+def _ratio(plain: bool, other: str, cases: Sequence[Rates]) -> str:
     """Formats the geometric mean of throughputs of `refine` over another's, and the range."""
-    ratios = [each[REFINE, plain] / each[other, plain] for each in members]
+    ratios = [each[REFINE, plain] / each[other, plain] for each in cases]
     if np.isnan(ratios).all():
         return ""
     return f"{mean_cell(ratios)} ({np.nanmin(ratios):.3f} to {np.nanmax(ratios):.3f})"
+
+
+def _misfits(plain: bool, name: str, cases: Sequence[Rates]) -> int:
+    return sum(bool(np.isnan(each[name, plain])) for each in cases)
+
+
+def _faster(plain: bool, name: str, cases: Sequence[Rates]) -> int:
+    """Counts cases where another plan fits and is faster than that of `refine`, or that does not fit."""
+    return sum(bool(each[name, plain] > np.nan_to_num(each[REFINE, plain])) for each in cases)

@@ -77,21 +77,25 @@ def _captured(name: str) -> OpGraph:
 
 
 def scale_row(graph: OpGraph, n_devices: int, seconds: float) -> ScaleRow:
-    """Plans a graph on so many devices; see `scale_rows`."""
-    marks = [time.process_time()]
-    problem = Problem(graph, nodes(["a100-sxm4-80gb"] * n_devices, "a100-nvswitch"))
-    pipelined = PipelinedProblem(problem, Pipeline("1f1b", MICROBATCHES))
-    _ = pipelined.arrays, problem.single_device_s, pipelined.chain.seconds_before
-    marks.append(time.process_time())
-    search = PipelineSearch(pipelined, Budget(1))
-    stages = search.stages(balanced(search, range(search.most_ranks)))
-    for simulate in (pipelined.step_time_s, pipelined.step_time_s, pipelined.over_bytes):
-        simulate(stages)
+    """Plans a graph on so many devices; see `scale_rows`. Of the parts, the least of three times counts."""
+    cluster = nodes(["a100-sxm4-80gb"] * n_devices, "a100-nvswitch")
+    all_marks = []
+    for _round in range(3):
+        marks = [time.process_time()]
+        problem = Problem(graph, cluster)
+        pipelined = PipelinedProblem(problem, Pipeline("1f1b", MICROBATCHES))
+        _ = pipelined.arrays, problem.single_device_s, pipelined.chain.seconds_before
         marks.append(time.process_time())
+        search = PipelineSearch(pipelined, Budget(1))
+        stages = search.stages(balanced(search, range(search.most_ranks)))
+        for simulate in (pipelined.step_time_s, pipelined.step_time_s, pipelined.over_bytes):
+            simulate(stages)
+            marks.append(time.process_time())
+        all_marks.append(marks)
+    prepared, planned, moved, remembered = np.diff(all_marks).min(axis=0).tolist()
     found = place_pipeline("refine", pipelined, Budget(None, seconds))
     gain = pipelined.step_time_s(stages) / found.step.total_s
     sizes = graph.name, graph.n_ops, n_devices, MICROBATCHES
-    prepared, planned, moved, remembered = np.diff(marks).tolist()
     spent = prepared, planned, moved, remembered, found.cpu_s
     return ScaleRow(*sizes, *spent, found.evaluations, gain, found.step.fits)
 

@@ -136,7 +136,9 @@ def _rows(graph: OpGraph, cluster: str, seconds: float) -> Iterator[ClusterRow]:
     for count in COUNTS:
         case = graph.name, graph.family, cluster, count
         for plain in (True, False):
-            pipelined = PipelinedProblem(problem, Pipeline("1f1b", count, is_plain=plain))
+            pipelined = PipelinedProblem(
+                problem, Pipeline("1f1b", count, may_replicate=not plain, may_recompute=not plain)
+            )
             for placer in PLAIN if plain else REPLICATE:
                 budget = Budget(None, seconds) if placer == REFINE else Budget(EVALUATIONS)
                 found = place_pipeline(placer, pipelined, budget)

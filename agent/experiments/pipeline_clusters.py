@@ -111,7 +111,6 @@ def cluster_rows(
         seconds: processor seconds of `refine`.
     """
     graphs = sealed_graphs(
-        Path("runs") / "sealed",
         n_known=1,
         n_new=1,
         how_seen=lambda graph: NOT_SEEN,

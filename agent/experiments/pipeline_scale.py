@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
-from agent.experiments.equal_time.graph_cache import GraphCache
 from agent.experiments.launcher import followed
 from agent.experiments.pipeline_clusters import nodes
 from agent.experiments.rows import grouped, markdown_table, read_rows
@@ -63,17 +61,13 @@ def scale_rows(folder: Path, graphs: Sequence[str], seconds: float) -> Iterator[
         folder: not written to.
         seconds: processor seconds of `refine`.
     """
-    cache, found = GraphCache(Path("runs") / "sealed"), []
+    found = []
     for name in graphs:
-        graph = cache.graph(name, partial(_captured, name))
+        graph = capture(*getattr(large, name)(), name=name)
         with patch("time.perf_counter", time.process_time):
             scale_row(graph, COUNTS[0], seconds / 10)  # compiles
             found += [scale_row(graph, count, seconds) for count in followed(COUNTS, name)]
     yield found
-
-
-def _captured(name: str) -> OpGraph:
-    return capture(*getattr(large, name)(), name=name)
 
 
 def scale_row(graph: OpGraph, n_devices: int, seconds: float) -> ScaleRow:
@@ -88,7 +82,7 @@ def scale_row(graph: OpGraph, n_devices: int, seconds: float) -> ScaleRow:
         marks.append(time.process_time())
         search = PipelineSearch(pipelined, Budget(1))
         stages = search.stages(balanced(search, range(search.most_ranks)))
-        for simulate in (pipelined.step_time_s, pipelined.step_time_s, pipelined.over_bytes):
+        for simulate in (pipelined.step_time_s, pipelined.step_time_s, pipelined.score):
             simulate(stages)
             marks.append(time.process_time())
         all_marks.append(marks)
@@ -102,7 +96,7 @@ def scale_row(graph: OpGraph, n_devices: int, seconds: float) -> ScaleRow:
 
 def scale_tables(file: Path) -> Iterator[str]:
     """Yields the seconds of each graph, and what lines through them say of `PAPER` devices."""
-    head = ["devices", "ops", "microbatches", "preparation", "new plan", "moved cut", "its memory"]
+    head = ["devices", "ops", "microbatches", "preparation", "new plan", "moved cut", "with memory"]
     for rows in grouped(read_rows(file, ScaleRow), lambda row: row.graph).values():
         counts, last = [row.devices for row in rows], rows[-1]
         paper = [_extrapolated(counts, [getattr(row, part) for row in rows]) for part in PARTS]

@@ -27,18 +27,6 @@ EXPERIMENTS.register(
 )
 
 EXPERIMENTS.register(
-    "pipeline_clusters",
-    Experiment(
-        "Which pipelines are fastest, on which clusters, and is data parallelism or one device faster?",
-        rows=("pipeline_clusters.csv.gz",),
-        run="pipeline_clusters:cluster_rows",
-        tables="pipeline_clusters:cluster_tables",
-        settings={"families": (), "seconds": 0.4, "first_seed": 4000},
-        quick={"families": ("unet",), "seconds": 0.02},
-    ),
-)
-
-EXPERIMENTS.register(
     "pipeline_measured",
     Experiment(
         "How far are simulated pipelines from pipelines that run on two processor cores?",
@@ -47,17 +35,5 @@ EXPERIMENTS.register(
         tables="pipeline_measured:measured_tables",
         settings={"graphs": (), "rounds": 8},
         quick={"graphs": ("resnet",), "rounds": 1},
-    ),
-)
-
-EXPERIMENTS.register(
-    "pipeline_scale",
-    Experiment(
-        "How long does a pipeline of 50,000 ops on 64 devices take to plan?",
-        rows=("pipeline_scale.csv",),
-        run="pipeline_scale:scale_rows",
-        tables="pipeline_scale:scale_tables",
-        settings={"graphs": ("seq2seq",), "seconds": 20.0},
-        quick={"graphs": ("gpt2_xl",), "seconds": 1.0},
     ),
 )

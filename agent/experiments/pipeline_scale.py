@@ -35,7 +35,7 @@ class ScaleRow:
     Attributes:
         preparation_s: of the costs of all ops on all devices, and of the pieces.
         plan_s: to make one plan of equal time, with its actions, and simulate it.
-        simulation_s, memory_s: to simulate it again, and with memory.
+        simulation_s, memory_s: to simulate it again, without and with its memory.
         plans: that the search scored.
         gain: throughput of the plan over that of the plan of equal time.
     """
@@ -101,7 +101,7 @@ def scale_tables(file: Path) -> Iterator[str]:
         counts, last = [row.devices for row in rows], rows[-1]
         paper = [_extrapolated(counts, [getattr(row, part) for row in rows]) for part in PARTS]
         seconds = [[*(getattr(row, part) for part in PARTS), row.search_s] for row in rows]
-        seconds.append([*paper, last.plans * (paper[1] + paper[3])])
+        seconds.append([*paper, last.plans * (paper[1] + paper[3] - paper[2])])
         body = [
             [f"{count:,}", f"{row.ops:,}", str(row.microbatches)]
             + [f"{each:.3f}" for each in (*spent, spent[0] + spent[-1])]

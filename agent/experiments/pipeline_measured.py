@@ -46,8 +46,8 @@ SPLITS: tuple[tuple[str, int, tuple[float, ...]], ...] = (
 """Schedules, microbatches, and shares of the compute time that the first core gets."""
 PROFILE_STEPS, TIMED_STEPS = 10, 3
 """Steps that are timed in a round, of each model and of each split."""
-ALONE, BUSY = PROFILES = "alone", "both busy"
-"""The cores at work while ops are timed: one, or both with the same ops."""
+OPS = "ops"
+"""Key of the seconds of ops in the file of a round."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,7 @@ class MeasuredPipelineRow:
 
     Attributes:
         split: the placer, or the schedule and the share of the first core.
-        alone_s: simulated step, with ops timed on one core alone.
-        shared_s: the same with an estimate of what the cores take from each other: ops take the time on busy
-            cores for the share of the step in which the less busy core computes.
+        simulated_s: with ops timed on one core while the other one rests.
         measured_s: median of the measured steps of this round.
     """
 
@@ -67,8 +65,7 @@ class MeasuredPipelineRow:
     schedule: str
     microbatches: int
     round: int
-    alone_s: float
-    shared_s: float
+    simulated_s: float
     measured_s: float
 
 
@@ -86,13 +83,10 @@ class MeasuredModel:
         self._meter = StepMeter(model.captured, model.module, model.inputs, processes)
 
     def measured(self, round: int, splits: Splits) -> dict[str, list[float]]:
-        """Measures the seconds of ops by profile and of each split; reads them where the folder has them."""
+        """Measures the seconds of ops and of each split; reads them where the folder has them."""
         path = self._folder / f"{self.name}-{round}.json"
         if not path.exists():
-            found = {
-                each: self._meter.op_seconds(0, PROFILE_STEPS, all_busy=each == BUSY).tolist()
-                for each in PROFILES
-            }
+            found = {OPS: self._meter.op_seconds(0, PROFILE_STEPS).tolist()}
             for name in np.random.default_rng(round).permutation(list(splits)):
                 step = self._meter.measure(splits[name], TIMED_STEPS)
                 if step.failure:
@@ -101,7 +95,7 @@ class MeasuredModel:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, found)
         kept: Any = read_json(path)
-        if kept.keys() != {*PROFILES, *splits}:
+        if kept.keys() != {OPS, *splits}:
             raise ExperimentError(f"{path}: holds other splits; remove it, or give another --out")
         return dict(kept)
 
@@ -112,14 +106,12 @@ class MeasuredModel:
 
     def rows(self, splits: Splits, rounds: Sequence[dict[str, list[float]]]) -> Iterator[MeasuredPipelineRow]:
         """Makes the rows of all rounds; an op takes the median of them."""
-        alone, busy = (np.median([each[what] for each in rounds], axis=0) for what in PROFILES)
+        problem = self.problem(np.median([each[OPS] for each in rounds], axis=0))
         for name, (stages, pipeline) in splits.items():
-            step = PipelinedProblem(self.problem(alone), pipeline).simulate(stages)
-            shared = alone + (busy - alone) * step.busy_s.min() / step.total_s
-            shared_s = PipelinedProblem(self.problem(shared), pipeline).step_time_s(stages)
+            simulated_s = PipelinedProblem(problem, pipeline).step_time_s(stages)
             about = self.name, name, pipeline.schedule, pipeline.microbatches
             for at, each in enumerate(rounds, 1):
-                yield MeasuredPipelineRow(*about, at, step.total_s, shared_s, each[name][0])
+                yield MeasuredPipelineRow(*about, at, simulated_s, each[name][0])
 
 
 def splits_of(problem: Problem) -> Splits:
@@ -163,7 +155,7 @@ def measured_rows(folder: Path, graphs: Sequence[str], rounds: int) -> Iterator[
     cluster = get_or_measure_cluster(CLUSTER)
     with DeviceProcesses(len(cluster.devices), TIMEOUT_S) as processes:
         models = [MeasuredModel(name, cluster, processes, folder) for name in graphs or MODELS]
-        first = [model.problem(model.measured(0, {})[ALONE]) for model in models]
+        first = [model.problem(model.measured(0, {})[OPS]) for model in models]
         splits = [splits_of(problem) for problem in first]
         pairs = list(zip(models, splits, strict=True))
         found = [
@@ -179,15 +171,14 @@ def measured_rows(folder: Path, graphs: Sequence[str], rounds: int) -> Iterator[
 
 def measured_tables(file: Path) -> Iterator[str]:
     """Yields the agreement of simulated with measured seconds, and the plans of placers over one device."""
-    head = ["model", "cores", "splits", "Kendall", "regret", "error over one device", "error of a step"]
+    head = ["model", "splits", "Kendall", "regret", "error over one device", "error of a step"]
     agreements = [[*head, "Kendall of halves"]]
     plans = [["measured (simulated) over one device", "one device", *PLACERS[1:], "best", "worst"]]
     for model, own in grouped(read_rows(file, MeasuredPipelineRow), lambda row: row.model).items():
         splits = grouped(own, lambda row: row.split)
         measured, *halves = steady(_of_microbatch(splits, "measured_s"))
-        for cores, column in (("alone", "alone_s"), ("shared", "shared_s")):
-            simulated = _of_microbatch(splits, column)[:, 0]
-            agreements.append([model, cores, *_agreement(simulated, measured, *halves)])
+        simulated = _of_microbatch(splits, "simulated_s")[:, 0]
+        agreements.append([model, *_agreement(simulated, measured, *halves)])
         over_one = zip(measured / measured[0], simulated / simulated[0], strict=True)
         cells = {
             name: f"{one:.3f} ({other:.3f})" for name, (one, other) in zip(splits, over_one, strict=True)

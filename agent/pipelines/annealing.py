@@ -9,6 +9,7 @@ from itertools import chain, permutations
 
 import numpy as np
 
+from agent.pipelines.dynamic.placers import pipedream
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted, toggled
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
@@ -20,6 +21,8 @@ PENALTY = 0.2
 """Share of the step time, over the temperature, that counts for a device's whole memory over the limits."""
 MOST_ORDERS = 24
 """Orders of the devices that starts are made for, of each number of devices."""
+PROGRAMME_S = 0.5
+"""Seconds that a dynamic programme may need."""
 SHARES = (0.2, 0.6)
 """Progress at which `refine` ends its starts, and its descents."""
 
@@ -49,6 +52,9 @@ def refine_from(search: PipelineSearch, first: Sequence[Cuts], rng: np.random.Ge
         if scored[-1][0][OVER_BYTES] and search.can_recompute:
             again = cuts._replace(recomputed=(True,) * len(cuts.first))
             scored.append((search.score_cuts(again), again))
+    if search.cuts is not None and all(score[OVER_BYTES] for score, _ in scored) and _has_time(search):
+        pipedream(search, rng)
+        scored.append((search.best_score, search.cuts))
     scored.sort(key=lambda each: each[0])
     for _, cuts in scored:
         descend(search, cuts, SHARES[1])
@@ -56,15 +62,27 @@ def refine_from(search: PipelineSearch, first: Sequence[Cuts], rng: np.random.Ge
         anneal(search, search.cuts, rng)
 
 
+def _has_time(search: PipelineSearch) -> bool:
+    """Says whether a dynamic programme, which looks for plans that fit, is likely to end in time."""
+    return search.left > 0 and search.seconds_left > PROGRAMME_S
+
+
 def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
     """Yields plans of equal time: with equally many replicas of all stages, then of one device a stage."""
-    n_devices, n_pieces = search.problem.n_devices, search.chain.n_pieces
-    for count in range(2, min(n_devices, search.pipeline.microbatches) + 1):
-        n_stages = min(n_devices // count, n_pieces)
-        if search.pipeline.replicates and (n_devices % count == 0):
-            yield balanced(search, range(n_stages * count), (count,) * n_stages)
+    for devices in _fastest(search) if search.pipeline.replicates else ():
+        for count in range(2, min(len(devices), search.pipeline.microbatches) + 1):
+            n_stages = min(len(devices) // count, search.chain.n_pieces)
+            if len(devices) % count == 0:
+                yield balanced(search, devices[: n_stages * count], (count,) * n_stages)
     for ranks in start_orders(search, rng):
         yield balanced(search, ranks)
+
+
+def _fastest(search: PipelineSearch) -> Iterator[list[int]]:
+    """Yields all devices in the order of the cluster, then without the kinds that are slowest alone."""
+    seconds = search.problem.single_device_s
+    for slowest_s in np.unique(seconds)[::-1]:
+        yield np.flatnonzero(seconds <= slowest_s).tolist()
 
 
 def start_orders(search: PipelineSearch, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.stages import Stages
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.device_program import Call, DeviceLostError, DeviceProgram, ExecutionError
+from envs.runtime.device_program import Call, DeviceLostError, ExecutionError
 from envs.runtime.pipeline_runner import PipelineRunner
 from envs.runtime.runner import StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
@@ -111,12 +111,11 @@ class StepMeter:
         low_s, median_s, high_s = np.quantile([step.total_s for step in steps], [0.1, 0.5, 0.9])
         return MeasuredStep(float(median_s), float(low_s), float(high_s), len(steps))
 
-    def op_seconds(self, device: int, n_steps: int | None = None, *, all_busy: bool = False) -> FloatArray:
+    def op_seconds(self, device: int, n_steps: int | None = None) -> FloatArray:
         """Measures every op on one device, which runs the whole step.
 
         Args:
             n_steps: as of `measure`.
-            all_busy: whether all devices run the step at the same time, so that they compete for memory.
 
         Returns:
             Median seconds of each op, (n_ops,), with those of the views made since the op before: 0 for
@@ -128,8 +127,7 @@ class StepMeter:
         """
         graph = self.captured.graph
         everywhere = np.full(graph.n_ops, device)
-        kind = _CopiedRunner if all_busy else StepRunner
-        runner, steps = self._timed_or_again(everywhere, n_steps or self.n_steps, kind, timed_ops=True)
+        runner, steps = self._timed_or_again(everywhere, n_steps or self.n_steps, timed_ops=True)
         spans = [step.records[device].spans for step in steps]
         medians = np.median(np.diff(np.array(spans), axis=2)[:, :, 0], axis=0)
         seconds, views_s = np.zeros(graph.n_ops), 0.0
@@ -145,36 +143,26 @@ class StepMeter:
         return seconds
 
     def _timed_or_again(
-        self, placed: Placed, n_steps: int, kind: type[StepRunner] = StepRunner, *, timed_ops: bool = False
+        self, placed: Placed, n_steps: int, *, timed_ops: bool = False
     ) -> tuple[StepRunner, list[StepTimes]]:
         """Times steps, once more where a device was lost: that may not be the step's fault."""
         try:
-            return self._timed(placed, n_steps, kind, timed_ops)
+            return self._timed(placed, n_steps, timed_ops)
         except DeviceLostError:
-            return self._timed(placed, n_steps, kind, timed_ops)
+            return self._timed(placed, n_steps, timed_ops)
 
-    def _timed(
-        self, placed: Placed, n_steps: int, kind: type[StepRunner], timed_ops: bool
-    ) -> tuple[StepRunner, list[StepTimes]]:
-        runner = self._runner(placed, kind)
+    def _timed(self, placed: Placed, n_steps: int, timed_ops: bool) -> tuple[StepRunner, list[StepTimes]]:
+        runner = self._runner(placed)
         # The microbatches of a pipelined step warm up themselves.
         runner.timed_steps(1 if isinstance(placed, tuple) else WARM_UP_STEPS)
         return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
 
-    def _runner(self, placed: Placed, kind: type[StepRunner]) -> StepRunner:
+    def _runner(self, placed: Placed) -> StepRunner:
         settings: dict[str, Any] = {"options": self._options, "check_finite": False}
         if not isinstance(placed, tuple):
-            runner = kind(self.captured, placed, self._module, self.processes, **settings)
+            runner = StepRunner(self.captured, placed, self._module, self.processes, **settings)
             runner.set_inputs(self._inputs)
             return runner
         runner = PipelineRunner(self.captured, *placed, self._module, self.processes, **settings)
         runner.set_inputs([self._inputs] * placed[1].microbatches)
         return runner
-
-
-class _CopiedRunner(StepRunner):
-    """A step that all devices run at the same time, each by itself: what one of them runs."""
-
-    def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
-        only = super()._cut(device_of)[device_of[0]]
-        return [replace(only, device=device) for device in range(self.processes.n_devices)]

@@ -9,7 +9,7 @@ EXPERIMENTS.register(
         rows=("pipeline_clusters.csv.gz",),
         run="pipeline_clusters:cluster_rows",
         tables="pipeline_clusters:cluster_tables",
-        settings={"families": (), "seconds": 0.4, "first_seed": 4000},
+        settings={"families": (), "seconds": 1.0, "first_seed": 4000},
         quick={"families": ("unet",), "seconds": 0.02},
     ),
 )

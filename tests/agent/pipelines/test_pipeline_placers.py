@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.pipelines import annealing
 from agent.pipelines.equal import balanced, cut_equally
-from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch
+from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch, place_pipeline
 from agent.placers import base
 from agent.placers.base import Budget
 from envs.cluster.presets import get_cluster
@@ -150,6 +151,31 @@ def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
 def test_equal_shares_leave_no_stage_empty() -> None:
     assert cut_equally(np.array([0.0, 0.0, 9.0, 0.0, 0.0]), 4) == (0, 1, 2, 3)
     assert cut_equally(np.ones(8), 4) == (0, 2, 4, 6)
+
+
+def test_starts_replicate_stages_on_the_fastest_devices_too() -> None:
+    search = PipelineSearch(small(1, n_devices=4), Budget(100))
+    assert np.argsort(search.problem.single_device_s).tolist()[:2] == [2, 3]
+    found = list(annealing.starts(search, np.random.default_rng(0)))
+    replicated = [(cuts.ranks, cuts.replicas) for cuts in found if cuts.replicas]
+    assert replicated == [((0, 1, 2, 3), (2, 2)), ((0, 1, 2, 3), (4,)), ((2, 3), (2,))]
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_refine_starts_from_a_plan_that_fits_if_none_of_equal_time_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = small(seed, n_layers=9, may_replicate=False)
+    graph, cluster = wide.problem.graph, wide.problem.cluster
+    memory = graph.resident_bytes.sum() * np.array([2.0, 1.0, 0.2])
+    devices = tuple(
+        replace(device, memory_bytes=most) for device, most in zip(cluster.devices, memory, strict=True)
+    )
+    problem = Problem(graph, replace(cluster, devices=devices))
+    pipelined = PipelinedProblem(problem, replace(wide.pipeline, may_recompute=False))
+    assert place_pipeline("refine", pipelined, Budget(8)).step.fits
+    monkeypatch.setattr(annealing, "PROGRAMME_S", np.inf)
+    assert not place_pipeline("refine", pipelined, Budget(8)).step.fits
 
 
 def test_memory_decides_before_time() -> None:

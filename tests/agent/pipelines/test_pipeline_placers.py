@@ -155,7 +155,7 @@ def test_equal_shares_leave_no_stage_empty() -> None:
 
 def test_starts_replicate_stages_on_the_fastest_devices_too() -> None:
     search = PipelineSearch(small(1, n_devices=4), Budget(100))
-    assert np.argsort(search.problem.single_device_s).tolist()[:2] == [2, 3]
+    assert sorted(np.argsort(search.problem.single_device_s)[:2]) == [2, 3]
     found = list(annealing.starts(search, np.random.default_rng(0)))
     replicated = [(cuts.ranks, cuts.replicas) for cuts in found if cuts.replicas]
     assert replicated == [((0, 1, 2, 3), (2, 2)), ((0, 1, 2, 3), (4,)), ((2, 3), (2,))]

@@ -74,13 +74,21 @@ def piper(search: PipelineSearch, rng: np.random.Generator) -> None:
 
 
 def _score(search: PipelineSearch, rules: Rules) -> None:
-    """Scores the plan of least max-load, with ever less memory until one fits the simulated memory."""
+    """Scores the plan of least max-load, with ever less memory until one fits the simulated memory.
+
+    It ends sooner where another split is likely to end too late.
+    """
     counts = tuple(n for n in range(1, search.most_ranks + 1) if search.can_use(n))
     degrees = rules.degrees if search.pipeline.replicates else (1,)
     rules = replace(rules, degrees=degrees, recomputes=rules.recomputes and search.pipeline.may_recompute)
     costs = stage_costs(search.pipelined, overlaps=rules.overlaps)
+    split_s = 0.0
     for share in MEMORY_SHARES:
+        if search.cuts is not None and split_s > search.seconds_left:
+            return
+        began_s = search.elapsed_s
         split = best_split(costs, rules, counts, share)
+        split_s = search.elapsed_s - began_s
         if split is None or (share == np.inf and search.cuts is not None):
             continue
         if search.score_cuts(cuts_of(split, costs.node_of))[OVER_BYTES] == 0 or not search.left:

@@ -162,14 +162,15 @@ def budget_tables(
 
 
 def _table(rows: Sequence[BudgetRow], placers: Sequence[str]) -> str:
-    """Formats `auto` over the placer of the least geometric mean in each cell, which is named."""
+    """Formats `auto` over the placer of the least geometric mean in each cell, named if there are several."""
     cells = {}
     for cell, members in grouped(rows, lambda row: row.cell).items():
         logs = {placer: _logs(members, placer) for placer in (AUTO, *placers)}
         best = min(placers, key=lambda placer: np.mean([*logs[placer].values()]))
         n_infeasible = sum(value == np.inf for value in logs[AUTO].values())
         note = f", {n_infeasible} infeasible" if n_infeasible else ""
-        cells[cell] = f"{_over(members, logs[AUTO], logs[best])} {best}{note}"
+        name = f" {best}" if len(placers) > 1 else ""
+        cells[cell] = f"{_over(members, logs[AUTO], logs[best])}{name}{note}"
     budgets, kinds = axis(row.seconds for row in rows), axis(row.cell[:2] for row in rows)
     body = [[*kind, *(cells.get((*kind, budget), "") for budget in budgets)] for kind in kinds]
     return markdown_table([["cluster", "graphs", *(f"{budget:g} s" for budget in budgets)], *body])

@@ -42,8 +42,8 @@ def test_the_reference_of_each_cell_is_its_best_placer(tmp_path: Path) -> None:
     assert "1.414 (1.000 to 2.000) policy" in all_placers
     assert "1.500 (1.500 to 1.500) annealing" in all_placers
     assert [line.split(" | ")[-1] for line in control.splitlines()[2:]] == [
-        "0.500 (0.500 to 0.500) auto-random-weights |",
-        "0.500 (0.500 to 0.500) auto-random-weights |",
+        "0.500 (0.500 to 0.500) |",
+        "0.500 (0.500 to 0.500) |",
     ]
     assert late.splitlines()[2:] == ["| 0.3 s | 1 ms |"]
 

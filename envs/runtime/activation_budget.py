@@ -1,0 +1,179 @@
+"""Solver for torch's partitioner: what a compiled step saves for its backward pass under a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch._functorch import config, partitioners
+from torch._functorch.partitioners import MinCutOptions, NodeInfo, _size_of
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
+from torch._inductor.fx_utils import get_node_storage
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from graphs.system.array_types import BoolArray
+from graphs.system.errors import InputError
+
+Items = tuple[int, ...]
+FLOPS_PER_S, BYTES_PER_S = 1.5e14, 1.5e12
+"""Speed of the device that times the ops, about an A100. Only the ratio affects what is saved."""
+SHARES = (*(part / 200 for part in range(5)), *(part / 40 for part in range(1, 41)))
+"""Budgets whose best sets are compared. They do not depend on the user's, so more budget is never slower."""
+UNITS = 65536
+"""Most units of memory in a knapsack. Sizes that are not multiples of a unit are rounded up."""
+
+
+def use_activation_budget(share: float) -> AbstractContextManager[None]:
+    """Limits what modules save for the backward pass, if `torch.compile` compiles them inside the `with`.
+
+    Args:
+        share: bytes to save beyond the inputs, as a share of what torch saves by default, from 0 to 1.
+
+    Raises:
+        InputError: `share` is not between 0 and 1.
+    """
+    if not 0 <= share <= 1:
+        raise InputError(f"activation budget {share}: is a share of what torch saves; give one from 0 to 1")
+    changes = {"activation_memory_budget": float(share), "activation_memory_budget_solver": BudgetSolver()}
+    return cast(AbstractContextManager[None], config.patch(changes))
+
+
+class BudgetSolver(CustomKnapsackSolver):
+    """Solver that torch calls for budgets below its own cuts (`config.activation_memory_budget_solver`).
+
+    Knapsacks choose what to save for each budget in `SHARES`. Torch's minimum cut says what each choice
+    really saves and computes again; the fastest that fits is taken. So the saved bytes exceed the budget only
+    by what torch cannot compute again, and the estimated time never grows with the budget.
+    """
+
+    def uuid(self) -> object:
+        """Returns what names this solver in torch's caches of compiled graphs."""
+        return get_hash_for_files((__file__,))
+
+    def __call__(
+        self,
+        memory: list[float],
+        joint_graph: fx.Graph,
+        max_memory: float,
+        node_info: NodeInfo,
+        all_recomputable_banned_nodes: list[fx.Node],
+    ) -> tuple[list[int], list[int]]:
+        """Chooses the nodes to save.
+
+        Args:
+            memory: bytes of each node, largest first, as a share of what torch saves beyond the inputs.
+            max_memory: the budget in the same unit.
+            all_recomputable_banned_nodes: the nodes that may be saved or computed again.
+
+        Returns the indices of the nodes to save, and of the others.
+        """
+        nodes = all_recomputable_banned_nodes
+        sizes = [_size_of(node) for node in nodes]
+        full_bytes = sizes[0] / memory[0] if memory[0] else 0.0
+        cuts = SavedCuts(joint_graph, node_info, nodes)
+        sets = best_sets(sizes, cuts.chain_seconds(), [share * full_bytes for share in SHARES])
+        smaller = (chosen for share, chosen in zip(SHARES, sets, strict=True) if share <= max_memory)
+        choices = {(), tuple(range(len(nodes))), *smaller}
+        outcomes = [(*cuts.outcome(choice), choice) for choice in choices]
+        fitting = [outcome for outcome in outcomes if outcome[1] <= max_memory * full_bytes]
+        saved = set(min(fitting)[2] if fitting else ())
+        return sorted(saved), [index for index in range(len(nodes)) if index not in saved]
+
+
+class SavedCuts:
+    """Bytes that torch saves and seconds that it computes again, by the nodes that it must save."""
+
+    def __init__(self, graph: fx.Graph, info: NodeInfo, nodes: Sequence[fx.Node]) -> None:
+        self._graph, self._info, self._nodes = graph, info, nodes
+        self._options = MinCutOptions(False, False, False, False, config.ban_recompute_reductions)
+        self._inputs = {get_node_storage(node) for node in info.inputs}
+        self._seconds = {node: node_seconds(node) for node in graph.nodes}
+        backward = info.tangents_closure
+        self._read = [n for node in backward for n in node.all_input_nodes if n not in backward]
+
+    def chain_seconds(self) -> list[float]:
+        """Returns how many seconds more the backward pass takes without each node, with all others saved."""
+        every = set(self._nodes)
+        least = self._again_s(every)
+        return [self._again_s(every - {node}) - least for node in self._nodes]
+
+    def outcome(self, choice: Iterable[int]) -> tuple[float, int]:
+        """Returns the seconds of the ops that run again, and the bytes saved beyond the inputs."""
+        saved = set(choice)
+        free = OrderedSet(node for index, node in enumerate(self._nodes) if index not in saved)
+        values, _ = partitioners.solve_min_cut(self._graph, self._info, self._options, free)
+        kept = {get_node_storage(node) or node: _storage_bytes(node) for node in values}
+        return self._again_s(set(values)), sum(size for key, size in kept.items() if key not in self._inputs)
+
+    def _again_s(self, saved: set[fx.Node]) -> float:
+        again: set[fx.Node] = set()
+        waiting = list(self._read)
+        while waiting:
+            node = waiting.pop()
+            if node.op == "call_function" and node not in saved and node not in again:
+                again.add(node)
+                waiting.extend(node.all_input_nodes)
+        return math.fsum(self._seconds[node] for node in again)
+
+
+def node_seconds(node: fx.Node) -> float:
+    """Estimates the seconds of a node: its FLOPs or its bytes, whichever takes longer; 0 for views."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or partitioners.get_default_op_list().is_view(node):
+        return 0.0
+    count = flop_registry.get(target.overloadpacket)
+    args, kwargs, out = tree_map(_shape, (node.args, node.kwargs, node.meta.get("val")))
+    flops = count(*args, **kwargs, out_val=out) if count else 0
+    return max(flops / FLOPS_PER_S, sum(map(_size_of, [node, *node.all_input_nodes])) / BYTES_PER_S)
+
+
+def _storage_bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and get_node_storage(node) is not None:
+        return int(optimization_hint(value.untyped_storage().nbytes(), fallback=_size_of(node)))
+    return _size_of(node)
+
+
+def _shape(value: Any) -> Any:
+    value = value.meta.get("val") if isinstance(value, fx.Node) else value
+    if isinstance(value, Tensor):
+        return torch.Size([optimization_hint(length, fallback=4096) for length in value.shape])
+    return value
+
+
+def best_sets(sizes: Sequence[int], values: Sequence[float], budgets: Iterable[float]) -> list[Items]:
+    """Returns for each budget the items of the largest total value whose sizes sum to at most the budget.
+
+    The optimum is exact if the sizes have a common divisor of at least 1/65536 of the largest budget.
+    Otherwise it is that of sizes rounded up to such multiples. Sizes and values are at least 0.
+
+    Source: Bellman's recurrence, as in Kellerer, Pferschy and Pisinger 2004, section 2.3.
+    """
+    budgets = [min(budget, sum(sizes)) for budget in budgets]
+    unit = max(math.gcd(*sizes), math.ceil(max(budgets) / UNITS), 1)
+    weights = [-(-size // unit) for size in sizes]
+    best = np.zeros(int(max(budgets) // unit) + 1)
+    taken: list[BoolArray] = []
+    for weight, value in zip(weights, values, strict=True):
+        taking = np.full_like(best, -1.0)
+        taking[weight:] = best[: max(len(best) - weight, 0)] + value
+        taken.append(taking > best)
+        best = np.maximum(best, taking)
+    return [_items(taken, weights, int(budget // unit)) for budget in budgets]
+
+
+def _items(taken: Sequence[BoolArray], weights: Sequence[int], room: int) -> Items:
+    items = []
+    for item in reversed(range(len(weights))):
+        if taken[item][room]:
+            items.append(item)
+            room -= weights[item]
+    return tuple(reversed(items))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch._inductor.inductor_prims
 from torch import Tensor, fx
 from torch._functorch import config, partitioners
-from torch._functorch.partitioners import MinCutOptions, NodeInfo, _size_of
+from torch._functorch.partitioners import MinCutOptions, NodeInfo, _size_of, get_default_op_list
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
 from torch.fx.experimental.symbolic_shapes import optimization_hint
@@ -27,11 +30,14 @@ FLOPS_PER_S, BYTES_PER_S = 1.5e14, 1.5e12
 """Speed of the device that times the ops, about an A100. Only the ratio affects what is saved."""
 SHARES = (*(part / 200 for part in range(5)), *(part / 40 for part in range(1, 41)))
 """Budgets whose best sets are compared. They do not depend on the user's, so more budget is never slower."""
+LEAST_SHARE = 1e-12
+"""Budget in place of 0, for which torch asks no solver and draws random numbers again (its issue 190758)."""
 UNITS = 65536
 """Most units of memory in a knapsack. Sizes that are not multiples of a unit are rounded up."""
 
 
-def use_activation_budget(share: float) -> AbstractContextManager[None]:
+@contextmanager
+def use_activation_budget(share: float) -> Iterator[None]:
     """Limits what modules save for the backward pass, if `torch.compile` compiles them inside the `with`.
 
     Args:
@@ -42,8 +48,12 @@ def use_activation_budget(share: float) -> AbstractContextManager[None]:
     """
     if not 0 <= share <= 1:
         raise InputError(f"activation budget {share}: is a share of what torch saves; give one from 0 to 1")
-    changes = {"activation_memory_budget": float(share), "activation_memory_budget_solver": BudgetSolver()}
-    return cast(AbstractContextManager[None], config.patch(changes))
+    asked = max(float(share), LEAST_SHARE)
+    with (
+        config.patch(activation_memory_budget=asked, activation_memory_budget_solver=BudgetSolver()),
+        patch.object(partitioners, "get_default_op_list", op_list),
+    ):
+        yield
 
 
 class BudgetSolver(CustomKnapsackSolver):
@@ -71,20 +81,22 @@ class BudgetSolver(CustomKnapsackSolver):
         Args:
             memory: bytes of each node, largest first, as a share of what torch saves beyond the inputs.
             max_memory: the budget in the same unit.
-            all_recomputable_banned_nodes: the nodes that may be saved or computed again.
-
-        Returns the indices of the nodes to save, and of the others.
+            all_recomputable_banned_nodes: what may be saved. Returns the indices of what is, and of the rest.
         """
         nodes = all_recomputable_banned_nodes
         sizes = [_size_of(node) for node in nodes]
         full_bytes = sizes[0] / memory[0] if memory[0] else 0.0
-        cuts = SavedCuts(joint_graph, node_info, nodes)
-        sets = best_sets(sizes, cuts.chain_seconds(), [share * full_bytes for share in SHARES])
+        cuts, ops = SavedCuts(joint_graph, node_info, nodes), op_list()
+        kept = tuple(index for index, node in enumerate(nodes) if ops.is_random(node))
+        _, kept_bytes = cuts.outcome(kept)
+        sizes = [0 if index in kept else size for index, size in enumerate(sizes)]
+        budgets = [max(share * full_bytes - kept_bytes, 0) for share in SHARES]
+        sets = best_sets(sizes, cuts.chain_seconds(), budgets)
         smaller = (chosen for share, chosen in zip(SHARES, sets, strict=True) if share <= max_memory)
-        choices = {(), tuple(range(len(nodes))), *smaller}
+        choices = {tuple(sorted({*chosen, *kept})) for chosen in ((), range(len(nodes)), *smaller)}
         outcomes = [(*cuts.outcome(choice), choice) for choice in choices]
         fitting = [outcome for outcome in outcomes if outcome[1] <= max_memory * full_bytes]
-        saved = set(min(fitting)[2] if fitting else ())
+        saved = set(min(fitting)[2] if fitting else kept)
         return sorted(saved), [index for index in range(len(nodes)) if index not in saved]
 
 
@@ -95,7 +107,8 @@ class SavedCuts:
         self._graph, self._info, self._nodes = graph, info, nodes
         self._options = MinCutOptions(False, False, False, False, config.ban_recompute_reductions)
         self._inputs = {get_node_storage(node) for node in info.inputs}
-        self._seconds = {node: node_seconds(node) for node in graph.nodes}
+        ops = get_default_op_list()
+        self._seconds = {node: 0.0 if ops.is_view(node) else node_seconds(node) for node in graph.nodes}
         backward = info.tangents_closure
         self._read = [n for node in backward for n in node.all_input_nodes if n not in backward]
 
@@ -124,10 +137,29 @@ class SavedCuts:
         return math.fsum(self._seconds[node] for node in again)
 
 
+@cache
+def random_ops() -> list[Any]:
+    """Returns all ops that draw random numbers. Torch's table lacks most, and it would draw theirs again."""
+    seeded = torch.Tag.nondeterministic_seeded
+    ops = [torch.ops.prims.inductor_seed, torch.ops.prims.inductor_seeds]
+    for name in dir(torch.ops.aten):
+        op = getattr(torch.ops.aten, name)
+        if hasattr(op, "overloads") and any(seeded in getattr(op, kind).tags for kind in op.overloads()):
+            ops.append(op)
+    return ops
+
+
+def op_list(torchs: Callable[[], partitioners.OpTypes] = get_default_op_list) -> partitioners.OpTypes:
+    """Returns torch's table of ops with all random ones, which its cuts then keep."""
+    ops = torchs()
+    ops.random_ops.update(random_ops())
+    return ops
+
+
 def node_seconds(node: fx.Node) -> float:
-    """Estimates the seconds of a node: its FLOPs or its bytes, whichever takes longer; 0 for views."""
+    """Estimates the seconds of a node: its FLOPs or its bytes, whichever takes longer."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or partitioners.get_default_op_list().is_view(node):
+    if not isinstance(target, torch._ops.OpOverload):
         return 0.0
     count = flop_registry.get(target.overloadpacket)
     args, kwargs, out = tree_map(_shape, (node.args, node.kwargs, node.meta.get("val")))

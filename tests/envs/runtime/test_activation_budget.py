@@ -179,6 +179,35 @@ def test_nodes_without_bytes_are_no_error() -> None:
     assert best_sets([0, 0], [1.0, 2.0], [0.0]) == [(0, 1)]
 
 
+class DropoutStack(nn.Module):
+    """Two linear layers with dropout between them and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(torch.relu(self.first(x)), 0.5)
+        return nn.functional.dropout(self.second(hidden).sin(), 0.5).square().sum()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_random_numbers_are_never_drawn_again(share: float) -> None:
+    module, inputs = DropoutStack(), torch.ones(16, 8)
+
+    def step() -> list[Tensor]:
+        torch.manual_seed(1)
+        return compiled_step(module, inputs)[0]
+
+    expected = step()
+    with use_activation_budget(share):
+        torch.testing.assert_close(step(), expected)
+    with config.patch(activation_memory_budget=share):
+        loss, *gradients = step()
+    assert loss == expected[0]
+    assert not torch.allclose(gradients[0], expected[1])
+
+
 def test_the_solver_is_pickled_and_named_in_caches() -> None:
     assert pickle.loads(pickle.dumps(BudgetSolver())).uuid() == BudgetSolver().uuid()
 
@@ -186,4 +215,4 @@ def test_the_solver_is_pickled_and_named_in_caches() -> None:
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_shares_outside_0_and_1_are_refused(share: float) -> None:
     with pytest.raises(InputError, match=r"^activation budget \S+: is a share .* from 0 to 1$"):
-        use_activation_budget(share)
+        use_activation_budget(share).__enter__()

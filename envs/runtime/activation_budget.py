@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch._inductor.inductor_prims
 from torch import Tensor, fx
 from torch._functorch import config, partitioners
-from torch._functorch.partitioners import MinCutOptions, NodeInfo, _size_of, get_default_op_list
+from torch._functorch.partitioners import MinCutOptions, NodeInfo, OpTypes, _size_of
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
 from torch.fx.experimental.symbolic_shapes import optimization_hint
@@ -51,9 +49,27 @@ def use_activation_budget(share: float) -> Iterator[None]:
     asked = max(float(share), LEAST_SHARE)
     with (
         config.patch(activation_memory_budget=asked, activation_memory_budget_solver=BudgetSolver()),
-        patch.object(partitioners, "get_default_op_list", op_list),
+        patch.object(partitioners, "get_default_op_list", op_types),
     ):
         yield
+
+
+class SeededOpTypes(OpTypes):
+    """Torch's table of ops, with all that draw random numbers, such as attention with dropout."""
+
+    def is_random(self, node: fx.Node) -> bool:
+        """Tells whether the node would draw other numbers if it ran again."""
+        op = node.target
+        if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+            return False
+        names = [argument.name for argument in op._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        return "dropout_p" not in names or bool(given.get("dropout_p", 0.0))
+
+
+def op_types(torchs: Callable[[], OpTypes] = partitioners.get_default_op_list) -> OpTypes:
+    """Returns the table for torch's cuts. Torch's own lacks most random ops, so it would run these again."""
+    return SeededOpTypes(**vars(torchs()))
 
 
 class BudgetSolver(CustomKnapsackSolver):
@@ -65,8 +81,8 @@ class BudgetSolver(CustomKnapsackSolver):
     """
 
     def uuid(self) -> object:
-        """Returns what names this solver in torch's caches of compiled graphs."""
-        return get_hash_for_files((__file__,))
+        """Returns what names this solver, and the table of ops, in torch's caches of compiled graphs."""
+        return get_hash_for_files((__file__,), partitioners.get_default_op_list.__name__)
 
     def __call__(
         self,
@@ -86,7 +102,7 @@ class BudgetSolver(CustomKnapsackSolver):
         nodes = all_recomputable_banned_nodes
         sizes = [_size_of(node) for node in nodes]
         full_bytes = sizes[0] / memory[0] if memory[0] else 0.0
-        cuts, ops = SavedCuts(joint_graph, node_info, nodes), op_list()
+        cuts, ops = SavedCuts(joint_graph, node_info, nodes), op_types()
         kept = tuple(index for index, node in enumerate(nodes) if ops.is_random(node))
         _, kept_bytes = cuts.outcome(kept)
         sizes = [0 if index in kept else size for index, size in enumerate(sizes)]
@@ -107,7 +123,7 @@ class SavedCuts:
         self._graph, self._info, self._nodes = graph, info, nodes
         self._options = MinCutOptions(False, False, False, False, config.ban_recompute_reductions)
         self._inputs = {get_node_storage(node) for node in info.inputs}
-        ops = get_default_op_list()
+        ops = op_types()
         self._seconds = {node: 0.0 if ops.is_view(node) else node_seconds(node) for node in graph.nodes}
         backward = info.tangents_closure
         self._read = [n for node in backward for n in node.all_input_nodes if n not in backward]
@@ -137,25 +153,6 @@ class SavedCuts:
         return math.fsum(self._seconds[node] for node in again)
 
 
-@cache
-def random_ops() -> list[Any]:
-    """Returns all ops that draw random numbers. Torch's table lacks most, and it would draw theirs again."""
-    seeded = torch.Tag.nondeterministic_seeded
-    ops = [torch.ops.prims.inductor_seed, torch.ops.prims.inductor_seeds]
-    for name in dir(torch.ops.aten):
-        op = getattr(torch.ops.aten, name)
-        if hasattr(op, "overloads") and any(seeded in getattr(op, kind).tags for kind in op.overloads()):
-            ops.append(op)
-    return ops
-
-
-def op_list(torchs: Callable[[], partitioners.OpTypes] = get_default_op_list) -> partitioners.OpTypes:
-    """Returns torch's table of ops with all random ones, which its cuts then keep."""
-    ops = torchs()
-    ops.random_ops.update(random_ops())
-    return ops
-
-
 def node_seconds(node: fx.Node) -> float:
     """Estimates the seconds of a node: its FLOPs or its bytes, whichever takes longer."""
     target = node.target
@@ -168,10 +165,10 @@ def node_seconds(node: fx.Node) -> float:
 
 
 def _storage_bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and get_node_storage(node) is not None:
-        return int(optimization_hint(value.untyped_storage().nbytes(), fallback=_size_of(node)))
-    return _size_of(node)
+    size = _size_of(node)
+    if get_node_storage(node) is None:
+        return size
+    return int(optimization_hint(node.meta["val"].untyped_storage().nbytes(), fallback=size))
 
 
 def _shape(value: Any) -> Any:

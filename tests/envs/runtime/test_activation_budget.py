@@ -24,6 +24,7 @@ from envs.runtime.activation_budget import (
     BudgetSolver,
     SavedCuts,
     best_sets,
+    op_types,
     use_activation_budget,
 )
 from graphs.system.errors import InputError
@@ -206,6 +207,17 @@ def test_random_numbers_are_never_drawn_again(share: float) -> None:
         loss, *gradients = step()
     assert loss == expected[0]
     assert not torch.allclose(gradients[0], expected[1])
+
+
+@pytest.mark.parametrize(("dropout", "random"), [(0.0, False), (0.1, True)])
+def test_attention_is_random_with_dropout_only(dropout: float, random: bool) -> None:
+    attend = torch.ops.aten._scaled_dot_product_flash_attention.default
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in "qkv"]
+    assert op_types().is_random(graph.call_function(attend, (*inputs, dropout))) is random
+    assert op_types().is_random(graph.call_function(attend, (*inputs,), {"dropout_p": dropout})) is random
+    assert not op_types().is_random(graph.call_function(torch.ops.aten.mm.default, (*inputs[:2],)))
+    assert op_types().is_random(graph.call_function(torch.ops.aten.rand.default, ([2],)))
 
 
 def test_the_solver_is_pickled_and_named_in_caches() -> None:

@@ -16,7 +16,7 @@ from agent.evaluation.handover.explain import Explanation, explain
 from agent.evaluation.handover.explain_text import advice_line
 from agent.evaluation.handover.files import explanation_lines, write_handover, write_trace
 from agent.evaluation.handover.tables import OpRow, op_rows
-from agent.exports.export import EXPORTS, PlacedModules
+from agent.exports.export import PlacedModules, export_text
 from envs.cluster.cluster import Cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
@@ -79,7 +79,7 @@ class PlacedGraph:
         Raises:
             ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
         """
-        return EXPORTS[target].make(self._placed_modules())
+        return export_text(target, self._placed_modules())
 
     def _placed_modules(self) -> PlacedModules:
         return PlacedModules(self._problem, self.placement)

@@ -57,6 +57,20 @@ def export(name: str, ending: str) -> Callable[[Callable[[PlacedModules], str]],
     return register
 
 
+def export_text(name: str, placed: PlacedModules) -> str:
+    """Makes the text of a placement for a target.
+
+    Raises:
+        ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
+    """
+    made = EXPORTS[name].make
+    if placed.stages is not None and any(len(devices) > 1 for devices in placed.stages.replicas):
+        raise ExportError(
+            "a stage has replicas, which no export can say; place the module, whose stages have none"
+        )
+    return made(placed)
+
+
 @dataclass(frozen=True)
 class Unit:
     """A module with forward ops that no repeated block contains: a block, or what is before or after them.
@@ -124,10 +138,8 @@ class PlacedModules:
         """Units in program order, each in one place, the places one after the other.
 
         Raises:
-            ExportError: a module is in several places, a place has modules apart, a stage has replicas.
+            ExportError: a module is in several places, or a place has modules apart.
         """
-        if self.stages is not None and any(len(devices) > 1 for devices in self.stages.replicas):
-            raise ExportError("a stage has replicas, which no export can say; place with fewer devices")
         units = []
         for path, ops in self.paths.items():
             places = np.unique(self.place_of[ops]).tolist()

@@ -24,7 +24,7 @@ def torch_schedule(placed: PlacedModules) -> str:
     """Writes the actions of each rank in a row, as torch and torchtitan load a schedule.
 
     Raises:
-        ExportError: no pipeline was placed, or a stage is recomputed, which no cell can say.
+        ExportError: no pipeline was placed.
     """
     if placed.pipeline is None or placed.stages is None:
         raise ExportError("one batch at a time has no schedule; place with --pipeline")

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.evaluation.handover.written import WrittenPlacement, kept_placements
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
-from agent.exports.export import EXPORTS, ExportError, PlacedModules
+from agent.exports.export import EXPORTS, ExportError, PlacedModules, export_text
 from envs.pipeline.stages import stages_of
 from graphs.system.json_files import write_bytes_atomic
 
@@ -26,7 +26,7 @@ def write_exports(
         written, refused = 0, dict[str, int]()
         for each, placed in kept:
             try:
-                text = EXPORTS[name].make(placed)
+                text = export_text(name, placed)
             except ExportError as error:
                 refused[str(error)] = refused.get(str(error), 0) + 1
                 continue
@@ -34,7 +34,7 @@ def write_exports(
             write_bytes_atomic(each.path.parent / f"{stem}{EXPORTS[name].ending}", text.encode())
             written += 1
         yield f"export {name}: {written} of {len(kept)} placements have a file *{EXPORTS[name].ending}"
-        yield from (f"export {name}: not of {count}: {reason}" for reason, count in refused.items())
+        yield from (f"export {name}: {count} have none: {reason}" for reason, count in refused.items())
 
 
 def _placed(spec: EvaluationSpec, kept: WrittenPlacement) -> PlacedModules:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
-from agent.exports.export import EXPORTS, ExportError, PlacedModules
+from agent.exports.export import EXPORTS, ExportError, PlacedModules, export_text
 from agent.pipeline_plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
@@ -116,7 +116,7 @@ def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int
 
 
 def export(name: str, modules: PlacedModules) -> str:
-    return EXPORTS[name].make(modules)
+    return export_text(name, modules)
 
 
 def test_every_target_of_the_documentation_exists() -> None:
@@ -229,6 +229,15 @@ def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
             "torchtitan",
             PlacedModules(Problem(deep, cluster), Placement(np.zeros(deep.n_ops, dtype=np.int64))),
         )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_replicas_are_refused_by_every_target(graph: OpGraph, name: str) -> None:
+    one = pipelined(graph, "1f1b", [], [0])
+    assert one.stages
+    twice = replace(one, stages=replace(one.stages, replicas=((0, 1),)))
+    with pytest.raises(ExportError, match="a stage has replicas, which no export can say"):
+        export_text(name, twice)
 
 
 def test_two_lists_of_layers_fit_no_server() -> None:

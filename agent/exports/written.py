@@ -8,8 +8,9 @@ from pathlib import Path
 from agent.evaluation.handover.written import WrittenPlacement, kept_placements
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
-from agent.exports.export import EXPORTS, ExportError, PlacedModules, export_text
+from agent.exports.export import EXPORTS, PlacedModules, export_text
 from envs.pipeline.stages import stages_of
+from graphs.system.errors import InputError
 from graphs.system.json_files import write_bytes_atomic
 
 
@@ -27,7 +28,7 @@ def write_exports(
         for each, placed in kept:
             try:
                 text = export_text(name, placed)
-            except ExportError as error:
+            except InputError as error:
                 refused[str(error)] = refused.get(str(error), 0) + 1
                 continue
             stem = each.path.with_suffix("").name

@@ -27,8 +27,10 @@ from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
+from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 from tests.agent.exports import targets
+from tests.envs.pipeline.random_pipelines import random_training_graph
 
 N_LAYERS = 6
 ALL = (
@@ -304,3 +306,18 @@ def test_the_command_line_writes_exports(
     assert "export vllm: 2 of 2 placements have a file *.vllm.env" in capsys.readouterr().out
     assert main([*words, "single", "--out", "other", "--export", "vlm"]) == 2
     assert not (tmp_path / "other").exists()
+
+
+def test_placements_of_a_graph_without_module_paths_are_kept_without_exports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agent.commands.evaluate import main
+
+    bare = replace(random_training_graph(np.random.default_rng(0), 4), name="bare", family="file")
+    assert not any(bare.modules)
+    write_graphs(tmp_path / "bare.json", [bare])
+    words = ["--graphs", str(tmp_path / "bare.json"), "--placers", "single", "--out", str(tmp_path / "out")]
+    assert main([*words, "--export", "accelerate", "vllm"]) == 0
+    printed = capsys.readouterr().out
+    assert "export accelerate: 1 have none: graph 'bare': its ops have no module paths" in printed
+    assert "export vllm: 1 have none: graph 'bare' has no numbered modules" in printed

@@ -32,7 +32,10 @@ class EvaluationConfig(Settings, error=EvaluationError):
 
     families: tuple[str, ...] = option((), "families of the benchmark set", group=GRAPHS)
     graphs: tuple[str, ...] = option(
-        (), "graph files: .json or .jsonl, or with .gz", group=GRAPHS, metavar="FILE"
+        (),
+        "graph files (.json or .jsonl, or with .gz), or instances such as doppler:*",
+        group=GRAPHS,
+        metavar="FILE|NAME",
     )
     model: str | None = option(
         None,
@@ -71,7 +74,11 @@ class EvaluationConfig(Settings, error=EvaluationError):
     )
 
     cluster: tuple[str, ...] = option(
-        ("4xv100",), "presets or files", group=CLUSTERS, metavar="NAME|FILE", some=True
+        (),
+        "presets or files",
+        group=CLUSTERS,
+        metavar="NAME|FILE",
+        default_text="4xv100; an instance has its own",
     )
 
     pipeline: str = option(

@@ -73,11 +73,12 @@ class EvaluationConfig(Settings, error=EvaluationError):
         MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
     )
 
-    cluster: tuple[str, ...] = option(
-        (),
+    cluster: tuple[str, ...] | None = option(
+        None,
         "presets or files",
         group=CLUSTERS,
         metavar="NAME|FILE",
+        some=True,
         default_text="4xv100; an instance has its own",
     )
 

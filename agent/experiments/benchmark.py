@@ -29,6 +29,8 @@ from envs.simulator.simulate import simulate_many
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
 """Searches of this project; the others are methods of the field, in our code."""
+PLACEMENTS = "placements"
+"""Folder of what is better than the best known."""
 LOOP_PLACEMENTS, LOOP_TRIES = 2_000, 7
 REFERENCE_S = 0.064
 """Processor seconds of the calibrating loop on the machine that a normalised second is one of."""
@@ -140,7 +142,7 @@ def _rows_of(
                 "date": date.today().isoformat(),
                 "seconds": round(run.cpu_s / scale, 3),
             }
-            path = folder / "placements" / f"{file_name(instance.name)}.json"
+            path = folder / PLACEMENTS / f"{file_name(instance.name)}.json"
             write_submission(path, instance, run.placement, claims)
     return [
         BenchmarkRow(

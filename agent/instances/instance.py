@@ -153,7 +153,7 @@ SOURCES = {
     "doppler": Source("Doppler's graphs and simulator", "CC BY 4.0", lambda: DOPPLER, _doppler),
     "tarnawski": Source("workloads of Tarnawski et al.", "MIT", workloads, _tarnawski),
     "tarnawski-pipelines": Source(
-        "the same, of layers, as pipelines", "MIT", _throughput, _tarnawski, Pipeline("1f1b", 8)
+        "those of layers, pipelined", "MIT", _throughput, _tarnawski, Pipeline("1f1b", 8)
     ),
     "placeto": Source("our draws of Placeto's families", "Apache-2.0", lambda: PLACETO, _placeto),
     "sealed": Source("our sealed graphs", "Apache-2.0", lambda: (*SMALL, *LARGE), _sealed),

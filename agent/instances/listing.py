@@ -17,14 +17,14 @@ def listing() -> Iterator[str]:
     known = read_best_known()
     for key, source in SOURCES.items():
         pipeline = source.pipeline
-        objective = f"{pipeline.schedule}, {pipeline.microbatches} microbatches" if pipeline else "one step"
-        yield f"{source.title} ({source.licence}), {objective}: best known ms, over bound, by"
+        objective = f"{pipeline.schedule} x {pipeline.microbatches}" if pipeline else "one step"
+        yield f"{source.title} ({source.licence}), {objective}: best ms, over bound, by"
         for name in source.names():
             best = known.get(f"{key}:{name}")
             line = f"  {key}:{name}"
             if best is not None:
                 over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
-                line = f"{line:<51} {best.step_time_s * 1e3:>9.6g} {over:>7} {best.method[:9]}"
+                line = f"{line:<53} {best.step_time_s * 1e3:>9.6g} {over:>7} {best.method[:7]}"
             yield line
 
 
@@ -35,7 +35,7 @@ def validate(path: Path, command: str) -> int:
         0 if all claims hold, 1 if one does not, 2 if a file is no placement of an instance.
     """
     code = 0
-    for file, verdict in check_submissions(submissions_of(path)):
+    for file, verdict in check_submissions(submissions_of(path), read_best_known()):
         if isinstance(verdict, InputError):
             print(f"{command}: {verdict}", file=sys.stderr)
             code = 2

@@ -1,4 +1,4 @@
-"""Checks submitted placements of instances: they are simulated again, and nothing that they claim is believed."""
+"""Checks submitted placements of instances: each is simulated again, and no claim is believed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.instances.best_known import SAME, BestKnown, bound_of, read_best_known
+from agent.instances.best_known import SAME, BestKnown, bound_of
 from agent.instances.instance import LIST, Instance, InstanceError, find_instances, find_names
 from envs.placement.files import placement_from_json, placement_to_json
 from envs.placement.placement import Placement
@@ -83,9 +83,10 @@ def submissions_of(path: Path) -> list[Path]:
     return files
 
 
-def check_submissions(paths: Iterable[Path]) -> Iterator[tuple[Path, Verdict | InputError]]:
+def check_submissions(
+    paths: Iterable[Path], known: Mapping[str, BestKnown]
+) -> Iterator[tuple[Path, Verdict | InputError]]:
     """Checks each of several files; yields what it is worth, or the error that ended the check."""
-    known = read_best_known()
     for path in paths:
         try:
             yield path, check_submission(path, known)
@@ -108,7 +109,7 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
     named = placement_from_json({key: record[key] for key in record.keys() - claims.keys()}, str(path))
     for key, value in claims.items():
         (number if key in NUMBERS else text)(value, f"{path}: {key}")
-    if named.graph not in find_names("*"):
+    if named.graph not in find_names(["*"]):
         raise InstanceError(f"{path}: no instance is named '{named.graph}'; {LIST}")
     (instance,) = find_instances([named.graph])
     placement = named.resolve(instance.graph, instance.cluster)
@@ -139,11 +140,9 @@ def _fault(
     """Says which claim does not hold; empty if all do."""
     memory = instance.cluster.memory_bytes
     if (peak_bytes > memory).any():
-        device = int(np.argmax(peak_bytes - memory))
-        return (
-            f"is out of memory: {instance.cluster.devices[device].name} needs {peak_bytes[device] / 1e9:.4g} GB "
-            f"and has {memory[device] / 1e9:.4g} GB"
-        )
+        at = int(np.argmax(peak_bytes - memory))
+        need, has = (f"{each[at] / 1e9:.4g} GB" for each in (peak_bytes, memory))
+        return f"is out of memory: {instance.cluster.devices[at].name} needs {need} and has {has}"
     if step_s < bound_s * (1 - SAME):
         return f"takes {step_s:.9g} s, which is below the bound of {bound_s:.9g} s; one of the two is wrong"
     if claimed_s is not None and abs(claimed_s - step_s) > CLAIM_ERROR * step_s:

@@ -77,9 +77,7 @@ def submissions_of(path: Path) -> list[Path]:
     found = (file for file in path.rglob("*.json*") if file.name.endswith(SUFFIXES))
     files = sorted(islice(found, MAX_FILES + 1))
     if not 1 <= len(files) <= MAX_FILES:
-        raise InputError(
-            f"{path}: holds {len(files)} files of placements; give 1 to {MAX_FILES} (.json, .json.gz)"
-        )
+        raise InputError(f"{path}: holds {len(files)} placement files; give 1 to {MAX_FILES}")
     return files
 
 

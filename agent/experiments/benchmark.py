@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -28,7 +28,7 @@ from envs.placement.placement import Placement
 from envs.simulator.simulate import simulate_many
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
-"""Searches of this project; the others are methods of the field, in our code."""
+"""Searches of this project, the default first; the others are methods of the field, in our code."""
 PLACEMENTS = "placements"
 """Folder of what is better than the best known."""
 LEVEL = 1e-3
@@ -228,31 +228,35 @@ def _source_table(rows: Sequence[BenchmarkRow]) -> str:
         cells = [list(each) for each in grouped(own, lambda row: row.instance).values()]
         closed = sum(each[0].best_s <= each[0].bound_s * (1 + SAME) for each in cells)
         over = mean_cell(each[0].best_s / each[0].bound_s for each in cells)
-        ratios = {each[0].instance.partition(":")[2]: _ours_over_others(each) for each in cells}
-        behind = [f"{name} {ratio:.3f}" for name, ratio in ratios.items() if ratio > 1 + LEVEL]
+        pairs = {each[0].instance: _ours_and_others(each) for each in cells}
+        ratios = {
+            name: 1.0 if ours_s == other.step_s else ours_s / other.step_s
+            for name, (ours_s, other) in pairs.items()
+        }
+        behind = [
+            f"{name.partition(':')[2]} {ratio:.3f}" for name, ratio in ratios.items() if ratio > 1 + LEVEL
+        ]
         ahead = sum(ratio < 1 - LEVEL for ratio in ratios.values())
         counts = [len(cells), closed, over, ahead, len(cells) - ahead - len(behind), len(behind)]
         body.append([source, *map(str, counts), "" if source == "all" else ", ".join(behind)])
     return markdown_table([head, *body])
 
 
-def _ours_over_others(rows: Iterable[BenchmarkRow]) -> float:
-    """Divides the best step of ours by the best of all others; below 1, ours are ahead."""
-    best = {True: np.inf, False: np.inf}
-    for row in rows:
-        best[row.placer in OURS] = min(best[row.placer in OURS], row.step_s)
-    return 1.0 if best[True] == best[False] else float(best[True] / best[False])
+def _ours_and_others(rows: Sequence[BenchmarkRow]) -> tuple[float, BenchmarkRow]:
+    """Returns the step of the first of `OURS` that placed an instance, and the best row of all others."""
+    ours = [row for row in rows if row.placer in OURS]
+    others = [row for row in rows if row.placer not in OURS]
+    step_s = min(ours, key=lambda row: OURS.index(row.placer)).step_s if ours else np.inf
+    return step_s, min(others or ours, key=lambda row: row.step_s)
 
 
 def _instance_table(rows: Sequence[BenchmarkRow]) -> str:
-    head = ["instance", "best known, ms", "over bound", "best of ours", "best of others", "by"]
+    head = ["instance", "best known, ms", "over bound", "ours", "best of others", "by"]
     body = []
     for name, own in grouped(rows, lambda row: row.instance).items():
-        ours = min((row.step_s for row in own if row.placer in OURS), default=np.inf)
-        others = [row for row in own if row.placer not in OURS]
-        other = min(others, key=lambda row: row.step_s, default=own[0])
+        ours_s, other = _ours_and_others(own)
         best_s = own[0].best_s
         over = ["optimal" if best_s <= own[0].bound_s * (1 + SAME) else f"{best_s / own[0].bound_s:.3f}"]
-        ratios = [f"{step_s / best_s:.3f}" for step_s in (ours, other.step_s)]
+        ratios = [f"{step_s / best_s:.3f}" for step_s in (ours_s, other.step_s)]
         body.append([name, f"{best_s * 1e3:.6g}", *over, *ratios, other.placer])
     return markdown_table([head, *body])

@@ -19,8 +19,8 @@ from graphs.system.json_fields import kind_of, number, text
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 SUFFIXES = (".json", ".json.gz")
-MAX_BYTES = 2**24
-"""Bytes of a submission, decompressed, at most: ten times the largest placement of an instance."""
+MAX_BYTES = 2**22
+"""Bytes of a submission, decompressed, at most: several times the largest placement of an instance."""
 MAX_FILES = 10_000
 TEXTS = ("method", "found_by", "commit", "date")
 NUMBERS = ("step_time_s", "seconds")

@@ -18,7 +18,7 @@ from agent.experiments.experiment import ExperimentError
 from agent.experiments.launcher import followed
 from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, write_rows
 from agent.instances.best_known import SAME, BestKnown, bound_of, read_best_known, read_reported
-from agent.instances.instance import Instance, find_instances, find_names
+from agent.instances.instance import SOURCES, Instance, find_instances, find_names
 from agent.instances.submissions import write_submission
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
@@ -98,18 +98,21 @@ def benchmark_rows(
         ExperimentError: an unknown placer.
         InstanceError: an unknown instance.
     """
-    if unknown := {*placers} - {*PLACERS, *LEARNED, *PIPELINE_PLACERS}:
-        known = ", ".join(dict.fromkeys((*PLACERS, *LEARNED, *PIPELINE_PLACERS)))
-        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {known}")
+    steps = (*PLACERS, *LEARNED)
+    if unknown := {*placers} - {*steps, *PIPELINE_PLACERS}:
+        names = ", ".join(dict.fromkeys((*steps, *PIPELINE_PLACERS)))
+        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {names}")
     scale = calibrated_loop_s() / REFERENCE_S
     policy = open_policy("pretrained", []) if {*placers} & {*LEARNED} else None
     runner, found = TrialRunner(), []
     for name in followed(find_names(graphs), f"{seconds:g} s, {scale:.2f} of the reference machine"):
         file = folder / "instances" / f"{file_name(name)}-{seconds:g}-s.csv"
         rows = read_rows(file, BenchmarkRow) if file.exists() else []
-        if not {*placers} >= {row.placer for row in rows} != set():
+        is_pipeline = SOURCES[name.partition(":")[0]].pipeline is not None
+        suiting = [each for each in placers if each in (PIPELINE_PLACERS if is_pipeline else steps)]
+        if [row.placer for row in rows] != suiting:
             (instance,) = find_instances([name])
-            rows = _rows_of(instance, placers, seconds, scale, folder, runner, policy)
+            rows = _rows_of(instance, suiting, seconds, scale, folder, runner, policy)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_rows(file, rows)
         found += rows
@@ -136,8 +139,7 @@ def _rows_of(
     bound_s = bound_of(instance, known)
     best_s = known[instance.name].step_time_s if instance.name in known else np.inf
     runs = []
-    suiting = (*PLACERS, *LEARNED) if instance.pipeline is None else tuple(PIPELINE_PLACERS)
-    for placer in (each for each in placers if each in suiting):
+    for placer in placers:
         run = _run(instance, placer, Budget(None, seconds * scale), runner, policy)
         runs.append((placer, run))
         bound_s = max(bound_s, run.proved_s)

@@ -113,11 +113,10 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
     placement = named.resolve(instance.graph, instance.cluster)
     step = instance.simulate(placement)
     before = known.get(instance.name)
-    texts = (str(claims.get(key, "unknown")) for key in TEXTS)
-    found = BestKnown(
-        instance.name, step.total_s, bound_of(instance, known), *texts, float(claims.get("seconds", 0))
-    )
-    fault = _fault(instance, step.total_s, step.peak_bytes, found.bound_s, claims.get("step_time_s"))
+    texts = {key: str(claims.get(key, "unknown")) for key in TEXTS}
+    seconds, bound_s = float(claims.get("seconds", 0)), bound_of(instance, known)
+    found = BestKnown(instance.name, step.total_s, bound_s, seconds=seconds, **texts)
+    fault = _fault(instance, step.total_s, step.peak_bytes, bound_s, claims.get("step_time_s"))
     return Verdict(instance, placement, found, fault, before.step_time_s if before else np.inf)
 
 

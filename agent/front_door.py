@@ -66,7 +66,6 @@ def place(  # type: ignore[misc]  # both plans take all settings
     seed: int = 0,
     optimizer: str | None = "adam",
     training: bool = True,
-    prompt: int | None = None,
     loss: Loss | None = None,
     name: str | None = None,
     precision: str | None = None,
@@ -94,8 +93,6 @@ def place(  # type: ignore[misc]  # both plans take all settings
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
         training: whether a module's backward pass and update are placed too.
-        prompt: places the inference of one token by a model of transformers, with the keys and values of so
-            many tokens before it in its cache. Such a plan does not run.
         loss: of the module's outputs, as `graphs.capture.capture` takes it.
         name: name of a module's graph, which placement files say; `--model` takes that of the function. The
             class of the module by default.
@@ -123,7 +120,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     _check_model(model, inputs, split)
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
-    settings = {"optimizer": optimizer, "training": training, "prompt": prompt, "loss": loss, "name": name}
+    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
 
     @cache
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
@@ -151,23 +148,14 @@ def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | Non
 
 
 def _graph(
-    model: nn.Module | OpGraph,
-    inputs: Any,
-    split: int | None,
-    batch_dim: int,
-    *,
-    prompt: int | None,
-    **settings: Any,
+    model: nn.Module | OpGraph, inputs: Any, split: int | None, batch_dim: int, **settings: Any
 ) -> tuple[CapturedStep | None, OpGraph]:
     """Captures a module on the first microbatch of its inputs; returns a graph as it is."""
     if isinstance(model, OpGraph):
         return None, model
     from graphs.capture.capture import capture_step
-    from graphs.capture.decoding import capture_decoding
     from graphs.capture.structures import split_batch
 
-    if prompt is not None:
-        return None, capture_decoding(model, inputs, prompt, name=settings["name"], sources=True).graph
     microbatch = inputs if split is None else split_batch(inputs, split, batch_dim)[0]
     captured = capture_step(model, microbatch, sources=True, **settings)
     return captured, captured.graph

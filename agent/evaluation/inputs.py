@@ -127,8 +127,14 @@ def _gather_graphs(config: EvaluationConfig, split: int | None) -> list[OpGraph]
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim)
-        settings = {"optimizer": config.optimizer, "training": not config.inference, "prompt": config.prompt}
-        graphs.append(capture_model(config.model, made, **settings).graph)
+        captured = capture_model(
+            config.model,
+            made,
+            optimizer=config.optimizer,
+            training=not config.inference,
+            prompt=config.prompt,
+        )
+        graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)
     if twice is not None:
         raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")

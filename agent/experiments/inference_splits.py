@@ -139,13 +139,13 @@ def in_proportion(problem: Problem, weights: FloatArray) -> IntArray:
 
 
 def best_by_layer(problem: Problem) -> IntArray:
-    """Finds the fastest split with one range of layers, or none, on each device; tries all orders of devices."""
+    """Finds the fastest split with one range of layers, or none, on each device, in any order of devices."""
     kinds = [(device.kind, device.memory_bytes) for device in problem.cluster.devices]
     orders = {tuple(kinds[at] for at in order): order for order in permutations(range(len(kinds)))}
     return _best(problem, [_ranges(problem, order)[problem.graph.unit_of] for order in orders.values()])
 
 
-def _ranges(problem: Problem, order: Sequence[int]) -> IntArray:
+def _ranges(problem: Problem, order: tuple[int, ...]) -> IntArray:
     """Finds the best ranges for an order of devices by dynamic programming; all links must be equal.
 
     Returns:
@@ -156,7 +156,8 @@ def _ranges(problem: Problem, order: Sequence[int]) -> IntArray:
     held = np.concatenate([[0.0], problem.footprint_bytes.cumsum()])
     sent = graph.tensor_bytes[graph.outputs.row(graph.units.row(0)[-1])].sum()  # what layer 1 reads
     cut_s = (sent + cluster.n_half_matrix[0, 1]) / cluster.bytes_per_s[0, 1] + cluster.latency_s[0, 1]
-    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *[(np.inf, order[-1:] * n_layers)] * n_layers]
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    best += [(np.inf, order[-1:] * n_layers)] * n_layers
     for device in order:
         room, spent = ROOM * cluster.memory_bytes[device], seconds[:, device]
         best = [

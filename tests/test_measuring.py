@@ -186,6 +186,7 @@ def test_what_cannot_be_measured_is_one_line(
     ("words", "message"),
     [
         (["--families", "ptb"], "measuring needs a model"),
+        ([*FLAGS, "--prompt", "9"], "--prompt places a step without weights, which cannot be measured"),
         ([*FLAGS, "--precision", "bf16"], "--precision changes costs, not the model that is measured"),
         ([*FLAGS, "--cluster", "4xv100"], "this machine has only"),
     ],

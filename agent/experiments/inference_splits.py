@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -159,21 +159,11 @@ def _ranges(problem: Problem, order: tuple[int, ...]) -> IntArray:
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     best += [(np.inf, order[-1:] * n_layers)] * n_layers
     for device in order:
-        room, spent = ROOM * cluster.memory_bytes[device], seconds[:, device]
-        best = [
-            min(
-                [best[end]]
-                + [
-                    (
-                        least_s + cut_s * (begin > 0) + spent[end] - spent[begin],
-                        layers + (device,) * (end - begin),
-                    )
-                    for begin, (least_s, layers) in enumerate(best[:end])
-                    if held[end] - held[begin] <= room and least_s < np.inf
-                ]
-            )
-            for end in range(n_layers + 1)
-        ]
+        room, spent, before = ROOM * cluster.memory_bytes[device], seconds[:, device], list(best)
+        for begin, end in combinations(range(n_layers + 1), 2):
+            if held[end] - held[begin] <= room:
+                total_s = before[begin][0] + cut_s * (begin > 0) + spent[end] - spent[begin]
+                best[end] = min(best[end], (total_s, before[begin][1] + (device,) * (end - begin)))
     return np.array(best[-1][1])
 
 

@@ -96,7 +96,8 @@ def test_a_prompt_gives_the_step_of_a_token_with_its_cache(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "words.py").write_text(
-        "import torch, transformers as tf\ndef make():\n    config = tf.GPT2Config(n_layer=2, n_embd=8, n_head=2)\n"
+        "import torch, transformers as tf\ndef make():\n"
+        "    config = tf.GPT2Config(n_layer=2, n_embd=8, n_head=2)\n"
         "    return tf.GPT2LMHeadModel(config), (torch.zeros(3, 5, dtype=torch.long),)\n"
     )
     settings = {"model": "words:make", "prompt": 7, "placers": ("single",), "granularity": "layer"}

@@ -52,16 +52,17 @@ class SplitRow:
     seconds: float
 
 
-def split_rows(folder: Path, evaluations: int) -> Iterator[list[SplitRow]]:
-    """Makes the rows of all models on all machines.
+def split_rows(folder: Path, graphs: Sequence[str], evaluations: int) -> Iterator[list[SplitRow]]:
+    """Makes the rows of models on all machines.
 
     Args:
         folder: keeps the rows of each model.
+        graphs: names of `MODELS`; none for all.
         evaluations: of `refine`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found: list[SplitRow] = []
-    for make in followed(MODELS, "models"):
+    for make in followed([each for each in MODELS if not graphs or each.__name__ in graphs], "models"):
         file = folder / f"{make.__name__}, {evaluations}.csv"
         if not file.exists():
             (model, inputs), name = make(), make.__name__

@@ -9,7 +9,7 @@ EXPERIMENTS.register(
         rows=("inference_splits.csv.gz",),
         run="inference_splits:split_rows",
         tables="inference_splits:split_tables",
-        settings={"evaluations": 10_000},
-        quick={"evaluations": 100},
+        settings={"graphs": (), "evaluations": 10_000},
+        quick={"graphs": ("llama_8b",), "evaluations": 100},
     ),
 )

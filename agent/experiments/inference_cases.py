@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 PROMPT = 4096
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 Made = tuple["nn.Module", dict[str, Any]]
 
 
@@ -57,21 +58,14 @@ def qwen_30b_a3b() -> Made:
 MODELS = (llama_8b, qwen_32b, llama_70b, mixtral_8x7b, qwen_30b_a3b)
 
 
-def _model(family: str, width: int, inner: int, layers: int, heads: int, words: int, **others: int) -> Made:
+def _model(family: str, *sizes: int, **others: int) -> Made:
     """Makes a model of a family of transformers, and a prompt whose last token alone is scored."""
     import transformers
 
-    sizes = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "vocab_size": words,
-    }
-    sizes |= {"num_attention_heads": heads, "num_key_value_heads": 8, **others}
+    config = getattr(transformers, f"{family}Config")
+    settings = dict(zip(SIZES, sizes, strict=True)) | {"num_key_value_heads": 8} | others
     with torch.device("meta"):
-        model = getattr(transformers, f"{family}ForCausalLM")(
-            getattr(transformers, f"{family}Config")(**sizes)
-        )
+        model = getattr(transformers, f"{family}ForCausalLM")(config(**settings))
         return model, {"input_ids": torch.zeros(1, PROMPT, dtype=torch.long), "logits_to_keep": 1}
 
 

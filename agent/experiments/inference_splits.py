@@ -130,10 +130,8 @@ def in_proportion(problem: Problem, weights: FloatArray) -> IntArray:
         step = simulate_problem(problem, of_layer[problem.graph.unit_of])
         if step.fits:
             break
-        free, counts = (
-            problem.cluster.memory_bytes - step.peak_bytes,
-            np.bincount(of_layer, minlength=len(devices)),
-        )
+        free = problem.cluster.memory_bytes - step.peak_bytes
+        counts = np.bincount(of_layer, minlength=len(devices))
         counts[[free.argmin(), free.argmax()]] += [-1, 1]
         of_layer = np.repeat(devices, counts)
     return of_layer[problem.graph.unit_of]

@@ -26,14 +26,19 @@ def _types(*names: str) -> frozenset[str]:
 _ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn"))
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _CONVOLUTIONS = _types("convolution", "convolution_backward")
-_PRODUCTS = _CONVOLUTIONS | _types(
-    *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "linear", "prelu"),
-    *(f"{name}{suffix}" for name in (*_ATTENTION, _CPU_ATTENTION) for suffix in ("", "_backward")),
+_GROUPED = _types("_grouped_mm") | {
+    f"transformers.grouped_mm_fallback{suffix}" for suffix in ("", "_backward")
+}
+_PRODUCTS = (
+    _CONVOLUTIONS
+    | _GROUPED
+    | _types(
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "linear", "prelu"),
+        *(f"{name}{suffix}" for name in (*_ATTENTION, _CPU_ATTENTION) for suffix in ("", "_backward")),
+    )
 )
 """Ops that autocast computes in the low precision."""
-_WEIGHTED = _types("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm") | {
-    "transformers.grouped_mm_fallback"
-}
+_WEIGHTED = _GROUPED | _types("mm", "addmm", "bmm", "baddbmm", "linear")
 """Products whose weights may have 4 bits."""
 INT4 = "int4"
 INT4_BITS = 4.5

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
 from graphs.capture.step import Step, one_line, unwrapped
-from graphs.capture.structures import as_arguments
+from graphs.capture.structures import batch_size
 from graphs.graph_columns import Csr
 from graphs.op_graph import OpGraph
 
@@ -49,9 +48,8 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, **settings: An
 
 def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """Makes a copy on fake tensors that returns the scores of the next token, and its inputs."""
-    batch = next(leaf for leaf in tree_leaves(as_arguments(inputs)) if isinstance(leaf, Tensor)).shape[0]
-    words = torch.zeros(batch, prompt, dtype=torch.long, device="meta")
     try:
+        words = torch.zeros(batch_size(inputs), prompt, dtype=torch.long, device="meta")
         step = Step(unwrapped(module), {"input_ids": words, "use_cache": True}, training=False)
         model: Any = step.model
         with suppress(ValueError, AttributeError):

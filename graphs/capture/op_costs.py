@@ -165,6 +165,7 @@ _FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped_product,
     "transformers.grouped_mm_fallback": _grouped_product,
+    "transformers.grouped_mm_fallback_backward": lambda *given: 2 * _grouped_product(*given),
     aten.embedding_dense_backward: _scatter_rows,
     aten._embedding_bag: _bag,
     aten._embedding_bag_forward_only: _bag,

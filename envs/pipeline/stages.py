@@ -27,6 +27,7 @@ class Stages:
         devices: first device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
         replicas: all devices of each stage, the first one first; empty = one each.
+        keys: one for each stage, equal in all stages of a graph's chain with equal ops; empty = there are none.
     """
 
     device_of: IntArray
@@ -34,6 +35,7 @@ class Stages:
     devices: IntArray
     recomputed: tuple[int, ...] = ()
     replicas: tuple[tuple[int, ...], ...] = ()
+    keys: tuple[object, ...] = ()
 
     @property
     def ranks(self) -> IntArray:

@@ -29,7 +29,7 @@ from envs.mdp.pipeline_state import (
     SPLITS,
     PipelineCandidates,
 )
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda, Placed
 from envs.pipeline.layout import no_second_runs, one_each
 from envs.pipeline.programs import new_parts
 from envs.pipeline.step import run_pipeline
@@ -136,15 +136,14 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
     show_piece(q, m, episode, stage, device)
     devices = episode.devices[: stage + 1]
     agenda = agenda_of(ranks, devices, len(p.memory), m.rules[MICROBATCHES])
+    none = np.zeros((3, stage + 1), np.int64)
     n_devices, n_ops, n_tensors = len(p.memory), len(q.phase), len(p.producer)
     n_most = len(p.input_item) + 2 * n_ops + 3 * n_tensors + (N_KINDS + 2) * n_devices
     episode.candidate_s[device] = run_pipeline(
         p,
         q,
         no_second_runs(),
-        episode.device_of,
-        episode.stage_of,
-        np.zeros(stage + 1, np.int64),
+        Placed(episode.device_of, episode.stage_of, none[0], none[1:].T),
         one_each(devices, n_devices),
         m.rules[SPLITS] == 1,
         m.rules[MICROBATCHES],

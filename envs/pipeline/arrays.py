@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.schedules import KINDS
-from envs.pipeline.stages import phases_of
+from envs.pipeline.stages import Stages, phases_of
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import FloatArray, IntArray
@@ -41,6 +41,18 @@ class PipelineArrays(NamedTuple):
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op
     )
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
+    near: (
+        IntArray  # (n_ops, 2) first and last piece of an op and those next to it; first -1 = makes gradients
+    )
+
+
+class Placed(NamedTuple):
+    """The stages of a placed graph."""
+
+    device_of: IntArray  # (n_first_ops,) the first one of its stage
+    stage_of: IntArray  # (n_first_ops,) of forward and backward ops
+    recomputed: IntArray  # (n_stages,) 1 = its forward ops run again before each backward action
+    pieces: IntArray  # (n_stages, 2) its first piece of the chain, and that of the next one; 0, 0 = not known
 
 
 class SecondRuns(NamedTuple):
@@ -155,8 +167,12 @@ class Agenda(NamedTuple):
     end_s: FloatArray  # (n_entries,) end of the last op; written
 
 
-def pipeline_arrays(problem: Problem) -> PipelineArrays:
-    """Makes the arrays of a problem."""
+def pipeline_arrays(problem: Problem, piece_of: IntArray) -> PipelineArrays:
+    """Makes the arrays of a problem.
+
+    Args:
+        piece_of: piece of each op, int64 (n_ops,).
+    """
     graph = problem.graph
     phase = phases_of(graph)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
@@ -169,7 +185,26 @@ def pipeline_arrays(problem: Problem) -> PipelineArrays:
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
         accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
+        near=_near(graph, piece_of, is_gradient),
     )
+
+
+def placed_arrays(stages: Stages) -> Placed:
+    """Makes the arrays of stages."""
+    recomputed = np.zeros(len(stages.devices), dtype=np.int64)
+    recomputed[list(stages.recomputed)] = 1
+    pieces = [(each.start, each.stop) if isinstance(each, range) else (0, 0) for each in stages.pieces]
+    pieces = pieces or [(0, 0)] * len(recomputed)
+    return Placed(stages.device_of, stages.stage_of, recomputed, np.array(pieces, dtype=np.int64))
+
+
+def _near(graph: OpGraph, piece_of: IntArray, is_gradient: NDArray[np.bool_]) -> IntArray:
+    found = np.stack([piece_of, piece_of], axis=1)
+    for one, other in (graph.edges.T, graph.edges.T[::-1]):
+        np.minimum.at(found[:, 0], one, piece_of[other])
+        np.maximum.at(found[:, 1], one, piece_of[other])
+    found[graph.tensor_producer[is_gradient], 0] = -1
+    return found
 
 
 def _accumulate_s(problem: Problem, gradients: IntArray) -> FloatArray:

@@ -35,11 +35,11 @@ class Keeper:
 
     def part_of(self, stages: Stages, replicas: Replicas) -> IntArray:
         """Finds the part of each device, int64 (n_devices,); those not made yet have the next numbers."""
-        if not stages.keys:
+        if not stages.pieces:
             self._forget()
         own: list[list[tuple[object, bool]]] = [[] for _ in self._kind_of]
         for stage, head in enumerate(stages.devices.tolist()):
-            own[head].append((stages.keys[stage] if stages.keys else stage, stage in stages.recomputed))
+            own[head].append((stages.pieces[stage] if stages.pieces else stage, stage in stages.recomputed))
         numbers = zip(*(each.tolist() for each in replicas[2:5]), strict=True)
         found, last = [], self._microbatches - 1
         for kind, (head, number, count) in zip(self._kind_of, numbers, strict=True):

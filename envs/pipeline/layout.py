@@ -1,7 +1,6 @@
 """Kernels that lay out the ops of a pipeline by device and list.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `device_of` the
-device of each op (the first one of its stage), and `stage_of` the stage of each op, int64 (n_first_ops,) both.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `runs` a `SecondRuns`.
 
 A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them in
 each microbatch, one for its updates, and one for its parameters and inputs, which do not run. An op on device
@@ -88,16 +87,14 @@ def no_second_runs():
 
 
 @kernel(entry=True, allocates=True)
-def make_layout(p, q, runs, device_of, stage_of, recomputed, local, n_stages, is_chosen, splits):
+def make_layout(p, q, runs, placed, local, n_stages, is_chosen, splits):
     """Lays out the ops of some devices.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        device_of: device of each op, int64 (n_first_ops,).
-        stage_of: stage of each forward and backward op, int64 (n_first_ops,).
-        recomputed: 1 for stages whose forward ops run again, int64 (n_stages,).
+        placed: `Placed`.
         local: which stage of its device each one is, int64 (n_stages,).
         n_stages: stages of each device, int64 (n_devices,).
         is_chosen: 1 for devices whose ops are laid out, int64 (n_devices,).
@@ -110,9 +107,9 @@ def make_layout(p, q, runs, device_of, stage_of, recomputed, local, n_stages, is
     first = np.zeros(len(n_stages) + 1, np.int64)
     for device in range(len(n_stages)):
         first[device + 1] = first[device] + is_chosen[device] * (N_KINDS * n_stages[device] + 2)
-    list_of = np.full(len(q.phase), -1, np.int32)
-    for op in range(len(device_of) - 1, -1, -1):
-        device, phase = device_of[op], q.phase[op]
+    list_of, stage_of = np.full(len(q.phase), -1, np.int32), placed.stage_of
+    for op in range(len(stage_of) - 1, -1, -1):
+        device, phase = placed.device_of[op], q.phase[op]
         if device < 0 or not is_chosen[device]:
             continue
         at, stage, n = first[device], stage_of[op], n_stages[device]
@@ -125,7 +122,7 @@ def make_layout(p, q, runs, device_of, stage_of, recomputed, local, n_stages, is
             kind = BACKWARD
             if splits and not is_waited_for(p, q, stage_of, list_of, backward, op):
                 kind = WEIGHT
-        elif recomputed[stage] and is_needed(p, q, runs, stage_of, list_of, op):
+        elif placed.recomputed[stage] and is_needed(p, q, runs, stage_of, list_of, op):
             list_of[runs.op[op]] = at + list_number(n, local[stage], RECOMPUTE)
         list_of[op] = at + list_number(n, local[stage], kind)
     ptr, ops = sort_by_list(list_of, first[-1])
@@ -169,15 +166,22 @@ def sort_by_list(list_of, n_lists):
     Returns:
         First position of each list, int64 (n_lists + 1,), and the ops, int64 (n_ops,).
     """
-    ptr = np.zeros(n_lists + 1, np.int64)
-    for each in list_of:
-        if each >= 0:
-            ptr[each + 1] += 1
+    ptr, begin, n_ops = np.zeros(n_lists + 1, np.int64), 0, len(list_of)
+    for op in range(1, n_ops + 1):
+        if op == n_ops or list_of[op] != list_of[begin]:
+            if list_of[begin] >= 0:
+                ptr[list_of[begin] + 1] += op - begin
+            begin = op
     for each in range(n_lists):
         ptr[each + 1] += ptr[each]
-    at, ops = ptr.copy(), np.empty(ptr[-1], np.int64)
-    for op in range(len(list_of)):
+    at, ops, last, n = ptr.copy(), np.empty(ptr[-1], np.int64), -1, 0
+    for op in range(n_ops):
         if list_of[op] >= 0:
-            ops[at[list_of[op]]] = op
-            at[list_of[op]] += 1
+            if list_of[op] != last:
+                if last >= 0:
+                    at[last] = n
+                last = list_of[op]
+                n = at[last]
+            ops[n] = op
+            n += 1
     return ptr, ops

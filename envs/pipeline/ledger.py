@@ -27,7 +27,7 @@ from envs.pipeline.arrays import (
     SecondRuns,
     Tables,
 )
-from envs.pipeline.programs import mark_ops, reads, tensor_read
+from envs.pipeline.programs import mark_ops, reads, second_tensor
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
@@ -140,7 +140,9 @@ def find_readers(s, begin, end):
         parts.freed[place] = 0.0
         is_update = np.int64(parts.list_of[place] == updates)
         for k in reads(s.p, s.runs, parts.op[place]):
-            tensor = tensor_read(s.p, s.q, s.runs, parts, s.part, place, k)
+            tensor = s.p.input_item[k]
+            if len(s.runs.op):
+                tensor = second_tensor(s.p, s.q, s.runs, parts, s.part, place, tensor)
             parts.readers[is_update, tensor] = place
 
 

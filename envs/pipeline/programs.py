@@ -5,8 +5,8 @@ times of a program are therefore sums that hold for every microbatch; what diffe
 The first microbatch has sums of its own, as it adds no gradients. An action does not wait for what the
 forward actions of its device and microbatch have received.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `device_of` the
-device of each op, the first one of its stage, int64 (n_first_ops,), and `parts` a `Parts`.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `parts` a
+`Parts`, and `device_of` that of `Placed`.
 """
 
 from __future__ import annotations
@@ -56,30 +56,15 @@ def new_parts(n, n_ops, n_tensors):
 
 
 @kernel(allocates=True)
-def make_parts(
-    p,
-    q,
-    runs,
-    device_of,
-    stage_of,
-    recomputed,
-    local,
-    n_stages,
-    replicas,
-    splits,
-    n_microbatches,
-    parts,
-    part_of,
-):
+def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
     """Makes the parts that there are not yet.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        device_of: device of each op, int64 (n_first_ops,).
-        stage_of: stage of each forward and backward op, int64 (n_first_ops,).
-        recomputed, local, n_stages, splits: as of `make_layout`.
+        placed: `Placed`.
+        local, n_stages, splits: as of `make_layout`.
         replicas: `Replicas`.
         n_microbatches: int.
         parts: `Parts`; written.
@@ -94,16 +79,19 @@ def make_parts(
             is_new[replicas.head[device]] = 1
     if not is_new.any():
         return True
-    first, ptr, ops = make_layout(
-        p, q, runs, device_of, stage_of, recomputed, local, n_stages, is_new, splits
-    )
+    first, ptr, ops = make_layout(p, q, runs, placed, local, n_stages, is_new, splits)
+    pieces = np.zeros((len(part_of), 2), np.int64)
+    for replica in range(len(replicas.stage)):
+        home = replicas.head[replicas.device[replica]]
+        if n_stages[home] == 1:
+            pieces[home] = placed.pieces[replicas.stage[replica]]
     for device in range(len(part_of)):
         if part_of[device] == parts.n[0]:
             home = replicas.head[device]
             sends = (n_microbatches - 1) % replicas.n_replicas[device] == replicas.number[device]
             lists = ptr[first[home] : first[home + 1] + 1]
             if not begin_part(parts, lists, ops) or not make_part(
-                p, q, runs, device_of, n_stages[home], home, device, sends, parts
+                p, q, runs, placed.device_of, pieces[home], n_stages[home], home, device, sends, parts
             ):
                 return False
     return True
@@ -155,18 +143,6 @@ def mark_ops(parts, part):
 
 
 @kernel
-def is_of_part(parts, begin, end, op):
-    """Says whether an op is one of the part at hand.
-
-    Args:
-        parts: `Parts`.
-        begin, end: first place of the part, and of the next one, int.
-        op: index, int.
-    """
-    return begin <= parts.place_of[op] < end
-
-
-@kernel
 def reads(p, runs, op):
     """Returns the range of `ProblemArrays.input_item` that says what an op, or its first run, reads.
 
@@ -180,8 +156,8 @@ def reads(p, runs, op):
 
 
 @kernel
-def tensor_read(p, q, runs, parts, part, place, k):
-    """Returns a tensor that an op of the part at hand reads, or its second one.
+def second_tensor(p, q, runs, parts, part, place, tensor):
+    """Returns the second tensor in place of a tensor that an op of the part at hand reads, if it reads that.
 
     Args:
         p: `ProblemArrays`.
@@ -189,23 +165,20 @@ def tensor_read(p, q, runs, parts, part, place, k):
         runs: `SecondRuns`.
         parts: `Parts`.
         part, place: of the op, int.
-        k: index of `ProblemArrays.input_item`, int.
+        tensor: index, int.
     """
-    tensor = p.input_item[k]
-    phase = q.phase[parts.op[place]]
-    if len(runs.op) and (phase == BACKWARD_PHASE or phase == RECOMPUTED_PHASE):
-        second = runs.op[p.producer[tensor]]
-        lists, after = parts.begin[part, LISTS], parts.begin[part + 1, LISTS]
-        if second >= 0 and is_of_part(parts, parts.op_ptr[lists], parts.op_ptr[after], second):
-            n_stages = (after - lists) // N_KINDS
-            other = parts.list_of[parts.place_of[second]] - lists
-            if stage_of_list(n_stages, other) == stage_of_list(n_stages, parts.list_of[place] - lists):
+    phase, second = q.phase[parts.op[place]], runs.op[p.producer[tensor]]
+    if second >= 0 and (phase == BACKWARD_PHASE or phase == RECOMPUTED_PHASE):
+        lists, after, other = parts.begin[part, LISTS], parts.begin[part + 1, LISTS], parts.place_of[second]
+        if parts.op_ptr[lists] <= other < parts.op_ptr[after]:
+            n_stages, each = (after - lists) // N_KINDS, parts.list_of[place] - lists
+            if stage_of_list(n_stages, parts.list_of[other] - lists) == stage_of_list(n_stages, each):
                 return runs.tensor[tensor]
     return tensor
 
 
 @kernel
-def number_rows(p, q, device_of, home, parts):
+def number_rows(p, q, device_of, pieces, home, parts):
     """Numbers the tensors of the new part that other devices read.
 
     The sum of a gradient has another row than the gradient of a microbatch.
@@ -214,6 +187,7 @@ def number_rows(p, q, device_of, home, parts):
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         device_of: device of each op, int64 (n_first_ops,).
+        pieces: as of `Placed`, int64 (2,).
         home: first device of the stages, int.
         parts: `Parts`; written.
 
@@ -225,7 +199,7 @@ def number_rows(p, q, device_of, home, parts):
     n = first
     for place in range(parts.op_ptr[lists], parts.op_ptr[parts.begin[part + 1, LISTS]]):
         op = parts.op[place]
-        if op >= len(device_of):
+        if op >= len(device_of) or is_inner(q, pieces, op):
             continue
         for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
             for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
@@ -242,6 +216,18 @@ def number_rows(p, q, device_of, home, parts):
 
 
 @kernel
+def is_inner(q, pieces, op):
+    """Says whether it is known that an op is next to ops of its own device alone, and makes no gradients.
+
+    Args:
+        q: `PipelineArrays`.
+        pieces: of the device, as of `Placed`, int64 (2,).
+        op: index, int.
+    """
+    return pieces[0] <= q.near[op, 0] and q.near[op, 1] < pieces[1]
+
+
+@kernel
 def wire_of(q, tensor, reader):
     """Returns the wire on which an op reads a tensor.
 
@@ -253,7 +239,7 @@ def wire_of(q, tensor, reader):
 
 
 @kernel
-def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
+def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, parts):
     """Makes the programs of a part whose ops are listed.
 
     Args:
@@ -261,6 +247,7 @@ def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
         q: `PipelineArrays`.
         runs: `SecondRuns`.
         device_of: device of each op, int64 (n_first_ops,).
+        pieces: of the device, as of `Placed`, int64 (2,).
         n_stages: of the device, int.
         home: first device of its stages, int.
         device: index, int.
@@ -273,8 +260,8 @@ def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
     part = parts.n[0]
     lists, after = parts.begin[part, LISTS], parts.begin[part + 1, LISTS]
     n, row, slot = parts.step_ptr[lists], parts.begin[part, ROWS], parts.begin[part, SLOTS]
-    first_slot = slot
-    if not number_rows(p, q, device_of, home, parts):
+    first_slot, first, end = slot, parts.op_ptr[lists], parts.op_ptr[after]
+    if not number_rows(p, q, device_of, pieces, home, parts):
         return False
     for each in range(lists, after - 1):
         begin, is_update = n, each == after - 2
@@ -284,15 +271,26 @@ def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
                 return False
             parts.code[n] = ALL_REDUCE
             n += 1
-        for place in range(parts.op_ptr[each], parts.op_ptr[each + 1]):
-            op = parts.op[place]
+        place, last = parts.op_ptr[each], parts.op_ptr[each + 1]
+        while place < last:
+            op, stop = parts.op[place], place
+            while stop < last and is_inner(q, pieces, parts.op[stop]):
+                stop += 1
+            if n == len(parts.code):
+                return False
+            if stop > place:
+                n = add_ops(p, parts, begin, n, place, stop, device)
+                place = stop
+                continue
             read, made = reads(p, runs, op), p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
             if n + len(read) + 3 * len(made) + 1 > len(parts.code) or slot + len(read) > len(parts.code):
                 return False
             for k in read:
-                tensor = tensor_read(p, q, runs, parts, part, place, k)
+                tensor = p.input_item[k]
+                if len(runs.op):
+                    tensor = second_tensor(p, q, runs, parts, part, place, tensor)
                 maker = p.producer[tensor]
-                if is_of_part(parts, parts.op_ptr[lists], parts.op_ptr[after], maker) or device_of[maker] < 0:
+                if first <= parts.place_of[maker] < end or device_of[maker] < 0:
                     continue
                 wire = wire_of(q, tensor, op)
                 heard = parts.marks[2, wire]
@@ -305,16 +303,17 @@ def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
                 parts.code[n], parts.reader[n] = RECEIVE, place
                 parts.number[n] = parts.marks[1, wire] - first_slot
                 n += 1
-            n = add_op(p, parts, begin, n, p.op_seconds[op, device])
+            n = add_ops(p, parts, begin, n, place, place + 1, device)
             for tensor in made:
                 if (sends or not is_update) and parts.marks[0, 2 * tensor] >= row:
                     n = add_send(parts, begin, n, parts.marks[0, 2 * tensor] - row)
             for tensor in made:
                 if q.is_gradient[tensor]:
                     n = begin_run(parts, begin, n)
-                    run(p, parts, n - 1, LATER, q.accumulate_s[tensor, device])
+                    add_sum(p, parts, n - 1, q.accumulate_s[tensor, device])
                     if parts.marks[0, 2 * tensor + 1] >= row:
                         n = add_send(parts, begin, n, parts.marks[0, 2 * tensor + 1] - row)
+            place += 1
         parts.step_ptr[each + 1] = n
     parts.step_ptr[after] = n
     parts.begin[part + 1, SLOTS] = slot
@@ -323,21 +322,31 @@ def make_part(p, q, runs, device_of, n_stages, home, device, sends, parts):
 
 
 @kernel
-def add_op(p, out, begin, n, seconds):
-    """Adds an op to a program, to the step before where that runs ops too.
+def add_ops(p, out, begin, n, place, stop, device):
+    """Adds ops to a program, to the step before where that runs ops too.
 
     Args:
         p: `ProblemArrays`.
         out: `Parts`; written.
         begin, n: first step of the program and number of steps so far, int.
-        seconds: of the op.
+        place, stop: places of the first op, and behind the last one, int.
+        device: index, int.
 
     Returns:
         Number of steps.
     """
     n = begin_run(out, begin, n)
-    run(p, out, n - 1, FIRST, seconds)
-    run(p, out, n - 1, LATER, seconds)
+    first_s, later_s = out.seconds[n - 1, FIRST], out.seconds[n - 1, LATER]
+    for at in range(place, stop):
+        seconds = p.op_seconds[out.op[at], device]
+        if seconds > 0.0:
+            first_s += seconds + p.gaps[OP_GAP_S]
+            later_s += seconds + p.gaps[OP_GAP_S]
+            if p.detailed is not None:
+                issue(p, out, n - 1, FIRST, seconds)
+                issue(p, out, n - 1, LATER, seconds)
+    out.seconds[n - 1, FIRST], out.seconds[n - 1, LATER] = first_s, later_s
+    out.rest_s[n - 1] = p.gaps[OP_GAP_S] if p.op_seconds[out.op[stop - 1], device] > 0.0 else 0.0
     return n
 
 
@@ -364,8 +373,24 @@ def begin_run(out, begin, n):
 
 
 @kernel
-def run(p, out, step, column, seconds):
-    """Adds an op to a step that runs ops.
+def add_sum(p, out, step, seconds):
+    """Adds the addition of a gradient, which the first microbatch does not run, to a step that runs ops.
+
+    Args:
+        p: `ProblemArrays`.
+        out: `Parts`; written.
+        step: index, int.
+        seconds: of the addition.
+    """
+    out.rest_s[step, LATER] = p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0
+    if seconds > 0.0:
+        out.seconds[step, LATER] += seconds + p.gaps[OP_GAP_S]
+        issue(p, out, step, LATER, seconds)
+
+
+@kernel
+def issue(p, out, step, column, seconds):
+    """Counts an op that the host issues.
 
     Args:
         p: `ProblemArrays`.
@@ -374,14 +399,9 @@ def run(p, out, step, column, seconds):
         column: `FIRST` or `LATER`.
         seconds: of the op.
     """
-    if seconds > 0.0:
-        issued = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
-        out.issue_s[step, column] = max(out.issue_s[step, column], issued) + seconds + p.gaps[OP_GAP_S]
-        out.seconds[step, column] += seconds + p.gaps[OP_GAP_S]
-        out.rest_s[step, column] = p.gaps[OP_GAP_S]
-        out.issued[step, column] += 1
-    else:
-        out.rest_s[step, column] = 0.0
+    issued = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
+    out.issue_s[step, column] = max(out.issue_s[step, column], issued) + seconds + p.gaps[OP_GAP_S]
+    out.issued[step, column] += 1
 
 
 @kernel

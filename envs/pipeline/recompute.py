@@ -36,6 +36,7 @@ def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, Pip
         is_parameter=np.concatenate([q.is_parameter, nothing]),
         is_gradient=np.concatenate([q.is_gradient, np.zeros(len(made), dtype=np.int64)]),
         accumulate_s=np.concatenate([q.accumulate_s, np.zeros((len(made), q.accumulate_s.shape[1]))]),
+        near=np.concatenate([q.near, q.near[again]]),
     )
     return p, q, SecondRuns(np.concatenate([np.arange(len(op)), again]), op, tensor)
 

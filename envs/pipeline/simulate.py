@@ -20,6 +20,7 @@ from envs.pipeline.arrays import (
     Replicas,
     SecondRuns,
     pipeline_arrays,
+    placed_arrays,
 )
 from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.keeper import Keeper
@@ -91,7 +92,7 @@ class PipelinedProblem:
     @cached_property
     def arrays(self) -> PipelineArrays:
         """The arrays that kernels read besides `Problem.arrays`."""
-        return pipeline_arrays(self.problem)
+        return pipeline_arrays(self.problem, self.chain.piece_of)
 
     @cached_property
     def chain(self) -> Chain:
@@ -161,15 +162,12 @@ class PipelinedProblem:
     def _run(self, stages: Stages, peak: FloatArray, until_s: float = np.inf) -> tuple[float, IntArray]:
         """Simulates a step; also returns the part of each device."""
         agenda, replicas = self._agenda(stages)
-        recomputed = np.zeros(len(stages.devices), dtype=np.int64)
-        recomputed[list(stages.recomputed)] = 1
+        placed = placed_arrays(stages)
         while True:
             part_of = self._keeper.part_of(stages, replicas)
             found: float = run_pipeline(
                 *self._arrays_of(stages),
-                stages.device_of,
-                stages.stage_of,
-                recomputed,
+                placed,
                 replicas,
                 self.pipeline.splits_backward,
                 self.pipeline.microbatches,

@@ -13,7 +13,6 @@ import numpy as np
 
 from envs.pipeline.arrays import (
     ALL_REDUCE,
-    FIRST,
     LISTS,
     N_KINDS,
     RECEIVE,
@@ -50,31 +49,14 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(
-    p,
-    q,
-    runs,
-    device_of,
-    stage_of,
-    recomputed,
-    replicas,
-    splits,
-    n_microbatches,
-    agenda,
-    until_s,
-    peak,
-    parts,
-    part_of,
-):
+def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, until_s, peak, parts, part_of):
     """Simulates a pipelined step.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        device_of: device of each op, the first one of its stage, int64 (n_first_ops,).
-        stage_of: stage of each forward and backward op, int64 (n_first_ops,).
-        recomputed: 1 for stages whose forward ops run again, int64 (n_stages,).
+        placed: `Placed`.
         replicas: `Replicas`.
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.
@@ -85,18 +67,15 @@ def run_pipeline(
         part_of: part of each device; new ones have the next numbers, int64 (n_devices,).
 
     Returns:
-        Step time in seconds, `STUCK` where devices wait for each other, `FULL` if `parts` has too little room.
+        Step time in seconds, `STUCK` where devices wait for each other, `FULL` where `parts` has no room.
     """
     local, n_stages = number_stages(replicas, len(p.memory))
-    if not make_parts(
-        p, q, runs, device_of, stage_of, recomputed, local, n_stages,
-        replicas, splits, n_microbatches, parts, part_of,
-    ):  # fmt: skip
+    if not make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
         return FULL
-    links = link(p, q, device_of, replicas, local, n_stages, parts, part_of)
+    links = link(p, q, placed.device_of, replicas, local, n_stages, parts, part_of)
     total_s, tables = run_programs(p, links, parts, replicas, n_microbatches, agenda)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, runs, device_of, replicas, agenda, parts, links, tables, peak)
+        pipeline_memory(p, q, runs, placed.device_of, replicas, agenda, parts, links, tables, peak)
     return total_s
 
 

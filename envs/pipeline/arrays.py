@@ -100,6 +100,7 @@ class Parts(NamedTuple):
     kept: FloatArray  # (n_places,) bytes of these that may be held longer, as others read them
     later: FloatArray  # (n_places, 4) most bytes that its list adds from its start on
     left_s: FloatArray  # (n_places,) least seconds from its start to the end of its list
+    varies: NDArray[np.int8]  # (n_lists,) 0 = all columns of a list are those of the first one
     added: FloatArray  # (n_lists, 4) bytes that a list adds; NaN = `later` is not known yet
     place_of: NDArray[np.int32]  # (n_ops,) scratch: place of an op in the part at hand
     readers: NDArray[np.int32]  # (2, n_tensors) scratch: place of the last reader, and of the last update

@@ -98,6 +98,8 @@ def note_part(s):
     """Notes what the ops of the device's part begin and end to hold."""
     parts = s.parts
     begin, end = mark_ops(parts, s.part)
+    lists = slice(parts.begin[s.part, LISTS], parts.begin[s.part + 1, LISTS])
+    parts.varies[lists], parts.added[lists] = 0, np.nan
     find_readers(s, begin, end)
     held = 0.0
     for place in range(begin, end):
@@ -121,7 +123,6 @@ def note_part(s):
             last, update = (-1, update) if is_sum else (last, -1)
         if is_held(s, tensor):
             note_freed(s, tensor, last, update, last_column(s) == s.end)
-    parts.added[parts.begin[s.part, LISTS] : parts.begin[s.part + 1, LISTS]] = np.nan
     parts.held[s.part] = held
 
 
@@ -135,9 +136,10 @@ def find_readers(s, begin, end):
     """
     parts = s.parts
     updates = parts.begin[s.part + 1, LISTS] - 2
+    parts.taken[begin:end] = 0.0
+    parts.kept[begin:end] = 0.0
+    parts.freed[begin:end] = 0.0
     for place in range(begin, parts.op_ptr[updates + 1]):
-        parts.taken[place] = parts.kept[place] = 0.0
-        parts.freed[place] = 0.0
         is_update = np.int64(parts.list_of[place] == updates)
         for k in reads(s.p, s.runs, parts.op[place]):
             tensor = s.p.input_item[k]
@@ -205,17 +207,23 @@ def note_freed(s, tensor, last, update, is_kept):
         last, update: places of its last readers, int.
         is_kept: whether an update reads the instance of the last microbatch, bool.
     """
+    parts, is_parameter = s.parts, s.q.is_parameter[s.p.producer[tensor]]
+    is_plain = update < 0 and not is_parameter
+    if last >= 0 and not is_plain:
+        parts.varies[parts.list_of[last]] = 1
     for column in range(4):
-        if s.q.is_parameter[s.p.producer[tensor]]:
+        if is_plain:
+            is_freed = True
+        elif is_parameter:
             is_freed = column & IS_LAST and update < 0
         elif s.q.is_gradient[tensor]:
             is_freed = update < 0 or not column & IS_FIRST
         else:
             is_freed = update < 0 or not is_kept or not column & IS_LAST
         if last >= 0 and is_freed:
-            s.parts.freed[last, column] += s.p.size[tensor]
+            parts.freed[last, column] += s.p.size[tensor]
     if update >= 0:
-        s.parts.freed[update, 0] += s.p.size[tensor]
+        parts.freed[update, 0] += s.p.size[tensor]
 
 
 @kernel

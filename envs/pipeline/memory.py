@@ -178,7 +178,8 @@ def find_bounds(s, x):
     """
     parts, held = s.parts, s.parts.held[s.part]
     for entry in range(len(x.held)):
-        each, column = x.list_of[entry], freed_column(s, x.microbatch[entry])
+        each = x.list_of[entry]
+        column = freed_column(s, x.microbatch[entry]) if parts.varies[each] else 0
         begin, end = parts.op_ptr[each], parts.op_ptr[each + 1]
         if np.isnan(parts.added[each, column]):
             parts.added[each, column] = profile(s, begin, end, column)

@@ -45,19 +45,16 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed, counts)
     of_device = dict(zip(devices.tolist(), of_rank, strict=True))
     none, update = np.zeros((3, 0), dtype=np.int64), np.array([[0], [0], [pipeline.microbatches]])
-    actions = [of_device.get(device, none) for device in range(problem.n_devices)]
-    ends = np.cumsum([actions[device].shape[1] + 1 for device in range(problem.n_devices)])
-    flat = [part for each in actions for part in (each, update)]
+    of_devices = [of_device.get(device, none) for device in range(problem.n_devices)]
+    ends = np.cumsum([each.shape[1] + 1 for each in of_devices])
+    flat = [actions for each in of_devices for actions in (each, update)]
     kind, stage, microbatch = np.concatenate(flat, axis=1)
     device = np.repeat(np.arange(problem.n_devices), np.diff(ends, prepend=0))
     replica = np.searchsorted(replicas.stage, stage) + replicas.number[device]
     action = replica * N_KINDS + kind
     action[ends - 1] = len(replicas.stage) * N_KINDS + np.arange(problem.n_devices)
-    column, times = (
-        np.where(microbatch < replicas.n_replicas[device], FIRST, LATER),
-        np.zeros((2, len(action))),
-    )
-    return Agenda(np.append(0, ends), action, microbatch, column, times[0], times[1])
+    column = np.where(microbatch < replicas.n_replicas[device], FIRST, LATER)
+    return Agenda(np.append(0, ends), action, microbatch, column, *np.zeros((2, len(action))))
 
 
 def check_no_replicas(stages: Stages) -> None:

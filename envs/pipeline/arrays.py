@@ -22,9 +22,9 @@ UNSET = -1.0
 """A time that is not known yet."""
 
 RUN, SEND, ALL_REDUCE, RECEIVE, RECEIVE_ONCE, RECEIVE_SHARED, RECEIVE_SUM = range(7)
-"""Steps of a program: run ops; note when a tensor is ready to be sent; reduce the gradients over all replicas;
-wait for a tensor from another device. `Links` tells apart those that all microbatches share and, where stages
-have replicas, those from the replica of the microbatch, and reduced sums of gradients."""
+"""Steps of a program: run ops; note when a tensor is ready to be sent; reduce the gradients over all
+replicas; wait for a tensor from another device. `Links` tells apart tensors that all microbatches share and,
+where stages have replicas, those from the replica of the microbatch, and the reduced sums of gradients."""
 
 FIRST, LATER = range(2)
 """Columns of `Parts` and `Agenda`: the first microbatch and all others."""
@@ -56,7 +56,7 @@ class Placed(NamedTuple):
 
 
 class SecondRuns(NamedTuple):
-    """The second runs of forward ops, which are ops of their own behind all others; empty = there are none."""
+    """The second runs of forward ops, which are ops of their own behind all others; empty = none."""
 
     first: IntArray  # (n_ops,) first run of an op; the op itself for all others
     op: IntArray  # (n_first_ops,) second run of an op, -1 = none
@@ -66,10 +66,10 @@ class SecondRuns(NamedTuple):
 class Parts(NamedTuple):
     """What devices run, part by part, kept for other steps; a part is all that one device runs.
 
-    A part depends on the ops of its stages, on their seconds there, and on how many microbatches the device
-    runs, and the last one or not; on nothing else. `envs.pipeline.layout` says which lists of ops it has, each
-    with a program. Ops that run one after the other without a wait between are one step of it. `RUN` has two
-    columns, as the first microbatch adds no gradients: `FIRST` and `LATER`.
+    A part depends on the ops of its stages, on their seconds there, on how many microbatches the device runs,
+    and on whether it runs the last one; on nothing else. `envs.pipeline.layout` says which lists of ops it
+    has, each with a program. Ops that run one after the other without a wait between are one step of it.
+    `RUN` has two columns, as the first microbatch adds no gradients: `FIRST` and `LATER`.
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches.
     A part numbers the wires that it sends, its rows, and those that it receives, its slots.
@@ -96,11 +96,11 @@ class Parts(NamedTuple):
     last: NDArray[np.int32]  # (n_rows,) place of the last op of the part that needs the tensor, -1 = none
     update: NDArray[np.int32]  # (n_rows,) place of the last update of the part that reads it too, -1 = none
     taken: FloatArray  # (n_places,) bytes that begin to be held at the start of an op
-    freed: FloatArray  # (n_places, 4) bytes held until its end; columns: see `envs.pipeline.ledger`
+    freed: FloatArray  # (4, n_places) bytes held until its end; rows: see `envs.pipeline.ledger`
     kept: FloatArray  # (n_places,) bytes of these that may be held longer, as others read them
-    later: FloatArray  # (n_places, 4) most bytes that its list adds from its start on
+    later: FloatArray  # (4, n_places) most bytes that its list adds from its start on
     left_s: FloatArray  # (n_places,) least seconds from its start to the end of its list
-    varies: NDArray[np.int8]  # (n_lists,) 0 = all columns of a list are those of the first one
+    varies: NDArray[np.int8]  # (n_lists,) 0 = all four rows of its ops are as the first one
     added: FloatArray  # (n_lists, 4) bytes that a list adds; NaN = `later` is not known yet
     place_of: NDArray[np.int32]  # (n_ops,) scratch: place of an op in the part at hand
     readers: NDArray[np.int32]  # (2, n_tensors) scratch: place of the last reader, and of the last update

@@ -105,7 +105,7 @@ class Chain:
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
         stage_of = begins.cumsum()
-        taken = tuple(pieces)
+        taken: tuple[range | bytes, ...] = tuple(pieces)
         if order is not None:
             taken = tuple(order[each.start : each.stop].tobytes() for each in pieces)
             stage_of = stage_of[np.argsort(order)]

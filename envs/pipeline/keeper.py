@@ -10,9 +10,9 @@ from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
-N_KEPT = 16
+N_KEPT = 8
 """Ops that are kept at first, in multiples of those of the graph."""
-LEAST_PLACES = 65_536
+LEAST_PLACES = 262_144
 
 
 class Keeper:

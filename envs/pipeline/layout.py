@@ -2,10 +2,10 @@
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `runs` a `SecondRuns`.
 
-A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them in
-each microbatch, one for its updates, and one for its parameters and inputs, which do not run. An op on device
--1 is unplaced: it does not run either, and its outputs are there from time 0; gradients are added up even if
-their update is unplaced.
+A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them
+in each microbatch, one for its updates, and one for its parameters and inputs, which do not run. An op on
+device -1 is unplaced: it does not run either, and its outputs are there from time 0; gradients are added up
+even if their update is unplaced.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
 IS_FIRST, IS_LAST = 1, 2
-"""Bits of a column of `Parts.freed`: the microbatch is the first, the last one of the device."""
+"""Bits of a row of `Parts.freed`: the microbatch is the first, the last one of the device."""
 
 
 class Ledger(NamedTuple):
@@ -75,7 +75,7 @@ def first_column(s, tensor):
 
 @kernel
 def freed_column(s, microbatch):
-    """Returns the column of `Parts.freed` for a microbatch, or for the updates, which come after all."""
+    """Returns the row of `Parts.freed` for a microbatch, or for the updates, which come after all."""
     if microbatch > s.end:
         return 0
     return IS_FIRST * (microbatch == s.number) + IS_LAST * (microbatch == last_column(s))
@@ -138,7 +138,7 @@ def find_readers(s, begin, end):
     updates = parts.begin[s.part + 1, LISTS] - 2
     parts.taken[begin:end] = 0.0
     parts.kept[begin:end] = 0.0
-    parts.freed[begin:end] = 0.0
+    parts.freed[0, begin:end] = 0.0
     for place in range(begin, parts.op_ptr[updates + 1]):
         is_update = np.int64(parts.list_of[place] == updates)
         for k in reads(s.p, s.runs, parts.op[place]):
@@ -207,23 +207,37 @@ def note_freed(s, tensor, last, update, is_kept):
         last, update: places of its last readers, int.
         is_kept: whether an update reads the instance of the last microbatch, bool.
     """
-    parts, is_parameter = s.parts, s.q.is_parameter[s.p.producer[tensor]]
-    is_plain = update < 0 and not is_parameter
-    if last >= 0 and not is_plain:
-        parts.varies[parts.list_of[last]] = 1
-    for column in range(4):
-        if is_plain:
-            is_freed = True
-        elif is_parameter:
+    parts, size, is_parameter = s.parts, s.p.size[tensor], s.q.is_parameter[s.p.producer[tensor]]
+    if last >= 0 and update < 0 and not is_parameter and not parts.varies[parts.list_of[last]]:
+        parts.freed[0, last] += size
+        return
+    for column in range(4 if last >= 0 else 0):
+        if is_parameter:
             is_freed = column & IS_LAST and update < 0
         elif s.q.is_gradient[tensor]:
             is_freed = update < 0 or not column & IS_FIRST
         else:
             is_freed = update < 0 or not is_kept or not column & IS_LAST
-        if last >= 0 and is_freed:
-            parts.freed[last, column] += s.p.size[tensor]
+        vary(parts, parts.list_of[last])
+        if is_freed:
+            parts.freed[column, last] += size
     if update >= 0:
-        parts.freed[update, 0] += s.p.size[tensor]
+        parts.freed[0, update] += size
+
+
+@kernel
+def vary(parts, each):
+    """Gives a list the columns of `Parts.freed`, unless it has them.
+
+    Args:
+        parts: `Parts`; written.
+        each: list, int.
+    """
+    if not parts.varies[each]:
+        parts.varies[each] = 1
+        for place in range(parts.op_ptr[each], parts.op_ptr[each + 1]):
+            for column in range(1, 4):
+                parts.freed[column, place] = parts.freed[0, place]
 
 
 @kernel

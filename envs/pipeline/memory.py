@@ -1,8 +1,8 @@
 """Kernels that find the greatest number of bytes that each device holds in a pipelined step.
 
 Ops begin and end to hold the same bytes in every microbatch, so the bytes held before each action, and the
-most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for each part. Copies come and go in
-between. Only actions that may hold more than was found so far are replayed, which are few.
+most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for each part. Copies come and go
+in between. Only actions that may hold more than was found so far are replayed, which are few.
 
 A gradient whose update is on another device is summed where it is made: the first one holds the sum until
 that is sent, and each other one is held until it is added. At one instant, holdings end before others begin.
@@ -191,9 +191,9 @@ def find_bounds(s, x):
                 first = middle + 1
             else:
                 high = middle
-        most = parts.later[max(first - 1, begin), column] if end > begin else 0.0
+        most = parts.later[column, max(first - 1, begin)] if end > begin else 0.0
         x.held[entry] = held
-        x.most[entry] = held + max(most + x.most[entry], parts.later[begin, column] if end > begin else 0.0)
+        x.most[entry] = held + max(most + x.most[entry], parts.later[column, begin] if end > begin else 0.0)
         held += x.change[entry] + parts.added[each, column]
 
 
@@ -213,13 +213,13 @@ def profile(s, begin, end, column):
     now = added = most = left_s = 0.0
     for place in range(begin, end):
         now += parts.taken[place]
-        parts.later[place, column] = now
-        now -= parts.freed[place, column] - parts.kept[place]
-        added += parts.taken[place] - parts.freed[place, column]
+        parts.later[column, place] = now
+        now -= parts.freed[column, place] - parts.kept[place]
+        added += parts.taken[place] - parts.freed[column, place]
     for place in range(end - 1, begin - 1, -1):
         most, left_s = (
-            max(most, parts.later[place, column]),
+            max(most, parts.later[column, place]),
             left_s + s.p.op_seconds[parts.op[place], s.device],
         )
-        parts.later[place, column], parts.left_s[place] = most, left_s
+        parts.later[column, place], parts.left_s[place] = most, left_s
     return added

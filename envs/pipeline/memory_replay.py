@@ -70,9 +70,10 @@ def replay(s, x, entry):
     """
     begin, end = s.parts.op_ptr[x.list_of[entry]], s.parts.op_ptr[x.list_of[entry] + 1]
     time_ops(s, x, entry, begin, end)
-    column, held, n_events = freed_column(s, x.microbatch[entry]), x.held[entry], 0
+    column = freed_column(s, x.microbatch[entry]) if s.parts.varies[x.list_of[entry]] else 0
+    held, n_events = x.held[entry], 0
     for at in range(end - begin):
-        x.freed[at] = s.parts.freed[begin + at, column]
+        x.freed[at] = s.parts.freed[column, begin + at]
     copy, n_copies = x.copy[entry], x.n_copies[0]
     while copy >= 0:
         x.event[n_events] = 2 * copy + (x.size[copy] < 0.0)

@@ -15,7 +15,7 @@ from graphs.system.jit import kernel
 
 
 def second_runs(p: ProblemArrays, q: PipelineArrays) -> tuple[ProblemArrays, PipelineArrays, SecondRuns]:
-    """Adds a second run of each forward op to the arrays of a problem; what ops read is that of first runs."""
+    """Adds a second run of each forward op to the arrays of a problem, except to what ops read."""
     again = np.flatnonzero(q.phase == 0)
     made = np.flatnonzero(q.phase[p.producer] == 0)
     op, tensor = (_numbers(n, of) for n, of in ((len(q.phase), again), (len(p.producer), made)))

@@ -196,17 +196,18 @@ def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tabl
     while clocks.entry[device] < agenda.ptr[device + 1]:
         entry = clocks.entry[device]
         each, at = links.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
-        if clocks.step[device] < 0:
-            clocks.step[device] = parts.step_ptr[each]
+        step = clocks.step[device]
+        if step < 0:
+            step = parts.step_ptr[each]
             agenda.start_s[entry] = UNSET
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
-        while clocks.step[device] < parts.step_ptr[each + 1]:
-            step = clocks.step[device]
+        while step < parts.step_ptr[each + 1]:
             if not take_step(
                 p, agenda, links, parts, replicas, device, entry, step, at, clocks, free, tables
             ):
+                clocks.step[device] = step
                 return moved
-            clocks.step[device] = step + 1
+            step += 1
             moved = True
         agenda.end_s[entry] = clocks.end_s[device]
         if agenda.start_s[entry] == UNSET:

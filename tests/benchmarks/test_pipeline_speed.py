@@ -39,7 +39,7 @@ def repeated(call: Callable[[], object]) -> Callable[[], None]:
     return calls
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert", "inception", "ptb", "cifar10"])
+@pytest.mark.parametrize("family", ["gpt", "bert", "inception", "llama", "ptb", "cifar10"])
 def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> None:
     graph = max(load_family(family), key=lambda each: each.n_ops)
     problem = Problem(graph, v100s(4, "program", "pair"))

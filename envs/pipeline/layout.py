@@ -18,7 +18,7 @@ from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from graphs.system.jit import kernel
 
 
-@kernel
+@kernel(entry=True)
 def list_number(n_stages, stage, kind):
     """Numbers the lists of a device.
 

@@ -169,7 +169,7 @@ def second_tensor(p, q, runs, parts, part, place, tensor):
         tensor: index, int.
     """
     phase, second = q.phase[parts.op[place]], runs.op[p.producer[tensor]]
-    if second >= 0 and (phase == BACKWARD_PHASE or phase == RECOMPUTED_PHASE):
+    if second >= 0 and phase in (BACKWARD_PHASE, RECOMPUTED_PHASE):
         lists, after, other = parts.begin[part, LISTS], parts.begin[part + 1, LISTS], parts.place_of[second]
         if parts.op_ptr[lists] <= other < parts.op_ptr[after]:
             n_stages, each = (after - lists) // N_KINDS, parts.list_of[place] - lists

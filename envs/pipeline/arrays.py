@@ -64,7 +64,7 @@ class SecondRuns(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What devices run, part by part, kept for other steps; a part is all that one device runs.
+    """Parts of steps, kept for other steps: a part is all that one device runs.
 
     A part depends on the ops of its stages, on their seconds there, on how many microbatches the device runs,
     and on whether it runs the last one; on nothing else. `envs.pipeline.layout` says which lists of ops it

@@ -150,7 +150,16 @@ def find_readers(s, begin, end):
 
 @kernel
 def readers_of(s, tensor, begin, end):
-    """Returns what was found for a tensor; -1 = none."""
+    """Returns what was found for a tensor.
+
+    Args:
+        s: `Ledger`.
+        tensor: index, int.
+        begin, end: first place of the part, and of the next one, int.
+
+    Returns:
+        Places of its last reader before the updates, and of the last update that reads it; -1 = none.
+    """
     last, update = s.parts.readers[0, tensor], s.parts.readers[1, tensor]
     return last if begin <= last < end else -1, update if begin <= update < end else -1
 

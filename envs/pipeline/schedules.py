@@ -45,7 +45,7 @@ def device_actions(
 def action_arrays(
     pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), replicas: tuple[int, ...] = ()
 ) -> list[IntArray]:
-    """Kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
+    """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
 
     Args:
         n_devices: that hold stages, numbered by their first stage.

@@ -29,7 +29,7 @@ from envs.mdp.pipeline_state import (
     SPLITS,
     PipelineCandidates,
 )
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda, Placed
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda, PlacedStages
 from envs.pipeline.layout import no_second_runs, one_each
 from envs.pipeline.programs import new_parts
 from envs.pipeline.step import run_pipeline
@@ -143,7 +143,7 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
         p,
         q,
         no_second_runs(),
-        Placed(episode.device_of, episode.stage_of, none[0], none[1:].T),
+        PlacedStages(episode.device_of, episode.stage_of, none[0], none[1:].T),
         one_each(devices, n_devices),
         m.rules[SPLITS] == 1,
         m.rules[MICROBATCHES],

@@ -46,7 +46,7 @@ class PipelineArrays(NamedTuple):
     )
 
 
-class Placed(NamedTuple):
+class PlacedStages(NamedTuple):
     """The stages of a placed graph."""
 
     device_of: IntArray  # (n_first_ops,) the first one of its stage
@@ -190,13 +190,13 @@ def pipeline_arrays(problem: Problem, piece_of: IntArray) -> PipelineArrays:
     )
 
 
-def placed_arrays(stages: Stages) -> Placed:
+def placed_arrays(stages: Stages) -> PlacedStages:
     """Makes the arrays of stages."""
     recomputed = np.zeros(len(stages.devices), dtype=np.int64)
     recomputed[list(stages.recomputed)] = 1
     pieces = [(each.start, each.stop) if isinstance(each, range) else (0, 0) for each in stages.pieces]
     pieces = pieces or [(0, 0)] * len(recomputed)
-    return Placed(stages.device_of, stages.stage_of, recomputed, np.array(pieces, dtype=np.int64))
+    return PlacedStages(stages.device_of, stages.stage_of, recomputed, np.array(pieces, dtype=np.int64))
 
 
 def _near(graph: OpGraph, piece_of: IntArray, is_gradient: NDArray[np.bool_]) -> IntArray:

@@ -94,7 +94,7 @@ def make_layout(p, q, runs, placed, local, n_stages, is_chosen, splits):
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        placed: `Placed`.
+        placed: `PlacedStages`.
         local: which stage of its device each one is, int64 (n_stages,).
         n_stages: stages of each device, int64 (n_devices,).
         is_chosen: 1 for devices whose ops are laid out, int64 (n_devices,).

@@ -6,7 +6,7 @@ The first microbatch has sums of its own, as it adds no gradients. An action doe
 forward actions of its device and microbatch have received.
 
 In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `parts` a
-`Parts`, and `device_of` that of `Placed`.
+`Parts`, and `device_of` that of `PlacedStages`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbat
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        placed: `Placed`.
+        placed: `PlacedStages`.
         local, n_stages, splits: as of `make_layout`.
         replicas: `Replicas`.
         n_microbatches: int.
@@ -188,7 +188,7 @@ def number_rows(p, q, device_of, pieces, home, parts):
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         device_of: device of each op, int64 (n_first_ops,).
-        pieces: as of `Placed`, int64 (2,).
+        pieces: as of `PlacedStages`, int64 (2,).
         home: first device of the stages, int.
         parts: `Parts`; written.
 
@@ -222,7 +222,7 @@ def is_inner(q, pieces, op):
 
     Args:
         q: `PipelineArrays`.
-        pieces: of the device, as of `Placed`, int64 (2,).
+        pieces: of the device, as of `PlacedStages`, int64 (2,).
         op: index, int.
     """
     return pieces[0] <= q.near[op, 0] and q.near[op, 1] < pieces[1]
@@ -248,7 +248,7 @@ def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, part
         q: `PipelineArrays`.
         runs: `SecondRuns`.
         device_of: device of each op, int64 (n_first_ops,).
-        pieces: of the device, as of `Placed`, int64 (2,).
+        pieces: of the device, as of `PlacedStages`, int64 (2,).
         n_stages: of the device, int.
         home: first device of its stages, int.
         device: index, int.

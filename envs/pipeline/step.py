@@ -56,7 +56,7 @@ def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, u
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        placed: `Placed`.
+        placed: `PlacedStages`.
         replicas: `Replicas`.
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.

@@ -29,8 +29,9 @@ from envs.mdp.pipeline_state import (
     SPLITS,
     PipelineCandidates,
 )
-from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda
-from envs.pipeline.layout import one_each
+from envs.pipeline.arrays import FIRST, LATER, N_KINDS, Agenda, PlacedStages
+from envs.pipeline.layout import no_second_runs, one_each
+from envs.pipeline.programs import new_parts
 from envs.pipeline.step import run_pipeline
 from graphs.system.jit import kernel
 
@@ -135,17 +136,22 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
     show_piece(q, m, episode, stage, device)
     devices = episode.devices[: stage + 1]
     agenda = agenda_of(ranks, devices, len(p.memory), m.rules[MICROBATCHES])
+    none = np.zeros((3, stage + 1), np.int64)
+    n_devices, n_ops, n_tensors = len(p.memory), len(q.phase), len(p.producer)
+    n_most = len(p.input_item) + 2 * n_ops + 3 * n_tensors + (N_KINDS + 2) * n_devices
     episode.candidate_s[device] = run_pipeline(
         p,
         q,
-        episode.device_of,
-        episode.stage_of,
-        one_each(devices, len(p.memory)),
+        no_second_runs(),
+        PlacedStages(episode.device_of, episode.stage_of, none[0], none[1:].T),
+        one_each(devices, n_devices),
         m.rules[SPLITS] == 1,
         m.rules[MICROBATCHES],
         agenda,
         0.0,
         np.zeros(0),
+        new_parts(n_most, n_ops, n_tensors),
+        np.arange(n_devices),
     )
     found.start_s[device] = agenda.start_s[agenda.ptr[device]]
     found.finish_s[device] = agenda.end_s[agenda.ptr[device]]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, UNSET, Agenda, Replicas
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
-from envs.pipeline.schedules import device_actions
+from envs.pipeline.schedules import action_arrays
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
-from graphs.system.array_types import IntArray
 
 
 def replicas_of(stages: Stages, n_devices: int) -> Replicas:
@@ -44,33 +42,19 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
     counts = tuple(len(each) for each in stages.replicas)
     devices = replicas.device if counts else stages.ranks
-    ranks = _entries(pipeline, len(stages.ranks), stages.recomputed, counts)
-    of_device = dict(zip(devices.tolist(), ranks, strict=True))
-    first_update, none = len(replicas.stage) * N_KINDS, np.zeros((3, 0), dtype=np.int64)
-    parts = []
-    for device in range(problem.n_devices):
-        update = np.array([[first_update + device], [pipeline.microbatches], [LATER]])
-        parts.append(np.hstack([of_device.get(device, none), update]))
-    action, microbatch, column = np.hstack(parts)
-    ptr, times = np.cumsum([0, *(each.shape[1] for each in parts)]), np.zeros((2, len(action)))
-    return Agenda(ptr, action, microbatch, column, times[0], times[1])
-
-
-@lru_cache(maxsize=256)
-def _entries(
-    pipeline: Pipeline, n_ranks: int, recomputed: tuple[int, ...], counts: tuple[int, ...]
-) -> list[IntArray]:
-    """Entries of each rank's agenda without its updates: action, microbatch and column, (3, n) each."""
-    numbers = [(number, count) for count in counts for number in range(count)] or [(0, 1)] * n_ranks
-    first = np.cumsum([0, *(counts or (1,) * n_ranks * pipeline.stages_per_device)])
-    found = []
-    for (number, count), actions in zip(
-        numbers, device_actions(pipeline, n_ranks, recomputed, counts), strict=True
-    ):
-        kind, stage, microbatch = np.array(actions).T
-        column = np.where(microbatch < count, FIRST, LATER)
-        found.append(np.stack([(first[stage] + number) * N_KINDS + kind, microbatch, column]))
-    return found
+    of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed, counts)
+    of_device = dict(zip(devices.tolist(), of_rank, strict=True))
+    none, update = np.zeros((3, 0), dtype=np.int64), np.array([[0], [0], [pipeline.microbatches]])
+    of_devices = [of_device.get(device, none) for device in range(problem.n_devices)]
+    ends = np.cumsum([each.shape[1] + 1 for each in of_devices])
+    flat = [actions for each in of_devices for actions in (each, update)]
+    kind, stage, microbatch = np.concatenate(flat, axis=1)
+    device = np.repeat(np.arange(problem.n_devices), np.diff(ends, prepend=0))
+    replica = np.searchsorted(replicas.stage, stage) + replicas.number[device]
+    action = replica * N_KINDS + kind
+    action[ends - 1] = len(replicas.stage) * N_KINDS + np.arange(problem.n_devices)
+    column = np.where(microbatch < replicas.n_replicas[device], FIRST, LATER)
+    return Agenda(np.append(0, ends), action, microbatch, column, *np.zeros((2, len(action))))
 
 
 def check_no_replicas(stages: Stages) -> None:

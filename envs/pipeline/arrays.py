@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.schedules import KINDS
-from envs.pipeline.stages import phases_of
+from envs.pipeline.stages import Stages, phases_of
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import FloatArray, IntArray
@@ -21,13 +21,15 @@ BACKWARD_PHASE, OPTIMIZER_PHASE, RECOMPUTED_PHASE = range(1, 4)
 UNSET = -1.0
 """A time that is not known yet."""
 
-RECEIVE, RECEIVE_ONCE, RUN, SEND, RECEIVE_SHARED, RECEIVE_SUM, ALL_REDUCE = range(7)
-"""Steps of a program: wait for a tensor from another device, or for one that all microbatches share; run ops;
-note when a tensor is ready to be sent. Where stages have replicas: wait for a tensor from the replica of the
-microbatch, or for the reduced sum of a gradient; reduce the gradients over all replicas."""
+RUN, SEND, ALL_REDUCE, RECEIVE, RECEIVE_ONCE, RECEIVE_SHARED, RECEIVE_SUM = range(7)
+"""Steps of a program: run ops; note when a tensor is ready to be sent; reduce the gradients over all
+replicas; wait for a tensor from another device. `Links` tells apart tensors that all microbatches share and,
+where stages have replicas, those from the replica of the microbatch, and the reduced sums of gradients."""
 
 FIRST, LATER = range(2)
-"""Columns of `ActionSteps`: the first microbatch and all others."""
+"""Columns of `Parts` and `Agenda`: the first microbatch and all others."""
+LISTS, ROWS, SLOTS = range(3)
+"""Columns of `Parts.begin`."""
 
 
 class PipelineArrays(NamedTuple):
@@ -39,26 +41,70 @@ class PipelineArrays(NamedTuple):
         IntArray  # (n_tensors,) 1 = summed over microbatches: a backward op makes it for an optimizer op
     )
     accumulate_s: FloatArray  # (n_tensors, n_devices) seconds to add a gradient to the sum
+    near: (
+        IntArray  # (n_ops, 2) first and last piece of an op and those next to it; first -1 = makes gradients
+    )
 
 
-class ActionSteps(NamedTuple):
-    """The programs of all actions, one after the other: action `a` has steps `ptr[a]` to `ptr[a + 1]`.
+class PlacedStages(NamedTuple):
+    """The stages of a placed graph."""
 
-    Ops that run one after the other without a wait between are one step. `row` is that of the tensor in the
-    table of times, `slot` that of the tensor on this device in the table of arrivals. `RUN` has two columns,
-    as the first microbatch adds no gradients: `FIRST` and `LATER`. A step that receives has the seconds of
-    the transfer in the first column, and its bytes in the other.
+    device_of: IntArray  # (n_first_ops,) the first one of its stage
+    stage_of: IntArray  # (n_first_ops,) of forward and backward ops
+    recomputed: IntArray  # (n_stages,) 1 = its forward ops run again before each backward action
+    pieces: IntArray  # (n_stages, 2) its first piece of the chain, and that of the next one; 0, 0 = not known
+
+
+class SecondRuns(NamedTuple):
+    """The second runs of forward ops, which are ops of their own behind all others; empty = none."""
+
+    first: IntArray  # (n_ops,) first run of an op; the op itself for all others
+    op: IntArray  # (n_first_ops,) second run of an op, -1 = none
+    tensor: IntArray  # (n_first_tensors,) second tensor of a tensor, -1 = none
+
+
+class Parts(NamedTuple):
+    """Parts of steps, kept for other steps: a part is all that one device runs.
+
+    A part depends on the ops of its stages, on their seconds there, on how many microbatches the device runs,
+    and on whether it runs the last one; on nothing else. `envs.pipeline.layout` says which lists of ops it
+    has, each with a program. Ops that run one after the other without a wait between are one step of it.
+    `RUN` has two columns, as the first microbatch adds no gradients: `FIRST` and `LATER`.
+
+    What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches.
+    A part numbers the wires that it sends, its rows, and those that it receives, its slots.
+
+    Its ledger says what its ops begin and end to hold in each microbatch, and is made when it is asked for.
     """
 
-    ptr: IntArray  # (n_actions + 1,)
+    n: IntArray  # (1,) parts that there are
+    begin: IntArray  # (n_parts + 1, 3) first list, row and slot of a part
+    op_ptr: IntArray  # (n_lists + 1,) first place of a list
+    step_ptr: IntArray  # (n_lists + 1,) first step of its program
+    op: NDArray[np.int32]  # (n_places,)
+    list_of: NDArray[np.int32]  # (n_places,)
     code: NDArray[np.int8]  # (n_steps,) one of the constants above
-    row: NDArray[np.int32]  # (n_steps,) of `RECEIVE` and `SEND`
-    slot: NDArray[np.int32]  # (n_steps,) of `RECEIVE`
-    source: NDArray[np.int32]  # (n_steps,) first device of the stage that `RECEIVE` copies from
+    number: NDArray[np.int32]  # (n_steps,) row of `SEND`, slot of `RECEIVE`, from 0 in each part
+    reader: NDArray[np.int32]  # (n_steps,) place of the op for which to `RECEIVE`
     issued: NDArray[np.int32]  # (n_steps, 2) ops that `RUN` issues
-    seconds: FloatArray  # (n_steps, 2) ops and gaps of `RUN`; see above
+    seconds: FloatArray  # (n_steps, 2) ops and gaps of `RUN`
     rest_s: FloatArray  # (n_steps, 2) rest of the device after the last op of `RUN`, or before `SEND`
     issue_s: FloatArray  # (n_steps, 2) least seconds from the host's clock to the end of `RUN`
+    row_wire: NDArray[np.int32]  # (n_rows,)
+    slot_wire: NDArray[np.int32]  # (n_slots,)
+    held: FloatArray  # (n_parts,) bytes held from the start; NaN = there is no ledger yet
+    last: NDArray[np.int32]  # (n_rows,) place of the last op of the part that needs the tensor, -1 = none
+    update: NDArray[np.int32]  # (n_rows,) place of the last update of the part that reads it too, -1 = none
+    taken: FloatArray  # (n_places,) bytes that begin to be held at the start of an op
+    freed: FloatArray  # (4, n_places) bytes held until its end; rows: see `envs.pipeline.ledger`
+    kept: FloatArray  # (n_places,) bytes of these that may be held longer, as others read them
+    later: FloatArray  # (4, n_places) most bytes that its list adds from its start on
+    left_s: FloatArray  # (n_places,) least seconds from its start to the end of its list
+    varies: NDArray[np.int8]  # (n_lists,) 0 = all four rows of its ops are as the first one
+    added: FloatArray  # (n_lists, 4) bytes that a list adds; NaN = `later` is not known yet
+    place_of: NDArray[np.int32]  # (n_ops,) scratch: place of an op in the part at hand
+    readers: NDArray[np.int32]  # (2, n_tensors) scratch: place of the last reader, and of the last update
+    marks: NDArray[np.int32]  # (3, n_wires) scratch: row, slot, and the last list that waits for it
 
 
 class Replicas(NamedTuple):
@@ -77,20 +123,23 @@ class Replicas(NamedTuple):
     reduce_s: FloatArray  # (n_devices,) seconds to reduce its gradients, or `UNSET` if nothing is reduced
 
 
-class ActionLayout(NamedTuple):
-    """The ops of each action, and the rows and slots of the tensors that go to other devices.
+class Links(NamedTuple):
+    """The programs of all actions of a step, and the tensors that go from device to device.
 
     Action `replica * N_KINDS + kind` is that of a replica, and the updates of device `d` are action
-    `n_replicas * N_KINDS + d`. Replicas of a stage share a list of ops.
+    `n_replicas * N_KINDS + d`. A device has the slots of its part, from `slot[device]` on.
     """
 
-    device: IntArray  # (n_actions,) where it runs
-    list_of: IntArray  # (n_actions,) list of its ops
-    ptr: IntArray  # (n_lists + 1,) first position of a list in `ops`
-    ops: IntArray  # (n_ops,) ops by list, in program order
-    row_of: NDArray[np.int32]  # (n_tensors,) row of a tensor, -1 = no other device reads it
-    sum_row_of: NDArray[np.int32]  # (n_tensors,) row of a gradient's sum, -1 = no other device reads it
-    slot_of: NDArray[np.int32]  # (n_rows, n_devices) slot of a row on a device, -1 = it is not sent there
+    part_of: IntArray  # (n_devices,)
+    list_of: IntArray  # (n_actions,) list of `Parts`
+    row: IntArray  # (n_devices,) first row of the stages of a device
+    slot: IntArray  # (n_devices,)
+    row_of: NDArray[np.int32]  # (n_wires,) row of a wire, -1 = no other device reads it
+    wire: NDArray[np.int32]  # (n_rows,)
+    row_from: NDArray[np.int32]  # (n_slots,) row that is received
+    source: NDArray[np.int32]  # (n_slots,) first device of the stage that it comes from
+    code: NDArray[np.int8]  # (n_slots,) how it is received, one of the constants above
+    seconds: FloatArray  # (n_slots,) of the transfer from that device
 
 
 class Tables(NamedTuple):
@@ -119,8 +168,12 @@ class Agenda(NamedTuple):
     end_s: FloatArray  # (n_entries,) end of the last op; written
 
 
-def pipeline_arrays(problem: Problem) -> PipelineArrays:
-    """Makes the arrays of a problem."""
+def pipeline_arrays(problem: Problem, piece_of: IntArray) -> PipelineArrays:
+    """Makes the arrays of a problem.
+
+    Args:
+        piece_of: piece of each op, int64 (n_ops,).
+    """
     graph = problem.graph
     phase = phases_of(graph)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumers.ptr))
@@ -133,7 +186,26 @@ def pipeline_arrays(problem: Problem) -> PipelineArrays:
         is_parameter=is_parameter.astype(np.int64),
         is_gradient=is_gradient.astype(np.int64),
         accumulate_s=_accumulate_s(problem, np.flatnonzero(is_gradient)),
+        near=_near(graph, piece_of, is_gradient),
     )
+
+
+def placed_arrays(stages: Stages) -> PlacedStages:
+    """Makes the arrays of stages."""
+    recomputed = np.zeros(len(stages.devices), dtype=np.int64)
+    recomputed[list(stages.recomputed)] = 1
+    pieces = [(each.start, each.stop) if isinstance(each, range) else (0, 0) for each in stages.pieces]
+    pieces = pieces or [(0, 0)] * len(recomputed)
+    return PlacedStages(stages.device_of, stages.stage_of, recomputed, np.array(pieces, dtype=np.int64))
+
+
+def _near(graph: OpGraph, piece_of: IntArray, is_gradient: NDArray[np.bool_]) -> IntArray:
+    found = np.stack([piece_of, piece_of], axis=1)
+    for one, other in (graph.edges.T, graph.edges.T[::-1]):
+        np.minimum.at(found[:, 0], one, piece_of[other])
+        np.maximum.at(found[:, 1], one, piece_of[other])
+    found[graph.tensor_producer[is_gradient], 0] = -1
+    return found
 
 
 def _accumulate_s(problem: Problem, gradients: IntArray) -> FloatArray:

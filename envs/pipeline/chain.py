@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,14 +101,17 @@ class Chain:
             order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
                 piece may come before one whose forward ops it reads from.
         """
+        pieces = [range(*bounds) for bounds in pairwise([*first.tolist(), self.n_pieces])]
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
         stage_of = begins.cumsum()
+        taken: tuple[range | bytes, ...] = tuple(pieces)
         if order is not None:
+            taken = tuple(order[each.start : each.stop].tobytes() for each in pieces)
             stage_of = stage_of[np.argsort(order)]
         stage_of = stage_of[self.piece_of]
         placed = np.where(self._in_stage, stage_of, -1)
-        return Stages(devices.take(stage_of), placed, devices, recomputed, replicas)
+        return Stages(devices.take(stage_of), placed, devices, recomputed, replicas, taken)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

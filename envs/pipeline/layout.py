@@ -1,64 +1,68 @@
-"""Kernels that lay out the ops of a pipeline by action, and number the tensors that cross devices.
+"""Kernels that lay out the ops of a pipeline by device and list.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `device_of` the device of each op (the
-first one of its stage), and `stage_of` the stage of each op, int64 (n_ops,) both. List
-`stage * N_KINDS + kind` has the ops of a kind of action of a stage, and list `n_stages * N_KINDS + d` the
-updates of device `d`. An op on device -1 is unplaced: it does not run, and its outputs are there from time 0;
-gradients are added up even if their update is unplaced.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `runs` a `SecondRuns`.
+
+A device has a list of ops for each kind of action of each of its stages, in the order in which it runs them
+in each microbatch, one for its updates, and one for its parameters and inputs, which do not run. An op on
+device -1 is unplaced: it does not run either, and its outputs are there from time 0; gradients are added up
+even if their update is unplaced.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import (
-    BACKWARD_PHASE,
-    N_KINDS,
-    OPTIMIZER_PHASE,
-    RECOMPUTED_PHASE,
-    UNSET,
-    ActionLayout,
-    Replicas,
-)
+from envs.pipeline.arrays import BACKWARD_PHASE, N_KINDS, OPTIMIZER_PHASE, UNSET, Replicas, SecondRuns
+from envs.pipeline.recompute import is_needed
 from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from graphs.system.jit import kernel
 
 
-@kernel(entry=True, allocates=True)
-def make_layout(p, q, device_of, stage_of, replicas, splits):
-    """Lays out the ops and the tensors of a placement.
+@kernel(entry=True)
+def list_number(n_stages, stage, kind):
+    """Numbers the lists of a device.
 
     Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        stage_of: stage of each forward and backward op, int64 (n_ops,).
-        replicas: `Replicas`.
-        splits: whether the gradients of weights are computed in actions of their own, bool.
+        n_stages: stages of the device, int.
+        stage: which of these, int.
+        kind: of action, int.
 
     Returns:
-        `ActionLayout`; no slot is set.
+        int; the updates have the number `N_KINDS * n_stages`, and parameters and inputs the next one.
     """
-    n_devices, n_replicas = len(p.memory), len(replicas.stage)
-    n_stages = replicas.stage[n_replicas - 1] + 1
-    list_of = np.empty(len(device_of), np.int64)
-    find_lists(p, q, device_of, stage_of, n_stages, splits, list_of)
-    row_of = np.empty(len(p.producer), np.int32)
-    sum_row_of = np.empty(len(p.producer), np.int32)
-    n_rows = find_rows(p, q, device_of, row_of, sum_row_of)
-    ptr, ops = sort_by_list(list_of, n_stages * N_KINDS + n_devices)
-    n_actions = n_replicas * N_KINDS + n_devices
-    device, action_list = np.empty(n_actions, np.int64), np.empty(n_actions, np.int64)
-    for action in range(n_actions):
-        replica, kind = divmod(action, N_KINDS)
-        if replica < n_replicas:
-            device[action] = replicas.device[replica]
-            action_list[action] = replicas.stage[replica] * N_KINDS + kind
-        else:
-            device[action] = action - n_replicas * N_KINDS
-            action_list[action] = n_stages * N_KINDS + replicas.head[device[action]]
-    slot_of = np.full((n_rows, n_devices), -1, np.int32)
-    return ActionLayout(device, action_list, ptr, ops, row_of, sum_row_of, slot_of)
+    return stage if kind == FORWARD else n_stages + 3 * (n_stages - 1 - stage) + kind % 3
+
+
+@kernel
+def stage_of_list(n_stages, each):
+    """Returns which stage of a device a list belongs to, -1 = none; the inverse of `list_number`.
+
+    Args:
+        n_stages: stages of the device, int.
+        each: number of the list, int.
+    """
+    return each if each < n_stages else (N_KINDS * n_stages - 1 - each) // 3
+
+
+@kernel(allocates=True)
+def number_stages(replicas, n_devices):
+    """Counts the stages of each device.
+
+    Args:
+        replicas: `Replicas`.
+        n_devices: int.
+
+    Returns:
+        Which stage of its device each one is, int64 (n_stages,), and the stages of each device, int64
+        (n_devices,).
+    """
+    local, n_stages = np.zeros(len(replicas.stage), np.int64), np.zeros(n_devices, np.int64)
+    for replica in range(len(replicas.stage)):
+        device = replicas.device[replica]
+        if replicas.head[device] == device:
+            local[replicas.stage[replica]] = n_stages[device]
+        n_stages[device] += 1
+    return local, n_stages
 
 
 @kernel(allocates=True)
@@ -75,41 +79,66 @@ def one_each(devices, n_devices):
     return Replicas(np.arange(len(devices)), devices, own, number, n_replicas, member, reduce_s)
 
 
-@kernel
-def find_lists(p, q, device_of, stage_of, n_stages, splits, list_of):
-    """Finds the list of each op.
+@kernel(allocates=True)
+def no_second_runs():
+    """Makes the `SecondRuns` of steps in which no stage is recomputed."""
+    none = np.zeros(0, np.int64)
+    return SecondRuns(none, none, none)
+
+
+@kernel(entry=True, allocates=True)
+def make_layout(p, q, runs, placed, local, n_stages, is_chosen, splits):
+    """Lays out the ops of some devices.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        stage_of: stage of each op, int64 (n_ops,).
-        n_stages: int.
-        splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
-        list_of: list of each op, -1 for sources and unplaced ops, int64 (n_ops,); written.
+        runs: `SecondRuns`.
+        placed: `PlacedStages`.
+        local: which stage of its device each one is, int64 (n_stages,).
+        n_stages: stages of each device, int64 (n_devices,).
+        is_chosen: 1 for devices whose ops are laid out, int64 (n_devices,).
+        splits: whether the gradients of weights are computed in actions of their own, bool.
+
+    Returns:
+        First list of each device, int64 (n_devices + 1,); first position of each list, int64 (n_lists + 1,);
+        and the ops by list, in program order within each, int64 (n_ops,).
     """
-    for op in range(len(device_of) - 1, -1, -1):
-        phase = q.phase[op]
-        if phase < 0 or device_of[op] < 0:
-            list_of[op] = -1
-        elif phase == OPTIMIZER_PHASE:
-            list_of[op] = n_stages * N_KINDS + device_of[op]
-        elif phase == BACKWARD_PHASE:
-            waited = not splits or is_waited_for(p, q, stage_of, list_of, op)
-            list_of[op] = stage_of[op] * N_KINDS + (BACKWARD if waited else WEIGHT)
-        else:
-            list_of[op] = stage_of[op] * N_KINDS + (RECOMPUTE if phase == RECOMPUTED_PHASE else FORWARD)
+    first = np.zeros(len(n_stages) + 1, np.int64)
+    for device in range(len(n_stages)):
+        first[device + 1] = first[device] + is_chosen[device] * (N_KINDS * n_stages[device] + 2)
+    list_of, stage_of = np.full(len(q.phase), -1, np.int32), placed.stage_of
+    for op in range(len(stage_of) - 1, -1, -1):
+        device, phase = placed.device_of[op], q.phase[op]
+        if device < 0 or not is_chosen[device]:
+            continue
+        at, stage, n = first[device], stage_of[op], n_stages[device]
+        if phase < 0 or phase == OPTIMIZER_PHASE:
+            list_of[op] = at + N_KINDS * n + (phase < 0)
+            continue
+        kind = FORWARD
+        if phase == BACKWARD_PHASE:
+            backward = at + list_number(n, local[stage], BACKWARD)
+            kind = BACKWARD
+            if splits and not is_waited_for(p, q, stage_of, list_of, backward, op):
+                kind = WEIGHT
+        elif placed.recomputed[stage] and is_needed(p, q, runs, stage_of, list_of, op):
+            list_of[runs.op[op]] = at + list_number(n, local[stage], RECOMPUTE)
+        list_of[op] = at + list_number(n, local[stage], kind)
+    ptr, ops = sort_by_list(list_of, first[-1])
+    return first, ptr, ops
 
 
 @kernel
-def is_waited_for(p, q, stage_of, list_of, op):
+def is_waited_for(p, q, stage_of, list_of, backward, op):
     """Says whether another stage reads what a backward op makes, or what follows from it in its own stage.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        stage_of: stage of each op, int64 (n_ops,).
-        list_of: list of each later op, int64 (n_ops,).
+        stage_of: stage of each op, int64 (n_first_ops,).
+        list_of: list of each later op of the stage, int32 (n_ops,).
+        backward: list of those ops of the stage that are waited for, int.
         op: index, int.
 
     Returns:
@@ -121,43 +150,9 @@ def is_waited_for(p, q, stage_of, list_of, op):
             reader = p.consumer_item[j]
             if q.phase[reader] != BACKWARD_PHASE or stage_of[reader] < 0:
                 continue
-            if stage_of[reader] != stage_of[op] or list_of[reader] % N_KINDS == BACKWARD:
+            if stage_of[reader] != stage_of[op] or list_of[reader] == backward:
                 return True
     return False
-
-
-@kernel
-def find_rows(p, q, device_of, row_of, sum_row_of):
-    """Numbers the tensors that other devices read: their rows in the table of times.
-
-    The sum of a gradient has another row than the gradient of a microbatch.
-
-    Args:
-        p: `ProblemArrays`.
-        q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        row_of: row of each tensor, -1 = no other device reads it, int32 (n_tensors,); written.
-        sum_row_of: row of its sum over microbatches, int32 (n_tensors,); written.
-
-    Returns:
-        Number of rows.
-    """
-    n = 0
-    for tensor in range(len(p.producer)):
-        row_of[tensor] = sum_row_of[tensor] = -1
-        home = device_of[p.producer[tensor]]
-        for j in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            reader = p.consumer_item[j]
-            if device_of[reader] == home or device_of[reader] < 0 or home < 0:
-                continue
-            if q.is_gradient[tensor] and q.phase[reader] == OPTIMIZER_PHASE:
-                if sum_row_of[tensor] < 0:
-                    sum_row_of[tensor] = n
-                    n += 1
-            elif row_of[tensor] < 0:
-                row_of[tensor] = n
-                n += 1
-    return n
 
 
 @kernel(allocates=True)
@@ -165,21 +160,28 @@ def sort_by_list(list_of, n_lists):
     """Sorts the ops by list, in program order within each.
 
     Args:
-        list_of: list of each op, -1 = in none, int64 (n_ops,).
+        list_of: list of each op, -1 = in none, int32 (n_ops,).
         n_lists: int.
 
     Returns:
         First position of each list, int64 (n_lists + 1,), and the ops, int64 (n_ops,).
     """
-    ptr = np.zeros(n_lists + 1, np.int64)
-    for each in list_of:
-        if each >= 0:
-            ptr[each + 1] += 1
+    ptr, begin, n_ops = np.zeros(n_lists + 1, np.int64), 0, len(list_of)
+    for op in range(1, n_ops + 1):
+        if op == n_ops or list_of[op] != list_of[begin]:
+            if list_of[begin] >= 0:
+                ptr[list_of[begin] + 1] += op - begin
+            begin = op
     for each in range(n_lists):
         ptr[each + 1] += ptr[each]
-    at, ops = ptr.copy(), np.empty(len(list_of), np.int64)
-    for op in range(len(list_of)):
+    at, ops, last, n = ptr.copy(), np.empty(ptr[-1], np.int64), -1, 0
+    for op in range(n_ops):
         if list_of[op] >= 0:
-            ops[at[list_of[op]]] = op
-            at[list_of[op]] += 1
+            if list_of[op] != last:
+                if last >= 0:
+                    at[last] = n
+                last = list_of[op]
+                n = at[last]
+            ops[n] = op
+            n += 1
     return ptr, ops

@@ -1,8 +1,8 @@
 """Kernels that find the greatest number of bytes that each device holds in a pipelined step.
 
 Ops begin and end to hold the same bytes in every microbatch, so the bytes held before each action, and the
-most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for all replicas of a stage. Copies
-come and go in between. Only actions that may hold more than was found so far are replayed, which are few.
+most that it can hold, are sums of what `envs.pipeline.ledger` notes, once for each part. Copies come and go
+in between. Only actions that may hold more than was found so far are replayed, which are few.
 
 A gradient whose update is on another device is summed where it is made: the first one holds the sum until
 that is sent, and each other one is held until it is added. At one instant, holdings end before others begin.
@@ -14,121 +14,91 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import UNSET
-from envs.pipeline.layout import sort_by_list
+from envs.pipeline.arrays import LISTS, ROWS, SLOTS, UNSET
 from envs.pipeline.ledger import (
     Ledger,
     first_column,
     freed_column,
     held_until,
-    last_column,
-    note_ops,
-    note_rows,
-    number_ops,
+    is_held,
+    is_own_row,
+    note_entries,
+    note_part,
 )
 from envs.pipeline.memory_replay import Spans, entry_at, replay
 from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak):
+def pipeline_memory(p, q, runs, device_of, replicas, agenda, parts, links, tables, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, the first one of its stage, int64 (n_ops,).
+        runs: `SecondRuns`.
+        device_of: device of each op, the first one of its stage, int64 (n_first_ops,).
         replicas: `Replicas`.
         agenda: `Agenda`.
-        layout: `ActionLayout`.
+        parts: `Parts`; the ledgers of parts without one are written.
+        links: `Links`.
         tables: `Tables` of the finished simulation.
         peak: bytes, (n_devices,); raised to those held where these are more.
     """
-    sent_s, tensor_of = np.full(tables.ready_s.shape, UNSET), np.empty(len(tables.ready_s), np.int64)
-    for tensor in range(len(p.producer)):
-        for row in (layout.row_of[tensor], layout.sum_row_of[tensor]):
-            if row >= 0:
-                tensor_of[row] = tensor
-    for row in range(len(sent_s)):
-        for device in range(len(peak)):
-            if layout.slot_of[row, device] >= 0:
-                sent_s[row] = np.maximum(sent_s[row], tables.sent_s[layout.slot_of[row, device]])
-    ptr, ops = sort_by_list(device_of, len(peak))
-    end, n_lists = sent_s.shape[1] - 1, len(layout.ptr) - 1
-    of_ops, of_tensors = np.full((2, len(device_of)), -1, np.int32), np.empty((2, len(p.producer)), np.int32)
+    sent_s, end, n_lists = np.full(tables.ready_s.shape, UNSET), tables.ready_s.shape[1] - 1, 0
+    for slot in range(len(links.seconds)):
+        row = links.row_from[slot]
+        for column in range(end + 1):
+            sent_s[row, column] = max(sent_s[row, column], tables.sent_s[slot, column])
+    for part in links.part_of:
+        n_lists = max(n_lists, parts.begin[part + 1, LISTS] - parts.begin[part, LISTS])
     entry_of = np.empty((n_lists, end + 1), np.int32)
-    amounts, by_column = np.zeros((3, len(device_of))), np.zeros((2, len(device_of), 4))
-    crossing, added = np.empty(2 * len(sent_s), np.int32), np.empty((n_lists, 4))
-    for home in range(len(peak)):
-        noted, held, n_own, n_crossing, count = -1, 0.0, 0, 0, replicas.n_replicas[home]
-        for number in range(count if replicas.head[home] == home else 0):
-            device, mine = replicas.member[home, number], ops[ptr[home] : ptr[home + 1]]
-            s = Ledger(
-                p, q, device_of, replicas, agenda, layout, tables, sent_s, tensor_of,
-                of_ops[0], of_ops[1], entry_of, of_tensors[0], of_tensors[1],
-                amounts[0], by_column[0], amounts[1], by_column[1], amounts[2],
-                device, home, number, count, end,
-            )  # fmt: skip
-            number_ops(s)
-            if not is_noted(s, mine, noted):
-                noted, added[:] = device, np.nan
-                held, n_own = note_ops(s, mine, crossing)
-                n_crossing = note_rows(s, crossing, n_own)
-            most = raised_peak(
-                s, mine, held, added, crossing[:n_own], crossing[n_own:n_crossing], peak[device]
-            )
-            peak[device] = max(peak[device], most)
-
-
-@kernel
-def is_noted(s, ops, noted):
-    """Says whether what was noted for another replica, if any, holds for the device.
-
-    Args:
-        s: `Ledger`.
-        ops: on the device, int64.
-        noted: device of the other replica, -1 = none.
-    """
-    if noted < 0:
-        return False
-    other = s.replicas.number[noted]
-    rounds, others = (s.end - s.number) // s.n_replicas, (s.end - other) // s.n_replicas
-    same = rounds == others and (last_column(s) == s.end) == (other + others * s.n_replicas == s.end)
-    for op in ops:
-        same = same and s.p.op_seconds[op, s.device] == s.p.op_seconds[op, noted]
-    return same
+    for device in range(len(peak)):
+        s = Ledger(
+            p, q, runs, device_of, replicas, agenda, parts, links, tables, sent_s, entry_of,
+            device, links.part_of[device], replicas.head[device],
+            replicas.number[device], replicas.n_replicas[device], end,
+        )  # fmt: skip
+        note_entries(s)
+        if np.isnan(parts.held[s.part]):
+            note_part(s)
+        peak[device] = max(peak[device], raised_peak(s, peak[device]))
 
 
 @kernel(allocates=True)
-def raised_peak(s, ops, held, added, own, rows, peak):
+def raised_peak(s, peak):
     """Returns the most bytes that the device holds at once, or less than `peak` where these are less.
 
     Args:
-        s: `Ledger` with all notes; `later` and `left_s` are written.
-        ops: on the device, int64.
-        held: bytes held from the start.
-        added: as of `find_bounds`; written.
-        own: tensors of the device that others read, int32.
-        rows: of what it receives, int32.
+        s: `Ledger`; `later` and `left_s` are written.
         peak: bytes.
     """
-    entries = slice(s.agenda.ptr[s.device], s.agenda.ptr[s.device + 1])
-    n_copies = 2 * (len(own) + len(rows)) * (s.end + 1)
-    since_s = s.tables.free_s[entries]
-    of_entries, of_ops = np.zeros((3, len(since_s))), np.empty((3, len(ops)))
+    parts, entries = s.parts, slice(s.agenda.ptr[s.device], s.agenda.ptr[s.device + 1])
+    row, slot = parts.begin[s.part, ROWS], parts.begin[s.part, SLOTS]
+    own = np.arange(row, parts.begin[s.part + 1, ROWS])
+    n_slots = parts.begin[s.part + 1, SLOTS] - slot
+    n_copies = 2 * (len(own) + n_slots) * (s.end + 1)
+    since_s, list_of = s.tables.free_s[entries], s.links.list_of[s.agenda.action[entries]]
+    longest = 0
+    for each in range(parts.begin[s.part, LISTS], parts.begin[s.part + 1, LISTS] - 1):
+        longest = max(longest, parts.op_ptr[each + 1] - parts.op_ptr[each])
+    of_entries, of_ops = np.zeros((3, len(since_s))), np.empty((3, longest))
     of_copies, numbers = np.empty((2, n_copies)), np.empty((2, n_copies), np.int32)
     x = Spans(
-        since_s, s.agenda.microbatch[entries], s.layout.list_of[s.agenda.action[entries]],
+        since_s, s.agenda.microbatch[entries], list_of,
         of_entries[0], of_entries[1], np.full(len(since_s), np.inf), of_entries[2],
         np.full(len(since_s), -1, np.int32), own,
         of_copies[0], of_copies[1], numbers[0], np.zeros(1, np.int64),
         of_ops[0], of_ops[1], of_ops[2], numbers[1],
     )  # fmt: skip
-    for tensor in own:
-        add_sent(s, x, tensor)
-    for row in rows:
-        add_received(s, x, row)
-    find_bounds(s, x, held, added)
+    for at in own:
+        if is_own_row(s, at):
+            add_sent(s, x, at)
+    for at in range(n_slots):
+        tensor = parts.slot_wire[slot + at] // 2
+        if is_held(s, tensor):
+            add_received(s, x, s.links.slot[s.device] + at, s.p.size[tensor])
+    find_bounds(s, x)
     highest = x.most.argmax()
     for entry in range(-1, len(x.held)):
         at = highest if entry < 0 else entry
@@ -155,16 +125,17 @@ def add_copy(x, entry, time_s, size):
 
 
 @kernel
-def add_received(s, x, row):
+def add_received(s, x, slot, size):
     """Adds the arrivals of a tensor.
 
     Args:
         s: `Ledger`.
         x: `Spans`; `most`, `change` and copies are written.
-        row: index, int.
+        slot: index, int.
+        size: bytes.
     """
-    entry, size = 0, s.p.size[s.tensor_of[row]]
-    for time_s in s.tables.arrival_s[s.layout.slot_of[row, s.device]]:
+    entry = 0
+    for time_s in s.tables.arrival_s[slot]:
         if time_s >= 0.0:
             entry = entry_at(x, time_s, entry)
             x.most[entry] += size
@@ -173,20 +144,21 @@ def add_received(s, x, row):
 
 
 @kernel
-def add_sent(s, x, tensor):
+def add_sent(s, x, row):
     """Adds the instants at which a tensor has been sent that the device does not need any more.
 
     Args:
-        s: `Ledger` with the notes of the tensor.
+        s: `Ledger`.
         x: `Spans`; `most`, `change` and copies are written.
-        tensor: index, int.
+        row: of the tensor in the part, int.
     """
+    tensor = s.parts.row_wire[row] // 2
     entry, size = 0, s.p.size[tensor]
     for column in range(first_column(s, tensor), s.end + 1, s.n_replicas):
-        op, home, until = held_until(s, tensor, column)
+        place, home, until = held_until(s, row, column)
         if until > x.since_s[home]:
             entry = entry_at(x, until, entry)
-            if op < 0:
+            if place < 0:
                 x.most[home] += size
                 x.since_copy_s[home] = 0.0
             if entry > home:
@@ -195,56 +167,59 @@ def add_sent(s, x, tensor):
 
 
 @kernel
-def find_bounds(s, x, held, added):
+def find_bounds(s, x):
     """Finds the bytes held before each entry, and at most during it.
 
     What the first copy adds during an entry counts from the earliest op on that may run then.
 
     Args:
-        s: `Ledger` with all notes.
+        s: `Ledger`.
         x: `Spans`, with the copies; `held` and `most` are written.
-        held: bytes held from the start.
-        added: bytes that a list adds, for each column of `Ledger.freed`, (n_lists, 4); NaN where not known;
-            written.
     """
+    parts, held = s.parts, s.parts.held[s.part]
     for entry in range(len(x.held)):
-        each, column = x.list_of[entry], freed_column(s, x.microbatch[entry])
-        ops = s.layout.ops[s.layout.ptr[each] : s.layout.ptr[each + 1]]
-        if np.isnan(added[each, column]):
-            added[each, column] = profile(s, ops, column)
-        first, high = 0, len(ops) if x.most[entry] > 0.0 else 0
+        each = x.list_of[entry]
+        column = freed_column(s, x.microbatch[entry]) if parts.varies[each] else 0
+        begin, end = parts.op_ptr[each], parts.op_ptr[each + 1]
+        if np.isnan(parts.added[each, column]):
+            parts.added[each, column] = profile(s, begin, end, column)
+        first, high = begin, end if x.most[entry] > 0.0 else begin
         until = x.since_s[entry + 1] if entry + 1 < len(x.held) else np.inf
         while first < high:
             middle = (first + high) // 2
-            if s.left_s[ops[middle]] * (1 - 1e-9) > until - x.since_copy_s[entry]:
+            if parts.left_s[middle] * (1 - 1e-9) > until - x.since_copy_s[entry]:
                 first = middle + 1
             else:
                 high = middle
-        most = s.later[ops[max(first - 1, 0)], column] if len(ops) else 0.0
+        most = parts.later[column, max(first - 1, begin)] if end > begin else 0.0
         x.held[entry] = held
-        x.most[entry] = held + max(most + x.most[entry], s.later[ops[0], column] if len(ops) else 0.0)
-        held += x.change[entry] + added[each, column]
+        x.most[entry] = held + max(most + x.most[entry], parts.later[column, begin] if end > begin else 0.0)
+        held += x.change[entry] + parts.added[each, column]
 
 
 @kernel
-def profile(s, ops, column):
+def profile(s, begin, end, column):
     """Finds the most bytes that a list adds from each op on, and its least seconds.
 
     Args:
-        s: `Ledger` with all notes; `later` and `left_s` are written.
-        ops: of the list, int64.
-        column: of `Ledger.freed`, int.
+        s: `Ledger`; `later` and `left_s` are written.
+        begin, end: first place of the list, and of the next one, int.
+        column: of `Parts.freed`, int.
 
     Returns:
         Bytes that it adds in all.
     """
+    parts = s.parts
     now = added = most = left_s = 0.0
-    for op in ops:
-        now += s.taken[op]
-        s.later[op, column] = now
-        now -= s.freed[op, column] - s.kept[op]
-        added += s.taken[op] - s.freed[op, column]
-    for op in ops[::-1]:
-        most, left_s = max(most, s.later[op, column]), left_s + s.p.op_seconds[op, s.device]
-        s.later[op, column], s.left_s[op] = most, left_s
+    for place in range(begin, end):
+        now += parts.taken[place]
+        parts.later[column, place] = now
+        now -= parts.freed[column, place] - parts.kept[place]
+        added += parts.taken[place] - parts.freed[column, place]
+    for place in range(end - 1, begin - 1, -1):
+        most, left_s = (
+            max(most, parts.later[column, place]),
+            left_s + s.p.op_seconds[parts.op[place], s.device],
+        )
+        parts.later[column, place], parts.left_s[place] = most, left_s
     return added

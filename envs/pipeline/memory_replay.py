@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.pipeline.arrays import LATER, OPTIMIZER_PHASE
-from envs.pipeline.ledger import first_column, freed_column, held_until
+from envs.pipeline.arrays import LATER, RECEIVE, RECEIVE_ONCE
+from envs.pipeline.ledger import first_column, freed_column, held_until, is_own_row
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from envs.simulator.memory import Holdings, sort_events
 from graphs.system.array_types import FloatArray, IntArray
@@ -26,13 +26,13 @@ class Spans(NamedTuple):
 
     since_s: FloatArray  # (n,)
     microbatch: IntArray  # (n,)
-    list_of: IntArray  # (n,) list of the ops
+    list_of: IntArray  # (n,) list of `Parts`
     held: FloatArray  # (n,) bytes at the begin
     most: FloatArray  # (n,) bytes that may be held at once, at most
     since_copy_s: FloatArray  # (n,) when the first copy comes
     change: FloatArray  # (n,) bytes by which copies change what is held from this entry to the next
     copy: NDArray[np.int32]  # (n,) last copy that comes or goes meanwhile, -1 = none
-    sent: NDArray[np.int32]  # tensors that the device makes and others read
+    sent: IntArray  # rows of the part
     time_s: FloatArray  # of each copy
     size: FloatArray  # of each copy, bytes; negative for those that go
     before: NDArray[np.int32]  # another copy of the same entry, -1 = none
@@ -68,44 +68,46 @@ def replay(s, x, entry):
         x: `Spans`; the scratch is written.
         entry: index, int.
     """
-    ops = s.layout.ops[s.layout.ptr[x.list_of[entry]] : s.layout.ptr[x.list_of[entry] + 1]]
-    time_ops(s, x, entry, ops)
-    column, held, n_events = freed_column(s, x.microbatch[entry]), x.held[entry], 0
-    for at in range(len(ops)):
-        x.freed[at] = s.freed[ops[at], column]
+    begin, end = s.parts.op_ptr[x.list_of[entry]], s.parts.op_ptr[x.list_of[entry] + 1]
+    time_ops(s, x, entry, begin, end)
+    column = freed_column(s, x.microbatch[entry]) if s.parts.varies[x.list_of[entry]] else 0
+    held, n_events = x.held[entry], 0
+    for at in range(end - begin):
+        x.freed[at] = s.parts.freed[column, begin + at]
     copy, n_copies = x.copy[entry], x.n_copies[0]
     while copy >= 0:
         x.event[n_events] = 2 * copy + (x.size[copy] < 0.0)
         n_events, copy = n_events + 1, x.before[copy]
-    for tensor in x.sent:
-        held += keep_until_sent(s, x, entry, tensor, ops)
+    for row in x.sent:
+        if is_own_row(s, row):
+            held += keep_until_sent(s, x, entry, row, begin)
     for copy in range(n_copies, x.n_copies[0]):
         x.event[n_events] = 2 * copy + 1
         n_events += 1
     x.n_copies[0] = n_copies
     sort_events(Holdings(x.time_s, x.time_s, x.size, x.before), x.event, n_events)
-    return most_held(s, x, entry, ops, held, n_events)
+    return most_held(s, x, entry, begin, end, held, n_events)
 
 
 @kernel
-def most_held(s, x, entry, ops, held, n_events):
+def most_held(s, x, entry, begin, end, held, n_events):
     """Goes through what begins and ends to be held during an entry, by time.
 
     Args:
         s: `Ledger` with all notes.
         x: `Spans` with the replay of the entry.
         entry: index, int.
-        ops: of the entry, int64.
+        begin, end: first place of its list, and of the next one, int.
         held: bytes at the begin.
         n_events: copies that come and go, int.
 
     Returns:
         The most bytes between two instants.
     """
-    most, now, k = 0.0, x.since_s[entry], 0
-    for at in range(2 * len(ops) + 1):
+    most, now, k, n_ops = 0.0, x.since_s[entry], 0, end - begin
+    for at in range(2 * n_ops + 1):
         op, is_end = at // 2, at % 2
-        until = np.inf if op == len(ops) else x.end_s[op] if is_end else x.start_s[op]
+        until = np.inf if op == n_ops else x.end_s[op] if is_end else x.start_s[op]
         while k < n_events and x.time_s[x.event[k] >> 1] < until:
             copy = x.event[k] >> 1
             if x.time_s[copy] > now:
@@ -114,35 +116,36 @@ def most_held(s, x, entry, ops, held, n_events):
             k += 1
         if now < until < np.inf:
             most, now = max(most, held), until
-        if op < len(ops):
-            held += -x.freed[op] if is_end else s.taken[ops[op]]
+        if op < n_ops:
+            held += -x.freed[op] if is_end else s.parts.taken[begin + op]
     is_last = entry + 1 == len(x.held)
     return max(most, held) if is_last or now < x.since_s[entry + 1] * (1 - 1e-12) else most
 
 
 @kernel
-def keep_until_sent(s, x, entry, tensor, ops):
+def keep_until_sent(s, x, entry, row, begin):
     """Holds a tensor that an op of an entry frees, but that is not sent then, until it is.
 
     Args:
         s: `Ledger` with all notes.
         x: `Spans` with the times of the ops; `freed` and copies are written.
-        entry, tensor: indices, int.
-        ops: of the entry, int64.
+        entry: index, int.
+        row: of the tensor in the part, int.
+        begin: first place of the entry's list, int.
 
     Returns:
         Bytes held from the begin of the entry, of tensors that no op needs.
     """
+    tensor = s.parts.row_wire[row] // 2
     first, end, microbatch, held = first_column(s, tensor), s.end, x.microbatch[entry], 0.0
     if entry and microbatch <= end:
         first, end = max(first, microbatch), microbatch
     for column in range(first, end + 1, s.n_replicas):
-        op, home, until = held_until(s, tensor, column)
-        place = s.order[op] - s.order[ops[0]] if op >= 0 else -1
-        if home != entry or until <= (x.end_s[place] if op >= 0 else x.since_s[entry]):
+        place, home, until = held_until(s, row, column)
+        if home != entry or until <= (x.end_s[place - begin] if place >= 0 else x.since_s[entry]):
             continue
-        if op >= 0:
-            x.freed[place] -= s.p.size[tensor]
+        if place >= 0:
+            x.freed[place - begin] -= s.p.size[tensor]
         else:
             held += s.p.size[tensor]
         if entry_at(x, until, entry) == entry:
@@ -152,43 +155,43 @@ def keep_until_sent(s, x, entry, tensor, ops):
 
 
 @kernel
-def time_ops(s, x, entry, ops):
+def time_ops(s, x, entry, begin, end):
     """Finds when each op of an entry runs.
 
     Args:
         s: `Ledger`.
         x: `Spans`; `start_s` and `end_s` are written, and when sums are ready.
         entry: index, int.
-        ops: of the entry, int64.
+        begin, end: first place of its list, and of the next one, int.
     """
-    p, q, at_all = s.p, s.q, s.agenda.ptr[s.device] + entry
+    p, q, parts, at_all = s.p, s.q, s.parts, s.agenda.ptr[s.device] + entry
     free, host, microbatch = x.since_s[entry], s.tables.host_s[at_all], min(x.microbatch[entry], s.end)
     if x.microbatch[entry] > s.end and s.replicas.reduce_s[s.home] >= 0.0:
         free = s.tables.reduced_s[s.home]
-    for at in range(len(ops)):
-        op = ops[at]
-        for tensor in p.input_item[p.input_ptr[op] : p.input_ptr[op + 1]]:
-            maker = p.producer[tensor]
-            if s.device_of[maker] == s.home or s.device_of[maker] < 0:
-                continue
-            is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
-            row = s.layout.sum_row_of[tensor] if is_sum else s.layout.row_of[tensor]
-            slot, column = s.layout.slot_of[row, s.device], 0 if q.is_parameter[maker] else microbatch
-            free = max(free, s.tables.arrival_s[slot, column])
-            if p.detailed is not None and s.tables.issuer[slot, column] == at_all:
-                s.tables.issuer[slot, column] = -1  # once for an entry, which is replayed once
-                host += p.gaps[NEXT_ISSUE_S]
+    step, last = parts.step_ptr[x.list_of[entry]], parts.step_ptr[x.list_of[entry] + 1]
+    for place in range(begin, end):
+        op = parts.op[place]
+        while step < last and (parts.code[step] != RECEIVE or parts.reader[step] == place):
+            if parts.code[step] == RECEIVE:
+                slot = s.links.slot[s.device] + parts.number[step]
+                column = 0 if s.links.code[slot] == RECEIVE_ONCE else microbatch
+                free = max(free, s.tables.arrival_s[slot, column])
+                if p.detailed is not None and s.tables.issuer[slot, column] == at_all:
+                    s.tables.issuer[slot, column] = -1  # once for an entry, which is replayed once
+                    host += p.gaps[NEXT_ISSUE_S]
+            step += 1
         seconds = p.op_seconds[op, s.device]
         if seconds > 0.0:
             free = max(free, host + p.gaps[ISSUE_S])
             host += p.gaps[NEXT_ISSUE_S]
-        x.start_s[at], x.end_s[at] = free, free + seconds
+        x.start_s[place - begin], x.end_s[place - begin] = free, free + seconds
         free += seconds + (p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0)
         for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
-            added = q.accumulate_s[tensor, s.device]
-            if q.is_gradient[tensor] and s.agenda.column[at_all] == LATER and added > 0.0:
+            if not q.is_gradient[tensor]:
+                continue
+            added, row = q.accumulate_s[tensor, s.device], s.links.row_of[2 * tensor + 1]
+            if s.agenda.column[at_all] == LATER and added > 0.0:
                 free = max(free, host + p.gaps[ISSUE_S]) + added + p.gaps[OP_GAP_S]
                 host += p.gaps[NEXT_ISSUE_S]
-            if s.layout.sum_row_of[tensor] >= 0:  # to the last bit that of the ops that follow
-                rest = p.gaps[OP_GAP_S] if added > 0.0 else 0.0
-                s.tables.ready_s[s.layout.sum_row_of[tensor], microbatch] = free - rest
+            if row >= 0:  # to the last bit that of the ops that follow
+                s.tables.ready_s[row, microbatch] = free - (p.gaps[OP_GAP_S] if added > 0.0 else 0.0)

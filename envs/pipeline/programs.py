@@ -1,12 +1,12 @@
-"""Kernels that make the programs of actions: ops that run without a wait between become one step.
+"""Kernels that make the parts of devices: their programs, and which tensors they exchange.
 
 A device runs the ops of an action in program order, so only tensors from other devices make it wait. The
 times of a program are therefore sums that hold for every microbatch; what differs is when tensors arrive.
 The first microbatch has sums of its own, as it adds no gradients. An action does not wait for what the
-forward action of its stage and microbatch has received.
+forward actions of its device and microbatch have received.
 
-In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, and `device_of` the device of each op,
-the first one of its stage, int64 (n_ops,). What ops on device -1 make is there from time 0.
+In all kernels here `p` is a `ProblemArrays`, `q` a `PipelineArrays`, `runs` a `SecondRuns`, `parts` a
+`Parts`, and `device_of` that of `PlacedStages`.
 """
 
 from __future__ import annotations
@@ -15,131 +15,339 @@ import numpy as np
 
 from envs.pipeline.arrays import (
     ALL_REDUCE,
+    BACKWARD_PHASE,
     FIRST,
     LATER,
+    LISTS,
     N_KINDS,
     OPTIMIZER_PHASE,
     RECEIVE,
-    RECEIVE_ONCE,
-    RECEIVE_SHARED,
-    RECEIVE_SUM,
+    RECOMPUTED_PHASE,
+    ROWS,
     RUN,
     SEND,
-    ActionSteps,
+    SLOTS,
+    Parts,
 )
-from envs.pipeline.schedules import FORWARD
+from envs.pipeline.layout import make_layout, stage_of_list
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, OP_GAP_S
 from graphs.system.jit import kernel
 
 
+@kernel(entry=True, allocates=True)
+def new_parts(n, n_ops, n_tensors):
+    """Makes `Parts` without any.
+
+    Args:
+        n: places, and steps, rows and slots, at most, int.
+        n_ops, n_tensors: of the graph, second runs included, int.
+    """
+    numbers, pairs, each = np.empty((8, n + 1), np.int32), np.empty((3, n, 2)), np.empty((4, n))
+    begin, ptr, fours = np.empty((n + 1, 3), np.int64), np.empty((2, n + 1), np.int64), np.empty((2, 4, n))
+    begin[0] = ptr[:, 0] = 0
+    return Parts(
+        np.zeros(1, np.int64), begin, ptr[0], ptr[1], numbers[0], numbers[1],
+        np.empty(n, np.int8), numbers[2], numbers[3], np.empty((n, 2), np.int32),
+        pairs[0], pairs[1], pairs[2],
+        numbers[4], numbers[5], each[0], numbers[6], numbers[7],
+        each[1], fours[0], each[2], fours[1], each[3], np.empty(n, np.int8), np.empty((n, 4)),
+        np.full(n_ops, -1, np.int32), np.full((2, n_tensors), -1, np.int32),
+        np.full((3, 2 * n_tensors), -1, np.int32),
+    )  # fmt: skip
+
+
 @kernel(allocates=True)
-def make_programs(p, q, device_of, layout, replicas, n_microbatches):
-    """Makes the programs of all actions.
+def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
+    """Makes the parts that there are not yet.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_ops,).
-        layout: `ActionLayout`; `slot_of` is written.
+        runs: `SecondRuns`.
+        placed: `PlacedStages`.
+        local, n_stages, splits: as of `make_layout`.
         replicas: `Replicas`.
         n_microbatches: int.
+        parts: `Parts`; written.
+        part_of: part of each device; new ones have the next numbers, int64 (n_devices,).
 
     Returns:
-        `ActionSteps`, and the number of slots.
+        Whether there is room for them, bool.
     """
-    n_actions, n_in_stages, ops = len(layout.device), len(replicas.stage) * N_KINDS, layout.ops
-    n_most = len(p.input_item) + 2 * len(ops) + 2 * len(p.producer)
-    out = new_programs(n_actions, replicas.n_replicas.max() * n_most + n_actions)
-    seen = np.full(len(layout.slot_of), -1, np.int64)
-    n = n_slots = 0
-    out.ptr[0] = 0
-    for action in range(n_actions):
-        begin, device, each = n, layout.device[action], layout.list_of[action]
-        home, is_update = replicas.head[device], action >= n_in_stages
-        forward = action if is_update else action - action % N_KINDS + FORWARD
-        if is_update and replicas.reduce_s[home] >= 0.0:
-            out.code[n] = ALL_REDUCE
-            n += 1
-        sends = not is_update or (n_microbatches - 1) % replicas.n_replicas[home] == replicas.number[device]
-        for at in range(layout.ptr[each], layout.ptr[each + 1]):
-            op = ops[at]
-            for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
-                tensor = p.input_item[k]
-                source = device_of[p.producer[tensor]]
-                if source == home or source < 0:
-                    continue
-                is_sum = q.is_gradient[tensor] and q.phase[op] == OPTIMIZER_PHASE
-                row = layout.sum_row_of[tensor] if is_sum else layout.row_of[tensor]
-                if seen[row] == action or seen[row] == forward:
-                    continue
-                seen[row] = action
-                if layout.slot_of[row, device] < 0:
-                    layout.slot_of[row, device] = n_slots
-                    n_slots += 1
-                once, shared = q.is_parameter[p.producer[tensor]], replicas.n_replicas[source] > 1
-                several = RECEIVE_SUM if is_sum else RECEIVE_SHARED
-                out.code[n] = RECEIVE_ONCE if once else several if shared else RECEIVE
-                out.row[n], out.slot[n], out.source[n] = row, layout.slot_of[row, device], source
-                size = p.size[tensor] + p.n_half[source, device]
-                out.seconds[n, FIRST] = size / p.bandwidth[source, device]
-                out.seconds[n, LATER] = p.size[tensor]
-                n += 1
-            n = add_op(p, out, begin, n, p.op_seconds[op, device])
-            for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                if sends and layout.row_of[p.output_item[k]] >= 0:
-                    n = add_send(out, begin, n, layout.row_of[p.output_item[k]])
-            for k in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                tensor = p.output_item[k]
-                if q.is_gradient[tensor]:
-                    n = begin_run(out, begin, n)
-                    run(p, out, n - 1, LATER, q.accumulate_s[tensor, device])
-                    if layout.sum_row_of[tensor] >= 0:
-                        n = add_send(out, begin, n, layout.sum_row_of[tensor])
-        out.ptr[action + 1] = n
-    return out, n_slots
-
-
-@kernel(allocates=True)
-def new_programs(n_actions, n_steps):
-    """Allocates programs.
-
-    Args:
-        n_actions: int.
-        n_steps: steps of all programs, at most, int.
-
-    Returns:
-        `ActionSteps`; nothing is set.
-    """
-    numbers, pairs = np.empty((3, n_steps), np.int32), np.empty((3, n_steps, 2))
-    return ActionSteps(
-        np.empty(n_actions + 1, np.int64),
-        np.empty(n_steps, np.int8),
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        np.empty((n_steps, 2), np.int32),
-        pairs[0],
-        pairs[1],
-        pairs[2],
-    )
+    is_new = np.zeros(len(part_of), np.int64)
+    for device in range(len(part_of)):
+        if part_of[device] >= parts.n[0]:
+            is_new[replicas.head[device]] = 1
+    if not is_new.any():
+        return True
+    first, ptr, ops = make_layout(p, q, runs, placed, local, n_stages, is_new, splits)
+    pieces = np.zeros((len(part_of), 2), np.int64)
+    for replica in range(len(replicas.stage)):
+        home = replicas.head[replicas.device[replica]]
+        if n_stages[home] == 1:
+            pieces[home] = placed.pieces[replicas.stage[replica]]
+    for device in range(len(part_of)):
+        if part_of[device] == parts.n[0]:
+            home = replicas.head[device]
+            sends = (n_microbatches - 1) % replicas.n_replicas[device] == replicas.number[device]
+            lists = ptr[first[home] : first[home + 1] + 1]
+            if not begin_part(parts, lists, ops) or not make_part(
+                p, q, runs, placed.device_of, pieces[home], n_stages[home], home, device, sends, parts
+            ):
+                return False
+    return True
 
 
 @kernel
-def add_op(p, out, begin, n, seconds):
-    """Adds an op to a program, to the step before where that runs ops too.
+def begin_part(parts, ptr, ops):
+    """Lists the ops of a new part.
+
+    Args:
+        parts: `Parts`; written.
+        ptr: first position in `ops` of each list of the part, int64 (n_lists + 1,).
+        ops: int64.
+
+    Returns:
+        Whether there is room for it, bool.
+    """
+    part, n_lists = parts.n[0], len(ptr) - 1
+    lists = parts.begin[part, LISTS]
+    n, most = parts.op_ptr[lists], len(parts.code)
+    if max(part + 1, lists + n_lists, n + ptr[-1] - ptr[0]) > most:
+        return False
+    parts.begin[part + 1, LISTS] = lists + n_lists
+    for each in range(n_lists):
+        for op in ops[ptr[each] : ptr[each + 1]]:
+            parts.op[n], parts.list_of[n] = op, lists + each
+            n += 1
+        parts.op_ptr[lists + each + 1] = n
+    parts.held[part] = np.nan
+    mark_ops(parts, part)
+    return True
+
+
+@kernel
+def mark_ops(parts, part):
+    """Makes a part the one at hand.
+
+    Args:
+        parts: `Parts`; the scratch is written.
+        part: index, int.
+
+    Returns:
+        First place of the part, and of the next one.
+    """
+    begin, end = parts.op_ptr[parts.begin[part, LISTS]], parts.op_ptr[parts.begin[part + 1, LISTS]]
+    for place in range(begin, end):
+        parts.place_of[parts.op[place]] = place
+    return begin, end
+
+
+@kernel
+def reads(p, runs, op):
+    """Returns the range of `ProblemArrays.input_item` that says what an op, or its first run, reads.
 
     Args:
         p: `ProblemArrays`.
-        out: `ActionSteps`; written.
+        runs: `SecondRuns`.
+        op: index, int.
+    """
+    first = op if op < len(p.input_ptr) - 1 else runs.first[op]
+    return range(p.input_ptr[first], p.input_ptr[first + 1])
+
+
+@kernel
+def second_tensor(p, q, runs, parts, part, place, tensor):
+    """Returns the second tensor in place of a tensor that an op of the part at hand reads, if it reads that.
+
+    Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        runs: `SecondRuns`.
+        parts: `Parts`.
+        part, place: of the op, int.
+        tensor: index, int.
+    """
+    phase, second = q.phase[parts.op[place]], runs.op[p.producer[tensor]]
+    if second >= 0 and phase in (BACKWARD_PHASE, RECOMPUTED_PHASE):
+        lists, after, other = parts.begin[part, LISTS], parts.begin[part + 1, LISTS], parts.place_of[second]
+        if parts.op_ptr[lists] <= other < parts.op_ptr[after]:
+            n_stages, each = (after - lists) // N_KINDS, parts.list_of[place] - lists
+            if stage_of_list(n_stages, parts.list_of[other] - lists) == stage_of_list(n_stages, each):
+                return runs.tensor[tensor]
+    return tensor
+
+
+@kernel
+def number_rows(p, q, device_of, pieces, home, parts):
+    """Numbers the tensors of the new part that other devices read.
+
+    The sum of a gradient has another row than the gradient of a microbatch.
+
+    Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_first_ops,).
+        pieces: as of `PlacedStages`, int64 (2,).
+        home: first device of the stages, int.
+        parts: `Parts`; written.
+
+    Returns:
+        Whether there is room for them, bool.
+    """
+    part = parts.n[0]
+    lists, first = parts.begin[part, LISTS], parts.begin[part, ROWS]
+    n = first
+    for place in range(parts.op_ptr[lists], parts.op_ptr[parts.begin[part + 1, LISTS]]):
+        op = parts.op[place]
+        if op >= len(device_of) or is_inner(q, pieces, op):
+            continue
+        for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
+            for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
+                if device_of[reader] == home or device_of[reader] < 0:
+                    continue
+                wire = wire_of(q, tensor, reader)
+                if parts.marks[0, wire] < first:
+                    if n == len(parts.code):
+                        return False
+                    parts.marks[0, wire], parts.row_wire[n] = n, wire
+                    n += 1
+    parts.begin[part + 1, ROWS] = n
+    return True
+
+
+@kernel
+def is_inner(q, pieces, op):
+    """Says whether it is known that an op is next to ops of its own device alone, and makes no gradients.
+
+    Args:
+        q: `PipelineArrays`.
+        pieces: of the device, as of `PlacedStages`, int64 (2,).
+        op: index, int.
+    """
+    return pieces[0] <= q.near[op, 0] and q.near[op, 1] < pieces[1]
+
+
+@kernel
+def wire_of(q, tensor, reader):
+    """Returns the wire on which an op reads a tensor.
+
+    Args:
+        q: `PipelineArrays`.
+        tensor, reader: indices, int.
+    """
+    return 2 * tensor + (q.is_gradient[tensor] > 0 and q.phase[reader] == OPTIMIZER_PHASE)
+
+
+@kernel
+def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, parts):
+    """Makes the programs of a part whose ops are listed.
+
+    Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        runs: `SecondRuns`.
+        device_of: device of each op, int64 (n_first_ops,).
+        pieces: of the device, as of `PlacedStages`, int64 (2,).
+        n_stages: of the device, int.
+        home: first device of its stages, int.
+        device: index, int.
+        sends: whether it sends what its updates make, bool.
+        parts: `Parts`; written.
+
+    Returns:
+        Whether there is room for it, bool.
+    """
+    part = parts.n[0]
+    lists, after = parts.begin[part, LISTS], parts.begin[part + 1, LISTS]
+    n, row, slot = parts.step_ptr[lists], parts.begin[part, ROWS], parts.begin[part, SLOTS]
+    first_slot, first, end = slot, parts.op_ptr[lists], parts.op_ptr[after]
+    if not number_rows(p, q, device_of, pieces, home, parts):
+        return False
+    for each in range(lists, after - 1):
+        begin, is_update = n, each == after - 2
+        is_later = lists + n_stages <= each < after - 2
+        if is_update:
+            if n == len(parts.code):
+                return False
+            parts.code[n] = ALL_REDUCE
+            n += 1
+        place, last = parts.op_ptr[each], parts.op_ptr[each + 1]
+        while place < last:
+            op, stop = parts.op[place], place
+            while stop < last and is_inner(q, pieces, parts.op[stop]):
+                stop += 1
+            if n == len(parts.code):
+                return False
+            if stop > place:
+                n = add_ops(p, parts, begin, n, place, stop, device)
+                place = stop
+                continue
+            read, made = reads(p, runs, op), p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]
+            if n + len(read) + 3 * len(made) + 1 > len(parts.code) or slot + len(read) > len(parts.code):
+                return False
+            for k in read:
+                tensor = p.input_item[k]
+                if len(runs.op):
+                    tensor = second_tensor(p, q, runs, parts, part, place, tensor)
+                maker = p.producer[tensor]
+                if first <= parts.place_of[maker] < end or device_of[maker] < 0:
+                    continue
+                wire = wire_of(q, tensor, op)
+                heard = parts.marks[2, wire]
+                if heard == each or (is_later and lists <= heard < lists + n_stages):
+                    continue
+                parts.marks[2, wire] = each
+                if parts.marks[1, wire] < first_slot:
+                    parts.marks[1, wire], parts.slot_wire[slot] = slot, wire
+                    slot += 1
+                parts.code[n], parts.reader[n] = RECEIVE, place
+                parts.number[n] = parts.marks[1, wire] - first_slot
+                n += 1
+            n = add_ops(p, parts, begin, n, place, place + 1, device)
+            for tensor in made:
+                if (sends or not is_update) and parts.marks[0, 2 * tensor] >= row:
+                    n = add_send(parts, begin, n, parts.marks[0, 2 * tensor] - row)
+            for tensor in made:
+                if q.is_gradient[tensor]:
+                    n = begin_run(parts, begin, n)
+                    add_sum(p, parts, n - 1, q.accumulate_s[tensor, device])
+                    if parts.marks[0, 2 * tensor + 1] >= row:
+                        n = add_send(parts, begin, n, parts.marks[0, 2 * tensor + 1] - row)
+            place += 1
+        parts.step_ptr[each + 1] = n
+    parts.step_ptr[after] = n
+    parts.begin[part + 1, SLOTS] = slot
+    parts.n[0] = part + 1
+    return True
+
+
+@kernel
+def add_ops(p, out, begin, n, place, stop, device):
+    """Adds ops to a program, to the step before where that runs ops too.
+
+    Args:
+        p: `ProblemArrays`.
+        out: `Parts`; written.
         begin, n: first step of the program and number of steps so far, int.
-        seconds: of the op.
+        place, stop: places of the first op, and behind the last one, int.
+        device: index, int.
 
     Returns:
         Number of steps.
     """
     n = begin_run(out, begin, n)
-    run(p, out, n - 1, FIRST, seconds)
-    run(p, out, n - 1, LATER, seconds)
+    first_s, later_s = out.seconds[n - 1, FIRST], out.seconds[n - 1, LATER]
+    for at in range(place, stop):
+        seconds = p.op_seconds[out.op[at], device]
+        if seconds > 0.0:
+            first_s += seconds + p.gaps[OP_GAP_S]
+            later_s += seconds + p.gaps[OP_GAP_S]
+            if p.detailed is not None:
+                issue(p, out, n - 1, FIRST, seconds)
+                issue(p, out, n - 1, LATER, seconds)
+    out.seconds[n - 1, FIRST], out.seconds[n - 1, LATER] = first_s, later_s
+    out.rest_s[n - 1] = p.gaps[OP_GAP_S] if p.op_seconds[out.op[stop - 1], device] > 0.0 else 0.0
     return n
 
 
@@ -148,7 +356,7 @@ def begin_run(out, begin, n):
     """Makes the last step of a program one that runs ops.
 
     Args:
-        out: `ActionSteps`; written.
+        out: `Parts`; written.
         begin, n: first step of the program and number of steps so far, int.
 
     Returns:
@@ -166,24 +374,35 @@ def begin_run(out, begin, n):
 
 
 @kernel
-def run(p, out, step, column, seconds):
-    """Adds an op to a step that runs ops.
+def add_sum(p, out, step, seconds):
+    """Adds the addition of a gradient, which the first microbatch does not run, to a step that runs ops.
 
     Args:
         p: `ProblemArrays`.
-        out: `ActionSteps`; written.
+        out: `Parts`; written.
+        step: index, int.
+        seconds: of the addition.
+    """
+    out.rest_s[step, LATER] = p.gaps[OP_GAP_S] if seconds > 0.0 else 0.0
+    if seconds > 0.0:
+        out.seconds[step, LATER] += seconds + p.gaps[OP_GAP_S]
+        issue(p, out, step, LATER, seconds)
+
+
+@kernel
+def issue(p, out, step, column, seconds):
+    """Counts an op that the host issues.
+
+    Args:
+        p: `ProblemArrays`.
+        out: `Parts`; written.
         step: index, int.
         column: `FIRST` or `LATER`.
         seconds: of the op.
     """
-    if seconds > 0.0:
-        issued = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
-        out.issue_s[step, column] = max(out.issue_s[step, column], issued) + seconds + p.gaps[OP_GAP_S]
-        out.seconds[step, column] += seconds + p.gaps[OP_GAP_S]
-        out.rest_s[step, column] = p.gaps[OP_GAP_S]
-        out.issued[step, column] += 1
-    else:
-        out.rest_s[step, column] = 0.0
+    issued = p.gaps[ISSUE_S] + out.issued[step, column] * p.gaps[NEXT_ISSUE_S]
+    out.issue_s[step, column] = max(out.issue_s[step, column], issued) + seconds + p.gaps[OP_GAP_S]
+    out.issued[step, column] += 1
 
 
 @kernel
@@ -191,7 +410,7 @@ def last_rest_s(out, begin, n, column):
     """Finds how long the device rests after the ops before a step, which end that much before it is free.
 
     Args:
-        out: `ActionSteps`.
+        out: `Parts`.
         begin, n: first step of the program, and the step, int.
         column: `FIRST` or `LATER`.
 
@@ -209,15 +428,15 @@ def add_send(out, begin, n, row):
     """Notes in a program that a tensor is ready.
 
     Args:
-        out: `ActionSteps`; written.
+        out: `Parts`; written.
         begin, n: first step of the program and number of steps so far, int.
-        row: of the tensor, int.
+        row: of the tensor, from 0 in its part, int.
 
     Returns:
         Number of steps.
     """
     out.code[n] = SEND
-    out.row[n] = row
+    out.number[n] = row
     for column in range(2):
         out.rest_s[n, column] = last_rest_s(out, begin, n, column)
     return n + 1

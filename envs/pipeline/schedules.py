@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
+from graphs.system.array_types import IntArray
 
 FORWARD, BACKWARD, WEIGHT, RECOMPUTE = KINDS = range(4)
 """Kinds of actions. A schedule that splits the backward pass runs in `BACKWARD` what other stages wait for,
@@ -33,6 +36,17 @@ def device_actions(
 ) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
+    Args, Raises: as of `action_arrays`.
+    """
+    arrays = action_arrays(pipeline, n_devices, recomputed, replicas)
+    return tuple(tuple(Action(*each) for each in actions.T.tolist()) for actions in arrays)
+
+
+def action_arrays(
+    pipeline: Pipeline, n_devices: int, recomputed: tuple[int, ...] = (), replicas: tuple[int, ...] = ()
+) -> list[IntArray]:
+    """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
+
     Args:
         n_devices: that hold stages, numbered by their first stage.
         recomputed: stages that run forward again before each of their backward actions.
@@ -41,18 +55,16 @@ def device_actions(
     Raises:
         PipelineError: the schedule does not exist for so many microbatches.
     """
-    if pipeline.name in (GPIPE, ONE_F_ONE_B):
-        make = gpipe if pipeline.name == GPIPE else one_f_one_b
-        counts = replicas or (1,) * n_devices
-        orders = [
-            make(pipeline, counts, stage, number)
-            for stage, count in enumerate(counts)
-            for number in range(count)
-        ]
-    else:
-        make_rank = interleaved if pipeline.name == INTERLEAVED else zero_bubble
-        orders = [make_rank(pipeline, n_devices, rank) for rank in range(n_devices)]
-    return tuple(tuple(_with_recomputation(order, recomputed)) for order in orders)
+    if pipeline.name not in (GPIPE, ONE_F_ONE_B):
+        again = [tuple(each for each in recomputed if each % n_devices == rank) for rank in range(n_devices)]
+        return [_actions_of_rank(pipeline, n_devices, rank, again[rank]) for rank in range(n_devices)]
+    counts = replicas or (1,) * n_devices
+    follow = np.cumsum(counts[::-1])[::-1].tolist()
+    return [
+        in_turns(pipeline, stage, number, count, -(-follow[stage] // count), stage in recomputed)
+        for stage, count in enumerate(counts)
+        for number in range(count)
+    ]
 
 
 def schedule_csv(pipeline: Pipeline, n_devices: int) -> str:
@@ -66,37 +78,42 @@ def schedule_csv(pipeline: Pipeline, n_devices: int) -> str:
     return "".join(",".join(row) + "\n" for row in cells)
 
 
-def _with_recomputation(actions: Iterator[Action], recomputed: tuple[int, ...]) -> Iterator[Action]:
-    for action in actions:
-        if action.kind == BACKWARD and action.stage in recomputed:
-            yield action._replace(kind=RECOMPUTE)
-        yield action
+@lru_cache(maxsize=4096)
+def in_turns(pipeline: Pipeline, stage: int, number: int, count: int, n_alive: int, again: bool) -> IntArray:
+    """Lists the actions of replica `number` of `count` of a stage, as `action_arrays` does.
 
+    In `gpipe`, all forward actions come first. In `1f1b`, those that can run until the first backward action
+    can, then one of each in turn.
 
-def gpipe(pipeline: Pipeline, counts: tuple[int, ...], stage: int, number: int) -> Iterator[Action]:
-    """Yields all forward actions of a replica of a stage, then all backward actions.
+    Args:
+        n_alive: microbatches that it keeps alive at most in `1f1b`: as many as devices follow from the stage
+            on, for each replica.
 
-    Source: Huang et al. 2019, arXiv 1811.06965.
+    Source: Huang et al. 2019, arXiv 1811.06965; PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503;
+        replicas as in PipeDream, Narayanan et al. 2019, section 3.2.
     """
-    for kind in (FORWARD, BACKWARD):
-        for microbatch in range(number, pipeline.microbatches, counts[stage]):
-            yield Action(kind, stage, microbatch)
+    microbatches = np.arange(number, pipeline.microbatches, count)
+    at, n = np.arange(len(microbatches)), len(microbatches)
+    n_warm_up = n if pipeline.name == GPIPE else min(n_alive, n)
+    turn = np.concatenate([np.where(at < n_warm_up, at, 2 * at - n_warm_up + 1), n_warm_up + 2 * at])
+    kind = np.repeat([FORWARD, BACKWARD], n)
+    actions = np.stack([kind, np.full(2 * n, stage), np.tile(microbatches, 2)])[:, np.argsort(turn)]
+    return _with_recomputation(actions, (stage,) if again else ())
 
 
-def one_f_one_b(pipeline: Pipeline, counts: tuple[int, ...], stage: int, number: int) -> Iterator[Action]:
-    """Yields forward actions of a replica until the first backward action can run, then one of each in turn.
+@lru_cache(maxsize=4096)
+def _actions_of_rank(pipeline: Pipeline, n_devices: int, rank: int, recomputed: tuple[int, ...]) -> IntArray:
+    make = interleaved if pipeline.name == INTERLEAVED else zero_bubble
+    actions = np.array(list(make(pipeline, n_devices, rank)), dtype=np.int64).T
+    return _with_recomputation(actions, recomputed)
 
-    Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503; replicas as in PipeDream, Narayanan et
-    al. 2019, section 3.2: those of a stage keep as many microbatches alive as devices follow from it on.
-    """
-    microbatches = range(number, pipeline.microbatches, counts[stage])
-    n_warm_up = -(-sum(counts[stage:]) // counts[stage])
-    for microbatch in microbatches[:n_warm_up]:
-        yield Action(FORWARD, stage, microbatch)
-    for at, microbatch in enumerate(microbatches):
-        yield Action(BACKWARD, stage, microbatch)
-        for later in microbatches[at + n_warm_up : at + n_warm_up + 1]:
-            yield Action(FORWARD, stage, later)
+
+def _with_recomputation(actions: IntArray, recomputed: tuple[int, ...]) -> IntArray:
+    """Puts a recomputation before each backward action of the stages that have one."""
+    again = (actions[0] == BACKWARD) & np.isin(actions[1], recomputed)
+    found = np.repeat(actions, 1 + again, axis=1)
+    found[0, (np.arange(len(again)) + np.cumsum(again) - 1)[again]] = RECOMPUTE
+    return found
 
 
 def interleaved(pipeline: Pipeline, n_devices: int, rank: int) -> Iterator[Action]:

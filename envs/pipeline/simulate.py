@@ -11,26 +11,31 @@ import numpy as np
 
 from envs.pipeline.agenda import agenda_of, replicas_of
 from envs.pipeline.arrays import (
+    LISTS,
     N_KINDS,
     OPTIMIZER_PHASE,
     UNSET,
     Agenda,
     PipelineArrays,
     Replicas,
+    SecondRuns,
     pipeline_arrays,
+    placed_arrays,
 )
 from envs.pipeline.chain import Chain, chain_of
+from envs.pipeline.keeper import Keeper
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
-from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
+from envs.pipeline.recompute import second_runs
 from envs.pipeline.stages import Stages
-from envs.pipeline.step import run_pipeline
+from envs.pipeline.step import FULL, run_pipeline
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from envs.simulator.all_reduce import ring_seconds
-from graphs.system.array_types import FloatArray
+from graphs.system.array_types import FloatArray, IntArray
 
 MOST_AGENDAS = 64
 """Agendas that are kept; on other devices, an agenda is made anew."""
+NO_SECOND_RUNS = SecondRuns(*np.zeros((3, 0), dtype=np.int64))
 
 
 class ActionTime(NamedTuple):
@@ -87,7 +92,7 @@ class PipelinedProblem:
     @cached_property
     def arrays(self) -> PipelineArrays:
         """The arrays that kernels read besides `Problem.arrays`."""
-        return pipeline_arrays(self.problem)
+        return pipeline_arrays(self.problem, self.chain.piece_of)
 
     @cached_property
     def chain(self) -> Chain:
@@ -111,8 +116,12 @@ class PipelinedProblem:
         return bool(most <= self.problem.cluster.memory_bytes.min())
 
     @cached_property
-    def _second_runs(self) -> SecondRuns:
+    def _second_runs(self) -> tuple[ProblemArrays, PipelineArrays, SecondRuns]:
         return second_runs(self.problem.arrays, self.arrays)
+
+    @cached_property
+    def _keeper(self) -> Keeper:
+        return Keeper(self.problem, self.arrays, self.pipeline.microbatches)
 
     @cached_property
     def _agendas(self) -> dict[tuple[object, ...], tuple[Agenda, Replicas]]:
@@ -141,34 +150,36 @@ class PipelinedProblem:
         """
         memory = self.problem.cluster.memory_bytes
         peak = np.zeros(0) if self.always_fits else np.array(memory, dtype=np.float64)
-        total_s = self._run(*self._arrays_of(stages), peak, until_s)
+        total_s = self._run(stages, peak, until_s)[0]
         total_s = total_s if total_s >= 0 else np.inf
         over_bytes = float((peak - memory).sum()) if len(peak) else 0.0
         return (over_bytes if total_s <= until_s else np.inf), total_s
 
-    def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, Stages]:
-        """Arrays and stages to simulate: the problem's, or those with what recomputed stages run again."""
-        if stages.recomputed:
-            return with_second_runs(self._second_runs, stages)
-        return self.problem.arrays, self.arrays, stages
+    def _arrays_of(self, stages: Stages) -> tuple[ProblemArrays, PipelineArrays, SecondRuns]:
+        """Arrays to simulate: the problem's, or those with second runs if a stage has them."""
+        return self._second_runs if stages.recomputed else (self.problem.arrays, self.arrays, NO_SECOND_RUNS)
 
-    def _run(
-        self, p: ProblemArrays, q: PipelineArrays, stages: Stages, peak: FloatArray, until_s: float = np.inf
-    ) -> float:
+    def _run(self, stages: Stages, peak: FloatArray, until_s: float = np.inf) -> tuple[float, IntArray]:
+        """Simulates a step; also returns the part of each device."""
         agenda, replicas = self._agenda(stages)
-        found: float = run_pipeline(
-            p,
-            q,
-            stages.device_of,
-            stages.stage_of,
-            replicas,
-            self.pipeline.splits_backward,
-            self.pipeline.microbatches,
-            agenda,
-            until_s,
-            peak,
-        )
-        return found
+        placed = placed_arrays(stages)
+        while True:
+            part_of = self._keeper.part_of(stages, replicas)
+            found: float = run_pipeline(
+                *self._arrays_of(stages),
+                placed,
+                replicas,
+                self.pipeline.splits_backward,
+                self.pipeline.microbatches,
+                agenda,
+                until_s,
+                peak,
+                self._keeper.parts,
+                part_of,
+            )
+            if found != FULL:
+                return found, part_of
+            self._keeper.make_room(part_of)
 
     def simulate(self, stages: Stages) -> PipelineTime:
         """Simulates one pipelined step.
@@ -176,23 +187,22 @@ class PipelinedProblem:
         Raises:
             PipelineError: the schedule cannot run these stages.
         """
-        p, q, stages = self._arrays_of(stages)
         peak = np.zeros(self.problem.n_devices)
-        total_s = self._run(p, q, stages, peak)
+        total_s, part_of = self._run(stages, peak)
         agenda, replicas = self._agenda(stages)
         if total_s < 0:
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 "other; place each backward op where the forward ops are that it belongs to"
             )
-        busy_s = self._busy_s(p, q, stages, replicas)
+        busy_s = self._busy_s(stages, replicas, part_of)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
             busy_s=busy_s,
             bubble_share=1 - float(busy_s.sum()) / whole_s if whole_s else 0.0,
             peak_bytes=peak,
-            fits=bool((peak <= p.memory).all()),
+            fits=bool((peak <= self.problem.cluster.memory_bytes).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
             actions=tuple(_action_times(agenda, replicas)),
         )
@@ -226,17 +236,19 @@ class PipelinedProblem:
             found[head] = ring_seconds(self.problem, ring, sizes[head : head + 1])[0]
         return found
 
-    def _busy_s(self, p: ProblemArrays, q: PipelineArrays, stages: Stages, replicas: Replicas) -> FloatArray:
+    def _busy_s(self, stages: Stages, replicas: Replicas, part_of: IntArray) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
         found = np.zeros(self.problem.n_devices)
-        is_update = q.phase == OPTIMIZER_PHASE
-        for device, (head, number, count) in enumerate(zip(*replicas[2:5], strict=True)):
+        (p, q, _), parts = self._arrays_of(stages), self._keeper.parts
+        for device, (number, count) in enumerate(zip(*replicas[3:5], strict=True)):
+            lists, after = parts.begin[part_of[device] : part_of[device] + 2, LISTS]
+            runs = np.zeros(len(q.phase), dtype=bool)
+            runs[parts.op[parts.op_ptr[lists] : parts.op_ptr[after - 1]]] = True
             n_run = len(range(number, self.pipeline.microbatches, count))
-            here = stages.device_of == head
-            sums = here[p.producer] & (q.is_gradient > 0)
+            is_update, sums = q.phase == OPTIMIZER_PHASE, runs[p.producer] & (q.is_gradient > 0)
             found[device] = (
-                n_run * p.op_seconds[here & ~is_update, device].sum()
-                + p.op_seconds[here & is_update, device].sum()
+                n_run * p.op_seconds[runs & ~is_update, device].sum()
+                + p.op_seconds[runs & is_update, device].sum()
                 + (n_run - 1) * q.accumulate_s[sums, device].sum()
             )
         return found

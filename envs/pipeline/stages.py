@@ -27,6 +27,8 @@ class Stages:
         devices: first device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
         replicas: all devices of each stage, the first one first; empty = one each.
+        pieces: those of the graph's chain that each stage takes, as bytes if they are in another order than
+            that of the program; empty = not known.
     """
 
     device_of: IntArray
@@ -34,6 +36,7 @@ class Stages:
     devices: IntArray
     recomputed: tuple[int, ...] = ()
     replicas: tuple[tuple[int, ...], ...] = ()
+    pieces: tuple[range | bytes, ...] = ()
 
     @property
     def ranks(self) -> IntArray:

@@ -13,24 +13,29 @@ import numpy as np
 
 from envs.pipeline.arrays import (
     ALL_REDUCE,
-    FIRST,
-    LATER,
+    LISTS,
+    N_KINDS,
+    RECEIVE,
     RECEIVE_ONCE,
+    RECEIVE_SHARED,
     RECEIVE_SUM,
+    ROWS,
     RUN,
     SEND,
+    SLOTS,
     UNSET,
+    Links,
     Tables,
 )
-from envs.pipeline.layout import make_layout
+from envs.pipeline.layout import list_number, number_stages
 from envs.pipeline.memory import pipeline_memory
-from envs.pipeline.programs import make_programs
+from envs.pipeline.programs import make_parts
 from envs.problem_arrays import ISSUE_S, NEXT_ISSUE_S, TRANSFER_GAP_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
-STUCK = -1.0
-"""The step time where devices wait for each other."""
+STUCK, FULL = -1.0, -2.0
+"""In place of a step time: devices wait for each other; there is no room for the parts."""
 
 
 class Clocks(NamedTuple):
@@ -44,49 +49,109 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, agenda, until_s, peak):
+def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, until_s, peak, parts, part_of):
     """Simulates a pipelined step.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, the first one of its stage, int64 (n_ops,).
-        stage_of: stage of each forward and backward op, int64 (n_ops,).
+        runs: `SecondRuns`.
+        placed: `PlacedStages`.
         replicas: `Replicas`.
         splits: whether the gradients of weights are computed in actions of their own, bool.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
         until_s: longest step whose memory is found, seconds.
         peak: bytes, (n_devices,); raised to the most that each device holds; (0,) where nobody asks.
+        parts: `Parts`; written.
+        part_of: part of each device; new ones have the next numbers, int64 (n_devices,).
 
     Returns:
-        Step time in seconds, `STUCK` where devices wait for each other.
+        Step time in seconds, `STUCK` where devices wait for each other, `FULL` where `parts` has no room.
     """
-    layout = make_layout(p, q, device_of, stage_of, replicas, splits)
-    total_s, tables = run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda)
+    local, n_stages = number_stages(replicas, len(p.memory))
+    if not make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
+        return FULL
+    links = link(p, q, placed.device_of, replicas, local, n_stages, parts, part_of)
+    total_s, tables = run_programs(p, links, parts, replicas, n_microbatches, agenda)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, device_of, replicas, agenda, layout, tables, peak)
+        pipeline_memory(p, q, runs, placed.device_of, replicas, agenda, parts, links, tables, peak)
     return total_s
 
 
 @kernel(allocates=True)
-def run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda):
+def link(p, q, device_of, replicas, local, n_stages, parts, part_of):
+    """Links the parts of all devices.
+
+    Args:
+        p: `ProblemArrays`.
+        q: `PipelineArrays`.
+        device_of: device of each op, int64 (n_first_ops,).
+        replicas: `Replicas`.
+        local: which stage of its device each one is, int64 (n_stages,).
+        n_stages: stages of each device, int64 (n_devices,).
+        parts: `Parts`.
+        part_of: part of each device, int64 (n_devices,).
+
+    Returns:
+        `Links`.
+    """
+    n_devices, n_in_stages = len(part_of), len(replicas.stage) * N_KINDS
+    list_of, sizes = np.empty(n_in_stages + n_devices, np.int64), np.zeros((2, n_devices + 1), np.int64)
+    for device in range(n_devices):
+        part = part_of[device]
+        list_of[n_in_stages + device] = parts.begin[part, LISTS] + N_KINDS * n_stages[device]
+        n_rows = parts.begin[part + 1, ROWS] - parts.begin[part, ROWS]
+        sizes[0, device + 1] = sizes[0, device] + n_rows * (replicas.head[device] == device)
+        sizes[1, device + 1] = sizes[1, device] + parts.begin[part + 1, SLOTS] - parts.begin[part, SLOTS]
+    for action in range(n_in_stages):
+        replica, kind = divmod(action, N_KINDS)
+        device = replicas.device[replica]
+        number = list_number(n_stages[device], local[replicas.stage[replica]], kind)
+        list_of[action] = parts.begin[part_of[device], LISTS] + number
+    row, slot, n_slots = sizes[0][replicas.head], sizes[1], sizes[1, -1]
+    row_of, numbers = np.full(2 * len(p.producer), -1, np.int32), np.empty((2, n_slots), np.int32)
+    wire = np.empty(sizes[0, -1], np.int32)
+    for device in range(n_devices):
+        if replicas.head[device] == device:
+            first = parts.begin[part_of[device], ROWS]
+            for at in range(sizes[0, device], sizes[0, device + 1]):
+                wire[at] = parts.row_wire[first + at - sizes[0, device]]
+                row_of[wire[at]] = at
+    code, seconds = np.empty(n_slots, np.int8), np.empty(n_slots)
+    for device in range(n_devices):
+        first = parts.begin[part_of[device], SLOTS]
+        for at in range(slot[device], slot[device + 1]):
+            tensor, is_sum = divmod(parts.slot_wire[first + at - slot[device]], 2)
+            source = device_of[p.producer[tensor]]
+            numbers[0, at], numbers[1, at] = row_of[2 * tensor + is_sum], source
+            once, shared = q.is_parameter[p.producer[tensor]], replicas.n_replicas[source] > 1
+            several = RECEIVE_SUM if is_sum else RECEIVE_SHARED
+            code[at] = RECEIVE_ONCE if once else several if shared else RECEIVE
+            seconds[at] = (p.size[tensor] + p.n_half[source, device]) / p.bandwidth[source, device]
+    return Links(part_of, list_of, row, slot, row_of, wire, numbers[0], numbers[1], code, seconds)
+
+
+@kernel(allocates=True)
+def run_programs(p, links, parts, replicas, n_microbatches, agenda):
     """Runs the programs of all devices.
 
     Args:
-        p, q, device_of, replicas, n_microbatches: as of `run_pipeline`.
-        layout: `ActionLayout`; `slot_of` is written.
+        p: `ProblemArrays`.
+        links: `Links`.
+        parts: `Parts`.
+        replicas: `Replicas`.
+        n_microbatches: int.
         agenda: `Agenda`; the times are written.
 
     Returns:
         Step time in seconds, or `STUCK`, and `Tables`.
     """
-    n_devices = len(p.memory)
-    programs, n_slots = make_programs(p, q, device_of, layout, replicas, n_microbatches)
-    ready_s = np.full((len(layout.slot_of), n_microbatches), UNSET)
-    for tensor in range(len(p.producer)):
-        if p.is_source[p.producer[tensor]] and layout.row_of[tensor] >= 0:
-            ready_s[layout.row_of[tensor]] = 0.0
+    n_devices, n_slots = len(p.memory), len(links.seconds)
+    ready_s = np.full((len(links.wire), n_microbatches), UNSET)
+    for row in range(len(links.wire)):
+        if p.is_source[p.producer[links.wire[row] // 2]]:
+            ready_s[row] = 0.0
     sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
     of_entries, issuer = np.empty((2, len(agenda.action))), np.empty(arrival_s.shape, np.int32)
     reduced_s = np.full(n_devices, UNSET)
@@ -103,19 +168,20 @@ def run_programs(p, q, device_of, layout, replicas, n_microbatches, agenda):
     while moved and left:
         moved, left = False, 0
         for device in range(n_devices):
-            moved |= advance_device(p, agenda, programs, replicas, device, clocks, free, tables)
+            moved |= advance_device(p, agenda, links, parts, replicas, device, clocks, free, tables)
             left += clocks.entry[device] < agenda.ptr[device + 1]
     return STUCK if left else clocks.end_s.max(), tables
 
 
 @kernel
-def advance_device(p, agenda, programs, replicas, device, clocks, free, tables):
+def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the times are written.
-        programs: `ActionSteps`.
+        links: `Links`.
+        parts: `Parts`.
         replicas: `Replicas`.
         device: index, int.
         clocks: `Clocks`; written.
@@ -129,17 +195,19 @@ def advance_device(p, agenda, programs, replicas, device, clocks, free, tables):
     last = tables.ready_s.shape[1] - 1
     while clocks.entry[device] < agenda.ptr[device + 1]:
         entry = clocks.entry[device]
-        action, microbatch = agenda.action[entry], agenda.microbatch[entry]
-        at = min(microbatch, last)
-        if clocks.step[device] < 0:
-            clocks.step[device] = programs.ptr[action]
+        each, at = links.list_of[agenda.action[entry]], min(agenda.microbatch[entry], last)
+        step = clocks.step[device]
+        if step < 0:
+            step = parts.step_ptr[each]
             agenda.start_s[entry] = UNSET
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
-        while clocks.step[device] < programs.ptr[action + 1]:
-            step = clocks.step[device]
-            if not take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, free, tables):
+        while step < parts.step_ptr[each + 1]:
+            if not take_step(
+                p, agenda, links, parts, replicas, device, entry, step, at, clocks, free, tables
+            ):
+                clocks.step[device] = step
                 return moved
-            clocks.step[device] = step + 1
+            step += 1
             moved = True
         agenda.end_s[entry] = clocks.end_s[device]
         if agenda.start_s[entry] == UNSET:
@@ -151,13 +219,14 @@ def advance_device(p, agenda, programs, replicas, device, clocks, free, tables):
 
 
 @kernel(inline=True)
-def take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, links, parts, replicas, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
 
     Args:
         p: `ProblemArrays`.
         agenda: `Agenda`; the start of the entry is written.
-        programs: `ActionSteps`.
+        links: `Links`.
+        parts: `Parts`.
         replicas: `Replicas`.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
@@ -166,49 +235,50 @@ def take_step(p, agenda, programs, replicas, device, entry, step, at, clocks, fr
     Returns:
         Whether the step could be taken, bool; if not, its tensor is not made yet.
     """
-    code, row = programs.code[step], programs.row[step]
-    column = agenda.column[entry]
+    code, column = parts.code[step], agenda.column[entry]
     if code == RUN:
         start = clocks.free_s[device]
-        end = start + programs.seconds[step, column]
+        end = start + parts.seconds[step, column]
         if p.detailed is not None:
-            least = clocks.host_s[device] + programs.issue_s[step, column]
+            least = clocks.host_s[device] + parts.issue_s[step, column]
             if least > end:
                 start += least - end
                 end = least
-            clocks.host_s[device] += programs.issued[step, column] * p.gaps[NEXT_ISSUE_S]
+            clocks.host_s[device] += parts.issued[step, column] * p.gaps[NEXT_ISSUE_S]
         if agenda.start_s[entry] == UNSET:
             agenda.start_s[entry] = start
         clocks.free_s[device] = end
-        clocks.end_s[device] = max(clocks.end_s[device], end - programs.rest_s[step, column])
+        clocks.end_s[device] = max(clocks.end_s[device], end - parts.rest_s[step, column])
         return True
     if code == SEND:
-        tables.ready_s[row, at] = clocks.free_s[device] - programs.rest_s[step, column]
+        row = links.row[device] + parts.number[step]
+        tables.ready_s[row, at] = clocks.free_s[device] - parts.rest_s[step, column]
         return True
     if code == ALL_REDUCE:
         return all_reduce(agenda, replicas, device, clocks, tables)
-    slot = programs.slot[step]
+    slot = links.slot[device] + parts.number[step]
+    code = links.code[slot]
     if code == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:
-        source, seconds = programs.source[step], programs.seconds[step, FIRST]
-        start = tables.reduced_s[source] if code == RECEIVE_SUM else tables.ready_s[row, at]
+        source, seconds = links.source[slot], links.seconds[slot]
+        start = tables.reduced_s[source] if code == RECEIVE_SUM else tables.ready_s[links.row_from[slot], at]
         if start == UNSET:
             return False
-        if code > SEND:
+        if code > RECEIVE_ONCE:
             source = replicas.member[source, at % replicas.n_replicas[source]]
-            size = programs.seconds[step, LATER] + p.n_half[source, device]
+            size = p.size[links.wire[links.row_from[slot]] // 2] + p.n_half[source, device]
             seconds = size / p.bandwidth[source, device]
-        link = p.link[source, device]
-        if link >= 0:
-            start = max(start, free[link])
+        clock = p.link[source, device]
+        if clock >= 0:
+            start = max(start, free[clock])
         if p.detailed is not None:
             start = max(start, clocks.host_s[device] + p.gaps[ISSUE_S])
             clocks.host_s[device] += p.gaps[NEXT_ISSUE_S]
             tables.issuer[slot, at] = entry
         end = start + seconds
-        if link >= 0:
-            free[link] = end + p.gaps[TRANSFER_GAP_S]
+        if clock >= 0:
+            free[clock] = end + p.gaps[TRANSFER_GAP_S]
         tables.sent_s[slot, at] = end
         tables.arrival_s[slot, at] = end + p.latency[source, device]
     clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
@@ -230,6 +300,8 @@ def all_reduce(agenda, replicas, device, clocks, tables):
         Whether the gradients are reduced, bool.
     """
     head = replicas.head[device]
+    if replicas.reduce_s[head] < 0.0:
+        return True
     if tables.reduced_s[head] == UNSET:
         start = 0.0
         for number in range(replicas.n_replicas[head]):

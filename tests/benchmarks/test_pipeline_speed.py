@@ -15,6 +15,7 @@ from agent.pipelines.search import PipelineSearch
 from agent.placers.base import Budget
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from graphs.dataset import load_family
@@ -39,7 +40,7 @@ def repeated(call: Callable[[], object]) -> Callable[[], None]:
     return calls
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert", "inception", "ptb", "cifar10"])
+@pytest.mark.parametrize("family", ["gpt", "bert", "inception", "llama", "ptb", "cifar10"])
 def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> None:
     graph = max(load_family(family), key=lambda each: each.n_ops)
     problem = Problem(graph, v100s(4, "program", "pair"))
@@ -64,7 +65,7 @@ def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> N
 
 @pytest.mark.parametrize(
     ("n_ops", "n_devices", "microbatches"),
-    [(1_500, 4, 64), (4_000, 8, 64), (8_000, 8, 64), (50_000, 64, 256)],
+    [(1_500, 4, 64), (8_000, 4, 8), (4_000, 8, 64), (8_000, 8, 64), (50_000, 64, 256)],
 )
 def test_plans_with_a_moved_cut(
     stopwatch: Stopwatch, record: Record, n_ops: int, n_devices: int, microbatches: int
@@ -82,15 +83,31 @@ def test_plans_with_a_moved_cut(
             for _ in range(20)
         ]
 
-        def score(search: PipelineSearch = search, cuts: list = cuts) -> None:  # type: ignore[type-arg]
-            search._scores.clear()
-            for moved in cuts:
-                if moved is not None:
-                    search.score_cuts(moved)
+        plans = [search.stages(each) for each in (start, *cuts) if each is not None]
+
+        def score(search: PipelineSearch = search, plans: list[Stages] = plans) -> None:
+            search.pipelined._keeper._forget()
+            for plan in plans:
+                search.pipelined.score(plan)
 
         score()
         times.append(score)
-    n = len(cuts)
+
+    def anew() -> None:
+        for plan in plans:
+            search.pipelined.score(replace(plan, pieces=()))
+
+    n = len(plans)
+    record(
+        Figure(
+            "The same without memory",
+            f"{n_ops:,} ops, {n_devices} devices, {microbatches} microbatches",
+            n / seconds_of(times[1], rounds=5, timer=time.process_time),
+            "evaluations/s",
+            n / seconds_of(anew, rounds=5, timer=time.process_time),
+            "each plan simulated anew",
+        )
+    )
     record(
         Figure(
             "Plans with a moved cut, 1f1b, one core, step time and memory",

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from envs.cluster.presets import get_cluster
-from envs.pipeline.agenda import replicas_of
+from envs.pipeline.arrays import LISTS
 from envs.pipeline.chain import chain_of
-from envs.pipeline.layout import make_layout
+from envs.pipeline.layout import list_number
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import device_actions
+from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from envs.runtime.backends.device_process import DeviceHost
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.cut_pipeline import N_KINDS, action_kinds, cut_pipeline
+from envs.runtime.cut_pipeline import action_kinds, cut_pipeline
 from envs.runtime.device_program import ExecutionError, Send
 from envs.runtime.pipeline_runner import PipelineRunner
 from graphs.capture.capture import capture_step
@@ -218,20 +218,26 @@ def test_a_parameter_is_sent_once_and_activations_once_for_each_microbatch() -> 
     assert sent[1, False] % M == 0
 
 
+def ops_of(pipelined: PipelinedProblem, stages: Stages, device: int, number: int) -> list[int]:
+    """The ops that the simulator has in a list of a device."""
+    _, part_of = pipelined._run(stages, np.zeros(0))
+    parts = pipelined._keeper.parts
+    each = parts.begin[part_of[device], LISTS] + number
+    ops: list[int] = parts.op[parts.op_ptr[each] : parts.op_ptr[each + 1]].tolist()
+    return ops
+
+
 @pytest.mark.parametrize("make_model", [transformer, u_net, bag])
 def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> None:
     _, _, captured = model(make_model)
     for schedule in ("1f1b", "zero-bubble"):
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
         stages = random_stages(captured, 3, 1, 1)
-        p, q, splits = pipelined.problem.arrays, pipelined.arrays, pipelined.pipeline.splits_backward
-        layout = make_layout(p, q, stages.device_of, stages.stage_of, replicas_of(stages, 4), splits)
-        sizes, found = np.diff(layout.ptr), np.full(captured.graph.n_ops, -1)
-        found[layout.ops[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)
-        in_stage = stages.stage_of >= 0
         kinds = action_kinds(captured.graph, stages, pipelined.pipeline)
-        expected = stages.stage_of * N_KINDS + kinds
-        assert found[in_stage].tolist() == expected[in_stage].tolist()
+        for stage, device in enumerate(stages.devices.tolist()):
+            for kind in (FORWARD, BACKWARD, WEIGHT):
+                expected = np.flatnonzero((stages.stage_of == stage) & (kinds == kind))
+                assert ops_of(pipelined, stages, device, list_number(1, 0, kind)) == expected.tolist()
 
 
 def test_action_times_are_those_of_the_schedule(processes: DeviceProcesses) -> None:

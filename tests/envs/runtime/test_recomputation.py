@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from agent import Pipeline, place
 from envs.cluster.presets import get_cluster
-from envs.pipeline.recompute import with_second_runs
+from envs.pipeline.layout import list_number
+from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
@@ -34,6 +35,7 @@ from tests.envs.runtime.test_pipelines import (
     M,
     assert_trains_as_plain,
     model,
+    ops_of,
     runner_of,
     transformer,
     u_net,
@@ -92,15 +94,15 @@ def test_the_ops_that_run_again_are_those_of_the_simulator(make_model: Any) -> N
     _, _, captured = model(make_model)
     graph, stages = captured.graph, replace(random_stages(captured, 3, 1, 1), recomputed=(0, 2))
     pipelined = PipelinedProblem(Problem(graph, get_cluster("4xv100")), Pipeline("1f1b", M))
-    _, _, again = with_second_runs(pipelined._second_runs, stages)
-    first = pipelined._second_runs.first[graph.n_ops :]
+    _, _, runs = pipelined._second_runs
     place_of = stages.stage_of * N_KINDS + action_kinds(graph, stages, pipelined.pipeline)
     parts = cut(captured, np.where(stages.stage_of < 0, 3 * N_KINDS, place_of), 3 * N_KINDS + 1)
     for stage in stages.recomputed:
         _run_again(parts, stage * N_KINDS)
         calls = parts[stage * N_KINDS + 3].instructions
         ran = sorted(each.op for each in calls if isinstance(each, Call) and each.op >= 0)
-        assert ran == first[again.stage_of[graph.n_ops :] == stage].tolist() != []
+        again = ops_of(pipelined, stages, int(stages.devices[stage]), list_number(1, 0, RECOMPUTE))
+        assert ran == runs.first[again].tolist() != []
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -1,0 +1,60 @@
+"""The parts of devices, kept by all that they depend on: a move of a search changes few of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.pipeline.arrays import PipelineArrays, Replicas
+from envs.pipeline.programs import new_parts
+from envs.pipeline.stages import Stages
+from envs.problem import Problem
+from graphs.system.array_types import IntArray
+
+N_KEPT = 8
+"""Ops that are kept at first, in multiples of those of the graph."""
+LEAST_PLACES = 262_144
+
+
+class Keeper:
+    """The parts of a problem's devices in the steps that were simulated.
+
+    Attributes:
+        parts: `Parts`; the kernels add to them.
+    """
+
+    def __init__(self, problem: Problem, arrays: PipelineArrays, microbatches: int) -> None:
+        self._graph, self._microbatches = problem.graph, microbatches
+        times = np.vstack([problem.op_seconds, arrays.accumulate_s]).T
+        kinds: dict[bytes, int] = {}
+        self._kind_of = [kinds.setdefault(each.tobytes(), len(kinds)) for each in times]
+        self._known: dict[tuple[object, ...], int] = {}
+        self._make(max(LEAST_PLACES, N_KEPT * problem.graph.n_ops))
+
+    def _make(self, n_places: int) -> None:
+        self.parts = new_parts(n_places, 2 * self._graph.n_ops, 2 * self._graph.n_tensors)
+
+    def part_of(self, stages: Stages, replicas: Replicas) -> IntArray:
+        """Finds the part of each device, int64 (n_devices,); those not made yet have the next numbers."""
+        if not stages.pieces:
+            self._forget()
+        own: list[list[tuple[object, bool]]] = [[] for _ in self._kind_of]
+        for stage, head in enumerate(stages.devices.tolist()):
+            own[head].append((stages.pieces[stage] if stages.pieces else stage, stage in stages.recomputed))
+        numbers = zip(*(each.tolist() for each in replicas[2:5]), strict=True)
+        found, last = [], self._microbatches - 1
+        for kind, (head, number, count) in zip(self._kind_of, numbers, strict=True):
+            key = (kind, *divmod(last - number, count), *own[head])
+            found.append(self._known.setdefault(key, len(self._known)))
+        return np.array(found, dtype=np.int64)
+
+    def make_room(self, part_of: IntArray) -> None:
+        """Forgets all parts, which have no room for those of a step; makes room if there are no others."""
+        if len(np.unique(part_of)) == len(self._known):
+            self._make(2 * len(self.parts.code))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self.parts.n[0] = 0
+        for scratch in (self.parts.place_of, self.parts.readers, self.parts.marks):
+            scratch[:] = -1

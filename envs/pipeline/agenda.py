@@ -8,11 +8,12 @@ from functools import lru_cache
 import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, UNSET, Agenda, Replicas
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
-from envs.pipeline.schedules import device_actions
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, Pipeline, PipelineError
+from envs.pipeline.schedules import Action, device_actions, is_order
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
+from graphs.system.errors import shortened
 
 
 def replicas_of(stages: Stages, n_devices: int) -> Replicas:
@@ -44,7 +45,7 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
     counts = tuple(len(each) for each in stages.replicas)
     devices = replicas.device if counts else stages.ranks
-    ranks = _entries(pipeline, len(stages.ranks), stages.recomputed, counts)
+    ranks = _entries(pipeline, len(stages.ranks), stages.recomputed, counts, stages.actions)
     of_device = dict(zip(devices.tolist(), ranks, strict=True))
     first_update, none = len(replicas.stage) * N_KINDS, np.zeros((3, 0), dtype=np.int64)
     parts = []
@@ -58,19 +59,28 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
 
 @lru_cache(maxsize=256)
 def _entries(
-    pipeline: Pipeline, n_ranks: int, recomputed: tuple[int, ...], counts: tuple[int, ...]
+    pipeline: Pipeline,
+    n_ranks: int,
+    recomputed: tuple[int, ...],
+    counts: tuple[int, ...],
+    given: tuple[str, ...],
 ) -> list[IntArray]:
     """Entries of each rank's agenda without its updates: action, microbatch and column, (3, n) each."""
     numbers = [(number, count) for count in counts for number in range(count)] or [(0, 1)] * n_ranks
     first = np.cumsum([0, *(counts or (1,) * n_ranks * pipeline.stages_per_device)])
+    orders = device_actions(pipeline, n_ranks, recomputed, counts, given)
     found = []
-    for (number, count), actions in zip(
-        numbers, device_actions(pipeline, n_ranks, recomputed, counts), strict=True
-    ):
-        kind, stage, microbatch = np.array(actions).T
+    for (number, count), actions in zip(numbers, orders, strict=True):
+        kind, stage, microbatch = _columns(actions)
         column = np.where(microbatch < count, FIRST, LATER)
         found.append(np.stack([(first[stage] + number) * N_KINDS + kind, microbatch, column]))
     return found
+
+
+@lru_cache(maxsize=1024)
+def _columns(actions: tuple[Action, ...]) -> IntArray:
+    """Returns kinds, stages and microbatches, (3, n)."""
+    return np.array(actions).T
 
 
 def check_no_replicas(stages: Stages) -> None:
@@ -94,6 +104,8 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
     """
     if stages.replicas:
         _check_replicas(pipeline, stages, names)
+    if stages.actions:
+        _check_actions(pipeline, stages)
     n_each = pipeline.stages_per_device
     expected = np.tile(stages.ranks, n_each)
     if len(stages.devices) == len(expected) and (stages.devices == expected).all():
@@ -105,6 +117,25 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
         else f"schedule '{pipeline.schedule}' has one stage on each device"
     )
     raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
+
+
+def _check_actions(pipeline: Pipeline, stages: Stages) -> None:
+    """Checks that the order that stages have of their own suits the schedule, and is one."""
+    if pipeline.name != SEARCHED:
+        raise PipelineError(
+            f"the placement has an order of actions, which schedule '{pipeline.schedule}' does not take; use "
+            f"'{SEARCHED}'"
+        )
+    if len(stages.actions) != len(stages.devices):
+        raise PipelineError(
+            f"{len(stages.actions)} orders of actions for {len(stages.devices)} stages; give each stage one"
+        )
+    for stage, word in enumerate(stages.actions):
+        if not is_order(word, pipeline.microbatches):
+            raise PipelineError(
+                f"stage {stage} has actions '{shortened(word)}'; give {pipeline.microbatches} of F and of B, "
+                "or of F, I and W, each F before its B or I, and each I before its W"
+            )
 
 
 def _check_replicas(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:

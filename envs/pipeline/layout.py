@@ -34,7 +34,7 @@ def make_layout(p, q, device_of, stage_of, replicas, splits):
         device_of: device of each op, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,).
         replicas: `Replicas`.
-        splits: whether the gradients of weights are computed in actions of their own, bool.
+        splits: whether each stage computes gradients of weights in actions of their own, bool (n_stages,).
 
     Returns:
         `ActionLayout`; no slot is set.
@@ -85,7 +85,8 @@ def find_lists(p, q, device_of, stage_of, n_stages, splits, list_of):
         device_of: device of each op, int64 (n_ops,).
         stage_of: stage of each op, int64 (n_ops,).
         n_stages: int.
-        splits: whether the backward pass is split into what other stages wait for, and the rest, bool.
+        splits: whether each stage splits its backward pass into what others wait for and the rest, bool
+            (n_stages,).
         list_of: list of each op, -1 for sources and unplaced ops, int64 (n_ops,); written.
     """
     for op in range(len(device_of) - 1, -1, -1):
@@ -95,7 +96,7 @@ def find_lists(p, q, device_of, stage_of, n_stages, splits, list_of):
         elif phase == OPTIMIZER_PHASE:
             list_of[op] = n_stages * N_KINDS + device_of[op]
         elif phase == BACKWARD_PHASE:
-            waited = not splits or is_waited_for(p, q, stage_of, list_of, op)
+            waited = not splits[stage_of[op]] or is_waited_for(p, q, stage_of, list_of, op)
             list_of[op] = stage_of[op] * N_KINDS + (BACKWARD if waited else WEIGHT)
         else:
             list_of[op] = stage_of[op] * N_KINDS + (RECOMPUTE if phase == RECOMPUTED_PHASE else FORWARD)

@@ -22,6 +22,7 @@ from envs.pipeline.arrays import (
 from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.recompute import SecondRuns, second_runs, with_second_runs
+from envs.pipeline.schedules import splits_of
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import run_pipeline
 from envs.problem import Problem
@@ -162,7 +163,7 @@ class PipelinedProblem:
             stages.device_of,
             stages.stage_of,
             replicas,
-            self.pipeline.splits_backward,
+            np.array(splits_of(self.pipeline, len(stages.devices), stages.actions)),
             self.pipeline.microbatches,
             agenda,
             until_s,
@@ -203,7 +204,7 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas)
+        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas, stages.actions)
         if key not in self._agendas:
             if len(self._agendas) == MOST_AGENDAS:
                 self._agendas.clear()

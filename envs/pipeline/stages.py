@@ -27,6 +27,7 @@ class Stages:
         devices: first device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
         replicas: all devices of each stage, the first one first; empty = one each.
+        actions: letters of the actions of each stage in its order, for `searched`; empty = no such order.
     """
 
     device_of: IntArray
@@ -34,6 +35,7 @@ class Stages:
     devices: IntArray
     recomputed: tuple[int, ...] = ()
     replicas: tuple[tuple[int, ...], ...] = ()
+    actions: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> IntArray:
@@ -46,11 +48,11 @@ class Stages:
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
         several = {stage: devices for stage, devices in enumerate(self.replicas) if len(devices) > 1}
-        return Placement(self.device_of, self.stage_of, self.recomputed, several)
+        return Placement(self.device_of, self.stage_of, self.recomputed, several, self.actions)
 
 
 def stages_of(problem: Problem, placement: Placement) -> Stages:
-    """Cuts a placement into stages, with their replicas and recomputation.
+    """Cuts a placement into stages, with their replicas, recomputation and actions.
 
     Raises:
         PipelineError: as of `cut_into_stages`, or a stage does not exist, or its devices are not its own.
@@ -64,7 +66,7 @@ def stages_of(problem: Problem, placement: Placement) -> Stages:
         _check_devices_of(problem, stages, stage, devices)
     each = [placement.replicas.get(stage, (device,)) for stage, device in enumerate(stages.devices.tolist())]
     replicas = tuple(each) if placement.replicas else ()
-    return replace(stages, recomputed=placement.recompute, replicas=replicas)
+    return replace(stages, recomputed=placement.recompute, replicas=replicas, actions=placement.actions)
 
 
 def _check_devices_of(problem: Problem, stages: Stages, stage: int, devices: tuple[int, ...]) -> None:

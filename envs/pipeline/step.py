@@ -53,7 +53,7 @@ def run_pipeline(p, q, device_of, stage_of, replicas, splits, n_microbatches, ag
         device_of: device of each op, the first one of its stage, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,).
         replicas: `Replicas`.
-        splits: whether the gradients of weights are computed in actions of their own, bool.
+        splits: whether each stage computes gradients of weights in actions of their own, bool (n_stages,).
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
         until_s: longest step whose memory is found, seconds.

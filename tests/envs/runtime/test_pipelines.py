@@ -224,7 +224,11 @@ def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> 
     for schedule in ("1f1b", "zero-bubble"):
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
         stages = random_stages(captured, 3, 1, 1)
-        p, q, splits = pipelined.problem.arrays, pipelined.arrays, pipelined.pipeline.splits_backward
+        p, q, splits = (
+            pipelined.problem.arrays,
+            pipelined.arrays,
+            np.full(3, pipelined.pipeline.splits_backward),
+        )
         layout = make_layout(p, q, stages.device_of, stages.stage_of, replicas_of(stages, 4), splits)
         sizes, found = np.diff(layout.ptr), np.full(captured.graph.n_ops, -1)
         found[layout.ops[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)

@@ -24,11 +24,11 @@ from envs.pipeline.pipeline import INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBB
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 
-FAMILIES = ("moe", "llama", "unet", "dit", "conformer", "mixer")
+FAMILIES = ("moe", "unet", "dit", "conformer")
 USED = ("2 A100 + 2 V100", "4 A100 + 4 T4", "4 V100, 10 Gb/s")
 """Clusters of `CLUSTERS` that captured graphs are placed on."""
 PROFILED, PROFILE_DEVICES = "profiles, half at half speed", 4
-PROFILES_USED = ("gnmt", "vgg16", "resnet50", "resnext50", "inception_v3", "resnet101")
+PROFILES_USED = ("gnmt", "vgg16", "resnet50", "resnext50")
 COUNTS = (4, 8, 16, 32)
 LEVELS = (1.0, 1.25, 2.0)
 """Memory limits of the same split, in peaks of `1f1b` on each device."""

@@ -182,9 +182,11 @@ class PipelinedProblem:
         total_s = self._run(p, q, stages, peak)
         agenda, replicas = self._agenda(stages)
         if total_s < 0:
+            better = "place each backward op where the forward ops are that it belongs to"
+            better = "give its stages other actions" if stages.actions else better
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
-                "other; place each backward op where the forward ops are that it belongs to"
+                f"other; {better}"
             )
         busy_s = self._busy_s(p, q, stages, replicas)
         whole_s = len(busy_s) * total_s

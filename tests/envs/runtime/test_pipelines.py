@@ -21,7 +21,7 @@ from envs.pipeline.agenda import replicas_of
 from envs.pipeline.chain import chain_of
 from envs.pipeline.layout import make_layout
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import device_actions
+from envs.pipeline.schedules import device_actions, splits_of
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
@@ -112,11 +112,12 @@ def runner_of(
     devices: Any,
     seed: int = 0,
     recomputed: tuple[int, ...] = (),
+    actions: tuple[str, ...] = (),
 ) -> PipelineRunner:
     module, _, captured = model(make_model)
     pipeline = Pipeline(schedule, M)
     stages = random_stages(captured, n_ranks, pipeline.stages_per_device, seed)
-    stages = replace(stages, recomputed=recomputed)
+    stages = replace(stages, recomputed=recomputed, actions=actions)
     return PipelineRunner(captured, stages, pipeline, module, devices, options={"lr": 0.1})
 
 
@@ -218,17 +219,21 @@ def test_a_parameter_is_sent_once_and_activations_once_for_each_microbatch() -> 
     assert sent[1, False] % M == 0
 
 
+def test_an_order_of_its_own_trains_as_plain(processes: DeviceProcesses) -> None:
+    actions = ("FFFFBBBB", "FFIWFIIFIWWW", "FFIFIIFIWWWW")
+    runner = runner_of(transformer, "searched", 3, processes, recomputed=(1,), actions=actions)
+    assert_trains_as_plain(runner, transformer)
+
+
 @pytest.mark.parametrize("make_model", [transformer, u_net, bag])
 def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> None:
     _, _, captured = model(make_model)
-    for schedule in ("1f1b", "zero-bubble"):
+    mixed = ("FFFFBBBB", "FFFFIIIIWWWW", "FBFBFBFB")
+    for schedule, actions in (("1f1b", ()), ("zero-bubble", ()), ("searched", mixed)):
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
-        stages = random_stages(captured, 3, 1, 1)
-        p, q, splits = (
-            pipelined.problem.arrays,
-            pipelined.arrays,
-            np.full(3, pipelined.pipeline.splits_backward),
-        )
+        stages = replace(random_stages(captured, 3, 1, 1), actions=actions)
+        p, q = pipelined.problem.arrays, pipelined.arrays
+        splits = np.array(splits_of(pipelined.pipeline, 3, actions))
         layout = make_layout(p, q, stages.device_of, stages.stage_of, replicas_of(stages, 4), splits)
         sizes, found = np.diff(layout.ptr), np.full(captured.graph.n_ops, -1)
         found[layout.ops[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)

@@ -77,7 +77,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
     pipeline: str = option(
         "",
         f"place a pipeline of microbatches: {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V (V stages on each "
-        f"device), {ZERO_BUBBLE} or {SEARCHED} (the order is searched); auto: the one with the shortest step; "
+        f"device), {ZERO_BUBBLE} or {SEARCHED} (searches the order); auto: the one with the shortest step; "
         "each graph is the step of one microbatch",
         group=PLACERS,
         metavar="SCHEDULE",

@@ -77,9 +77,9 @@ def schedule_rows(
     )
     parts = [(Problem(graph, CLUSTERS[cluster]()), cluster) for graph in graphs for cluster in USED]
     if not families:
-        cluster = profile_cluster(PROFILE_DEVICES, UNEQUAL)
+        unequal = profile_cluster(PROFILE_DEVICES, UNEQUAL)
         files = [next(PROFILES.glob(f"*_{name}.*")) for name in PROFILES_USED]
-        parts += [(Problem(profile_graph(file), cluster), PROFILED) for file in files]
+        parts += [(Problem(profile_graph(file), unequal), PROFILED) for file in files]
     folder.mkdir(parents=True, exist_ok=True)
     found: list[ScheduleRow] = []
     with patch("time.perf_counter", time.process_time):
@@ -138,15 +138,27 @@ def schedule_tables(file: Path) -> Iterator[str]:
     }
     columns |= {f"own split: / {name}": partial(_cell, OWN, (name,)) for name in FIXED}
     columns["own split: / best"] = partial(_cell, OWN, FIXED)
+    columns["own split: best with it / best"] = partial(_cell, OWN, FIXED, joined=True)
     lines = [[name, *(cell(own) for cell in columns.values())] for name, own in groups.items() if own]
     yield markdown_table([["", *columns], *lines])
-    took = grouped((row for row in rows if row.seconds), lambda row: (row.memory, row.schedule))
-    body = [[*key, f"{np.mean([row.seconds for row in own]):.2f}"] for key, own in took.items()]
-    yield markdown_table([["memory", "schedule", "mean processor seconds"], *body])
+    body = [
+        [
+            *key,
+            str(len(own)),
+            str(sum(row.fits for row in own)),
+            f"{np.mean([row.seconds for row in own]):.2f}",
+        ]
+        for key, own in grouped(rows, lambda row: (row.memory, row.schedule)).items()
+    ]
+    yield markdown_table([["memory", "schedule", "cases", "of which fit", "mean seconds of search"], *body])
 
 
-def _cell(memory: str, others: Sequence[str], rows: Sequence[ScheduleRow]) -> str:
-    """Formats the geometric mean of ratios to the best of others, its interval, and cases won and lost."""
+def _cell(memory: str, others: Sequence[str], rows: Sequence[ScheduleRow], *, joined: bool = False) -> str:
+    """Formats the geometric mean of ratios to the best of others, its interval, and cases won and lost.
+
+    Args:
+        joined: whether the best of all is compared, with the searched order among them.
+    """
     logs: dict[str, dict[str, list[float]]] = {}
     for (family, graph, *_), own in grouped(
         (row for row in rows if row.memory == memory),
@@ -154,8 +166,9 @@ def _cell(memory: str, others: Sequence[str], rows: Sequence[ScheduleRow]) -> st
     ).items():
         steps = {row.schedule: row.step_s if row.fits else np.inf for row in own}
         best = min(steps.get(name, np.inf) for name in others)
-        if best < np.inf and steps[SEARCHED] < np.inf:
-            logs.setdefault(family, {}).setdefault(graph, []).append(float(np.log(steps[SEARCHED] / best)))
+        found = min(steps[SEARCHED], best) if joined else steps[SEARCHED]
+        if max(best, found) < np.inf:
+            logs.setdefault(family, {}).setdefault(graph, []).append(float(np.log(found / best)))
     flat = np.array([log for graphs in logs.values() for each in graphs.values() for log in each])
     if not len(flat):
         return ""

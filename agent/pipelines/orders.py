@@ -16,7 +16,7 @@ from envs.pipeline.schedules import is_order
 HOT, COLD = 1e-2, 1e-5
 """Temperature at first and at last, as a share of the step time."""
 PENALTY = 5.0
-"""Share of the step time that counts for a device's whole memory over the limits."""
+"""Multiple of the step time that counts for as many bytes over the limits as a device has."""
 SPLIT, PATTERN = 0.05, 0.2
 """Shares of moves that split a backward pass or join it, and that repeat another pattern."""
 NEAR = 0.3

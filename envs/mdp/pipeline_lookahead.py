@@ -141,7 +141,7 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
         episode.device_of,
         episode.stage_of,
         one_each(devices, len(p.memory)),
-        m.rules[SPLITS] == 1,
+        np.full(stage + 1, m.rules[SPLITS] == 1),
         m.rules[MICROBATCHES],
         agenda,
         0.0,

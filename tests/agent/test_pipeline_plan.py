@@ -203,7 +203,10 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pipeline": "2f2b"}, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
+        (
+            {"pipeline": "2f2b"},
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
+        ),
         (
             {"pipeline": "1f1b", "placer": "heft"},
             "placer 'heft' places one batch at a time, no pipelines; use annealing, ",

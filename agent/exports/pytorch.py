@@ -28,7 +28,7 @@ def torch_schedule(placed: PlacedModules) -> str:
     """
     if placed.pipeline is None or placed.stages is None:
         raise ExportError("one batch at a time has no schedule; place with --pipeline")
-    return schedule_csv(placed.pipeline, len(placed.stages.ranks))
+    return schedule_csv(placed.pipeline, len(placed.stages.ranks), placed.stages.actions)
 
 
 @export("accelerate", ending=".accelerate.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from agent.exports.export import ExportError, PlacedModules, export
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
 from graphs.system.errors import shortened
 
 TORCH_SCHEDULES = {
@@ -13,6 +13,7 @@ TORCH_SCHEDULES = {
     ONE_F_ONE_B: "1F1B",
     INTERLEAVED: "Interleaved1F1B",
     ZERO_BUBBLE: "InterleavedZeroBubble",
+    SEARCHED: "PipelineScheduleMulti",
 }
 """Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
 
@@ -79,4 +80,6 @@ def torchtitan_parts(placed: PlacedModules) -> str:
     lines = ["[parallelism]", f"pipeline_parallel_degree = {degree}", f"module_fqns_per_model_part = {names}"]
     if placed.pipeline is not None:
         lines.append(f'pipeline_parallel_schedule = "{TORCH_SCHEDULES[placed.pipeline.name]}"')
+        if placed.pipeline.name == SEARCHED:
+            lines.append('pipeline_parallel_schedule_csv = "schedule.csv"  # see schedule-csv')
     return "\n".join(lines) + "\n"

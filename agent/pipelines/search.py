@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from agent.pipelines.orders import anneal_orders, starts
 from agent.placers.base import Budget, PlacerError, SearchState
 from agent.placers.scores import OVER_BYTES, TOTAL_S
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.pipeline import INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, check_cluster
 from graphs.system.errors import shortened
 from graphs.system.registry import Registry
 
+FOR_CUTS = 0.75
+"""Share of the budget that the search of the cuts has, if that of the order of actions follows."""
 DECAY = 0.98
 """Share of the longest evaluation that counts at the next one."""
 
@@ -92,6 +95,7 @@ class PipelineSearch(SearchState):
         check_pipeline(pipelined)
         self.pipelined, self.chain = pipelined, pipelined.chain
         self.cuts: Cuts | None = None
+        self.actions: tuple[str, ...] = ()  # of the best plan; empty = those of the schedule
         self.memory_binds = False  # whether a plan was over the memory limits
         self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
@@ -120,7 +124,7 @@ class PipelineSearch(SearchState):
     def can_use(self, n_ranks: int) -> bool:
         """Says whether the schedule runs on so many devices."""
         rounds = max(1, self.pipeline.microbatches // n_ranks)
-        in_rounds = self.pipeline.name not in (INTERLEAVED, "zero-bubble")
+        in_rounds = self.pipeline.name not in (INTERLEAVED, ZERO_BUBBLE)
         return 1 <= n_ranks <= self.most_ranks and (in_rounds or self.pipeline.microbatches % rounds == 0)
 
     def stages(self, cuts: Cuts) -> Stages:
@@ -161,11 +165,31 @@ class PipelineSearch(SearchState):
         self.keep(stages.device_of, total_s, over_bytes)
         return score
 
+    def search_actions(self, rng: np.random.Generator) -> None:
+        """Searches the order of the actions of the best plan with what is left of the budget."""
+        assert self.cuts is not None, "a placer scores at least one plan"
+        stages, began = self.stages(self.cuts), self.progress
+
+        def score(actions: tuple[str, ...], until_s: float) -> tuple[float, float]:
+            self.spend(1)
+            found = self.pipelined.score(replace(stages, actions=actions), until_s=until_s)
+            if found < self.best_score:
+                self.actions = actions
+                self.keep(stages.device_of, found[TOTAL_S], found[OVER_BYTES])
+            return found
+
+        def progress() -> float:
+            return (self.progress - began) / (1 - began) if self.left else 1.0
+
+        self.is_proven = False
+        words = starts(len(stages.devices), self.pipeline.microbatches)
+        anneal_orders(score, progress, words, self.problem.cluster.memory_bytes.mean(), rng)
+
     def pipeline_result(self) -> PipelineResult:
         """Makes the outcome of the run."""
         found = self.result()
         assert self.cuts is not None, "a placer scores at least one plan"
-        stages = self.stages(self.cuts)
+        stages = replace(self.stages(self.cuts), actions=self.actions)
         step = self.pipelined.simulate(stages)
         spent = (found.evaluations, found.wall_s, found.cpu_s)
         return PipelineResult(self.cuts, stages, step, *spent, self.is_proven)
@@ -196,7 +220,13 @@ class PipelinePlacer:
             PipelineError: the cluster or the graph cannot run the pipeline.
         """
         search = PipelineSearch(pipelined, budget)
-        self.strategy(search, rng)
+        if pipelined.pipeline.name == SEARCHED:
+            search.budget = budget.shared(1 / FOR_CUTS)
+            self.strategy(search, rng)
+            search.budget = budget
+            search.search_actions(rng)
+        else:
+            self.strategy(search, rng)
         return search.pipeline_result()
 
 

@@ -55,10 +55,10 @@ class Budget:
         if self.seconds is not None and not 0 < self.seconds < np.inf:
             raise PlacerError(f"a budget of {self.seconds} seconds; give a finite number above 0")
 
-    def shared(self, count: int) -> Budget:
-        """Returns an equal share of it, of at least one evaluation."""
+    def shared(self, count: float) -> Budget:
+        """Returns one of so many equal shares of it, of at least one evaluation."""
         evaluations, seconds = self.evaluations, self.seconds
-        return Budget(evaluations and max(1, evaluations // count), seconds and seconds / count)
+        return Budget(evaluations and max(1, int(evaluations / count)), seconds and seconds / count)
 
 
 @dataclass(frozen=True, eq=False)

@@ -145,7 +145,7 @@ def simulate_candidate(p, q, m, episode, ranks, stage, device, found):
         no_second_runs(),
         PlacedStages(episode.device_of, episode.stage_of, none[0], none[1:].T),
         one_each(devices, n_devices),
-        m.rules[SPLITS] == 1,
+        np.full(stage + 1, m.rules[SPLITS] == 1),
         m.rules[MICROBATCHES],
         agenda,
         0.0,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.pipeline.arrays import FIRST, LATER, N_KINDS, UNSET, Agenda, Replicas
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, Pipeline, PipelineError
-from envs.pipeline.schedules import action_arrays
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, Pipeline, PipelineError
+from envs.pipeline.schedules import action_arrays, is_order
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
+from graphs.system.errors import shortened
 
 
 def replicas_of(stages: Stages, n_devices: int) -> Replicas:
@@ -42,7 +43,7 @@ def agenda_of(pipeline: Pipeline, problem: Problem, stages: Stages, replicas: Re
     check_schedule(pipeline, stages, [device.name for device in problem.cluster.devices])
     counts = tuple(len(each) for each in stages.replicas)
     devices = replicas.device if counts else stages.ranks
-    of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed, counts)
+    of_rank = action_arrays(pipeline, len(stages.ranks), stages.recomputed, counts, stages.actions)
     of_device = dict(zip(devices.tolist(), of_rank, strict=True))
     none, update = np.zeros((3, 0), dtype=np.int64), np.array([[0], [0], [pipeline.microbatches]])
     of_devices = [of_device.get(device, none) for device in range(problem.n_devices)]
@@ -78,6 +79,8 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
     """
     if stages.replicas:
         _check_replicas(pipeline, stages, names)
+    if stages.actions:
+        _check_actions(pipeline, stages)
     n_each = pipeline.stages_per_device
     expected = np.tile(stages.ranks, n_each)
     if len(stages.devices) == len(expected) and (stages.devices == expected).all():
@@ -89,6 +92,25 @@ def check_schedule(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> 
         else f"schedule '{pipeline.schedule}' has one stage on each device"
     )
     raise PipelineError(f"{rule}, but the {len(used)} stages are on {', '.join(used)}")
+
+
+def _check_actions(pipeline: Pipeline, stages: Stages) -> None:
+    """Checks that the order that stages have of their own suits the schedule, and is one."""
+    if pipeline.name != SEARCHED:
+        raise PipelineError(
+            f"the placement has an order of actions, which schedule '{pipeline.schedule}' does not take; use "
+            f"'{SEARCHED}'"
+        )
+    if len(stages.actions) != len(stages.devices):
+        raise PipelineError(
+            f"{len(stages.actions)} orders of actions for {len(stages.devices)} stages; give each stage one"
+        )
+    for stage, word in enumerate(stages.actions):
+        if not is_order(word, pipeline.microbatches):
+            raise PipelineError(
+                f"stage {stage} has actions '{shortened(word)}'; give {pipeline.microbatches} of F and of B, "
+                "or of F, I and W, each F before its B or I, and each I before its W"
+            )
 
 
 def _check_replicas(pipeline: Pipeline, stages: Stages, names: Sequence[str]) -> None:

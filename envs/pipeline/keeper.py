@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from envs.pipeline.arrays import PipelineArrays, Replicas
@@ -33,13 +35,18 @@ class Keeper:
     def _make(self, n_places: int) -> None:
         self.parts = new_parts(n_places, 2 * self._graph.n_ops, 2 * self._graph.n_tensors)
 
-    def part_of(self, stages: Stages, replicas: Replicas) -> IntArray:
-        """Finds the part of each device, int64 (n_devices,); those not made yet have the next numbers."""
+    def part_of(self, stages: Stages, replicas: Replicas, splits: Sequence[bool]) -> IntArray:
+        """Finds the part of each device, int64 (n_devices,); those not made yet have the next numbers.
+
+        Args:
+            splits: whether each stage computes gradients of weights in actions of their own.
+        """
         if not stages.pieces:
             self._forget()
-        own: list[list[tuple[object, bool]]] = [[] for _ in self._kind_of]
+        own: list[list[tuple[object, ...]]] = [[] for _ in self._kind_of]
         for stage, head in enumerate(stages.devices.tolist()):
-            own[head].append((stages.pieces[stage] if stages.pieces else stage, stage in stages.recomputed))
+            taken = stages.pieces[stage] if stages.pieces else stage
+            own[head].append((taken, stage in stages.recomputed, splits[stage]))
         numbers = zip(*(each.tolist() for each in replicas[2:5]), strict=True)
         found, last = [], self._microbatches - 1
         for kind, (head, number, count) in zip(self._kind_of, numbers, strict=True):

@@ -98,7 +98,7 @@ def make_layout(p, q, runs, placed, local, n_stages, is_chosen, splits):
         local: which stage of its device each one is, int64 (n_stages,).
         n_stages: stages of each device, int64 (n_devices,).
         is_chosen: 1 for devices whose ops are laid out, int64 (n_devices,).
-        splits: whether the gradients of weights are computed in actions of their own, bool.
+        splits: whether each stage computes gradients of weights in actions of their own, bool (n_stages,).
 
     Returns:
         First list of each device, int64 (n_devices + 1,); first position of each list, int64 (n_lists + 1,);
@@ -120,7 +120,7 @@ def make_layout(p, q, runs, placed, local, n_stages, is_chosen, splits):
         if phase == BACKWARD_PHASE:
             backward = at + list_number(n, local[stage], BACKWARD)
             kind = BACKWARD
-            if splits and not is_waited_for(p, q, stage_of, list_of, backward, op):
+            if splits[stage] and not is_waited_for(p, q, stage_of, list_of, backward, op):
                 kind = WEIGHT
         elif placed.recomputed[stage] and is_needed(p, q, runs, stage_of, list_of, op):
             list_of[runs.op[op]] = at + list_number(n, local[stage], RECOMPUTE)

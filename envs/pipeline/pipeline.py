@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 
 from graphs.system.errors import InputError
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = SCHEDULES = (
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, SEARCHED = SCHEDULES = (
     "gpipe",
     "1f1b",
     "interleaved-1f1b",
     "zero-bubble",
+    "searched",
 )
-"""Schedules, as `torch.distributed.pipelining` calls them."""
-AUTO, CHOSEN_FROM = "auto", (GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, f"{INTERLEAVED}:2")
-"""In place of a schedule: the one of these with the shortest simulated step is chosen."""
+"""Schedules, as `torch.distributed.pipelining` calls them, and the order that a plan has of its own."""
+AUTO, CHOSEN_FROM = "auto", (GPIPE, ONE_F_ONE_B, SEARCHED, f"{INTERLEAVED}:2")
+"""In place of a schedule: the one of these with the shortest simulated step is chosen; `searched` is never
+longer than `zero-bubble` on the same cuts."""
 
 MAX_MICROBATCHES = 65_536
 """Microbatches of one step, at most; more would need more memory than a simulation should take."""
@@ -46,7 +48,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         name, _, count = self.schedule.partition(":")
-        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V or {ZERO_BUBBLE}"
+        known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {SEARCHED}"
         if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
             raise PipelineError(f"unknown schedule '{self.schedule}'; {known}")
         if count and not (count.isdecimal() and count.isascii() and 1 <= int(count) <= 1000):
@@ -76,8 +78,8 @@ class Pipeline:
 
     @property
     def splits_backward(self) -> bool:
-        """Says whether the gradients of weights are computed in actions of their own."""
-        return self.name == ZERO_BUBBLE
+        """Says whether gradients of weights have actions of their own, where a plan has no order."""
+        return self.name in (ZERO_BUBBLE, SEARCHED)
 
 
 def check_one_stage_each(pipeline: Pipeline) -> None:

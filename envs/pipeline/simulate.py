@@ -26,6 +26,7 @@ from envs.pipeline.chain import Chain, chain_of
 from envs.pipeline.keeper import Keeper
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, Pipeline, PipelineError
 from envs.pipeline.recompute import second_runs
+from envs.pipeline.schedules import splits_of
 from envs.pipeline.stages import Stages
 from envs.pipeline.step import FULL, run_pipeline
 from envs.problem import Problem
@@ -163,13 +164,14 @@ class PipelinedProblem:
         """Simulates a step; also returns the part of each device."""
         agenda, replicas = self._agenda(stages)
         placed = placed_arrays(stages)
+        splits = splits_of(self.pipeline, len(stages.devices), stages.actions)
         while True:
-            part_of = self._keeper.part_of(stages, replicas)
+            part_of = self._keeper.part_of(stages, replicas, splits)
             found: float = run_pipeline(
                 *self._arrays_of(stages),
                 placed,
                 replicas,
-                self.pipeline.splits_backward,
+                np.array(splits),
                 self.pipeline.microbatches,
                 agenda,
                 until_s,
@@ -191,9 +193,11 @@ class PipelinedProblem:
         total_s, part_of = self._run(stages, peak)
         agenda, replicas = self._agenda(stages)
         if total_s < 0:
+            better = "place each backward op where the forward ops are that it belongs to"
+            better = "give its stages other actions" if stages.actions else better
             raise PipelineError(
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
-                "other; place each backward op where the forward ops are that it belongs to"
+                f"other; {better}"
             )
         busy_s = self._busy_s(stages, replicas, part_of)
         whole_s = len(busy_s) * total_s
@@ -213,7 +217,7 @@ class PipelinedProblem:
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas)
+        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas, stages.actions)
         if key not in self._agendas:
             if len(self._agendas) == MOST_AGENDAS:
                 self._agendas.clear()

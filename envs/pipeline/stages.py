@@ -29,6 +29,7 @@ class Stages:
         replicas: all devices of each stage, the first one first; empty = one each.
         pieces: those of the graph's chain that each stage takes, as bytes if they are in another order than
             that of the program; empty = not known.
+        actions: letters of the actions of each stage in its order, for `searched`; empty = no such order.
     """
 
     device_of: IntArray
@@ -37,6 +38,7 @@ class Stages:
     recomputed: tuple[int, ...] = ()
     replicas: tuple[tuple[int, ...], ...] = ()
     pieces: tuple[range | bytes, ...] = ()
+    actions: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> IntArray:
@@ -49,11 +51,11 @@ class Stages:
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
         several = {stage: devices for stage, devices in enumerate(self.replicas) if len(devices) > 1}
-        return Placement(self.device_of, self.stage_of, self.recomputed, several)
+        return Placement(self.device_of, self.stage_of, self.recomputed, several, self.actions)
 
 
 def stages_of(problem: Problem, placement: Placement) -> Stages:
-    """Cuts a placement into stages, with their replicas and recomputation.
+    """Cuts a placement into stages, with their replicas, recomputation and actions.
 
     Raises:
         PipelineError: as of `cut_into_stages`, or a stage does not exist, or its devices are not its own.
@@ -67,7 +69,7 @@ def stages_of(problem: Problem, placement: Placement) -> Stages:
         _check_devices_of(problem, stages, stage, devices)
     each = [placement.replicas.get(stage, (device,)) for stage, device in enumerate(stages.devices.tolist())]
     replicas = tuple(each) if placement.replicas else ()
-    return replace(stages, recomputed=placement.recompute, replicas=replicas)
+    return replace(stages, recomputed=placement.recompute, replicas=replicas, actions=placement.actions)
 
 
 def _check_devices_of(problem: Problem, stages: Stages, stage: int, devices: tuple[int, ...]) -> None:

@@ -58,7 +58,7 @@ def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, u
         runs: `SecondRuns`.
         placed: `PlacedStages`.
         replicas: `Replicas`.
-        splits: whether the gradients of weights are computed in actions of their own, bool.
+        splits: whether each stage computes gradients of weights in actions of their own, bool (n_stages,).
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
         until_s: longest step whose memory is found, seconds.

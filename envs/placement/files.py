@@ -17,7 +17,7 @@ from graphs.system.json_files import FileFormatError, read_json, write_json_atom
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
-STAGES, RECOMPUTE, REPLICAS = PIPELINE_KEYS = ("stage_of", "recompute", "replicas")
+STAGES, RECOMPUTE, REPLICAS, ACTIONS = PIPELINE_KEYS = ("stage_of", "recompute", "replicas", "actions")
 """The keys that a placement of a pipeline may have besides."""
 
 
@@ -32,6 +32,7 @@ class NamedPlacement:
         stage_of: number of the stage of op names; empty where there is none.
         recompute: stages that run their forward ops again.
         replicas: names of all devices of stages that have several.
+        actions: letters of the actions of each stage.
     """
 
     graph: str
@@ -41,6 +42,7 @@ class NamedPlacement:
     stage_of: Mapping[str, int] = field(default_factory=dict)
     recompute: tuple[int, ...] = ()
     replicas: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    actions: tuple[str, ...] = ()
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Resolves the names in the graph and the cluster.
@@ -64,7 +66,9 @@ class NamedPlacement:
         stages = [self.stage_of.get(op, -1) for op in graph.op_names]
         stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
         replicas = {stage: tuple(index_of[each] for each in names) for stage, names in self.replicas.items()}
-        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, replicas)
+        placement = Placement(
+            np.array(devices, dtype=np.int64), stage_of, self.recompute, replicas, self.actions
+        )
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
@@ -133,12 +137,17 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
         recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
         replicas=_replicas(record.get(REPLICAS, {}), f"{where}: {REPLICAS}"),
+        actions=_actions(record.get(ACTIONS, []), f"{where}: {ACTIONS}"),
     )
 
 
 def _recompute(value: object, where: str) -> tuple[int, ...]:
     stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
     return tuple(sorted(set(stages)))
+
+
+def _actions(value: object, where: str) -> tuple[str, ...]:
+    return tuple(name(word, f"{where}: stage {stage}") for stage, word in enumerate(array(value, where)))
 
 
 def _replicas(value: object, where: str) -> Mapping[int, tuple[str, ...]]:
@@ -183,4 +192,6 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
             str(stage): [cluster.devices[device].name for device in devices]
             for stage, devices in placement.replicas.items()
         }
+    if placement.actions:
+        record[ACTIONS] = list(placement.actions)
     return record

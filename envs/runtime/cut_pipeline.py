@@ -10,7 +10,7 @@ import torch
 
 from envs.pipeline.agenda import check_no_replicas, check_schedule
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import BACKWARD, KINDS, RECOMPUTE, WEIGHT, device_actions
+from envs.pipeline.schedules import BACKWARD, KINDS, RECOMPUTE, WEIGHT, device_actions, splits_of
 from envs.pipeline.stages import Stages, phases_of
 from envs.runtime.cut import cut
 from envs.runtime.device_program import (
@@ -67,7 +67,8 @@ def cut_pipeline(
     if any(home.outputs for home in places.homes):
         raise ExecutionError("the model returns one of its inputs or parameters, which a pipeline cannot")
     ranks = stages.ranks.tolist()
-    actions = dict(zip(ranks, device_actions(pipeline, len(ranks), stages.recomputed), strict=True))
+    orders = device_actions(pipeline, len(ranks), stages.recomputed, actions=stages.actions)
+    actions = dict(zip(ranks, orders, strict=True))
     writers = [DeviceWriter(places, device) for device in range(n_devices)]
     for device, writer in enumerate(writers):
         writer.begin()
@@ -85,8 +86,11 @@ def action_kinds(graph: OpGraph, stages: Stages, pipeline: Pipeline) -> IntArray
     """Returns the kind of the action that runs each forward and backward op, int64 (n_ops,)."""
     phase = phases_of(graph)
     kinds: IntArray = np.where(phase == 1, BACKWARD, phase)
-    if pipeline.splits_backward:
+    splits = splits_of(pipeline, len(stages.devices), stages.actions)
+    if any(splits):
         for op in np.flatnonzero(phase == 1)[::-1]:
+            if not splits[stages.stage_of[op]]:
+                continue
             readers = graph.successors.row(op)
             readers = readers[phase[readers] == 1]
             waits = (stages.stage_of[readers] != stages.stage_of[op]) | (kinds[readers] == BACKWARD)

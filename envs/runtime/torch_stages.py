@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -18,11 +19,12 @@ from torch.distributed.pipelining import (
     SplitPoint,
 )
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils._pytree import tree_leaves
 
 from envs.pipeline.agenda import check_no_replicas
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
-from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, PipelineError
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE, PipelineError
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -33,8 +35,12 @@ from graphs.capture.step import unwrapped
 from graphs.capture.structures import as_arguments, split_batch
 
 SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
-SEVERAL = {INTERLEAVED: ScheduleInterleaved1F1B, ZERO_BUBBLE: ScheduleInterleavedZeroBubble}
-"""Torch's schedules that take a list of stages."""
+SEVERAL = {
+    INTERLEAVED: ScheduleInterleaved1F1B,
+    ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    SEARCHED: _PipelineScheduleRuntime,
+}
+"""Torch's schedules that take a list of stages; the last one takes any order."""
 
 
 class TorchStages:
@@ -52,7 +58,7 @@ class TorchStages:
 
     Raises:
         PipelineError: too few modules that a stage can begin with, no loss, too few microbatches, replicas,
-            or recomputation under `zero-bubble`.
+            or recomputation under `zero-bubble` or `searched`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
 
@@ -77,7 +83,7 @@ class TorchStages:
             raise PipelineError("the module was placed for inference; place it with training=True")
         if stages.recomputed and self._pipeline.splits_backward:
             raise PipelineError(
-                f"torch runs a stage again for each of its parameters with '{ZERO_BUBBLE}'; use "
+                f"torch runs a stage again for each of its parameters with '{self._pipeline.name}'; use "
                 f"{ONE_F_ONE_B}, place with may_recompute=False in the Pipeline, or use plan.compile"
             )
         if self._pipeline.name == ONE_F_ONE_B and self._pipeline.microbatches < self._n_stages:
@@ -98,7 +104,7 @@ class TorchStages:
     @property
     def csv(self) -> str:
         """The actions of each rank in a row, as torch's schedules load them in format `compute_only`."""
-        return schedule_csv(self._pipeline, self._n_ranks)
+        return schedule_csv(self._pipeline, self._n_ranks, self.cuts.stages.actions)
 
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
@@ -173,7 +179,13 @@ class TorchStages:
         count, name = self._pipeline.microbatches, self._pipeline.name
         if name in SINGLE:
             return SINGLE[name](self.stages[0], count, **settings)
-        return SEVERAL[name](list(self.stages), count, **settings)
+        schedule = SEVERAL[name](list(self.stages), count, **settings)
+        if name == SEARCHED:
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write(self.csv)
+                file.flush()
+                schedule._load_csv(file.name)
+        return schedule
 
     @cached_property
     def _split(self) -> SplitStep:

@@ -152,13 +152,14 @@ def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
     wanted = Pipeline("auto", 8, may_replicate=False, may_recompute=False)
     free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
     peak = free.step_time.peak_bytes.max()
-    devices = tuple(replace(each, memory_bytes=0.99 * peak) for each in CLUSTER.devices)
+    devices = tuple(replace(each, memory_bytes=0.6 * peak) for each in CLUSTER.devices)
     small = replace(CLUSTER, devices=devices)
     found = place(GRAPH, cluster=small, pipeline=wanted, placer="equal-time")
     assert found.step_time.fits
     assert found.step_time.total_s > free.step_time.total_s
     out = [line for line in found.tried if line.endswith("ms, out of memory")]
-    assert any(line.startswith(f"{free.pipeline.schedule} with 8 microbatches: ") for line in out)
+    shortest_ms = min(float(line.split()[-5]) for line in out)
+    assert free.step_time.total_s < 1e-3 * shortest_ms < found.step_time.total_s
 
 
 def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
@@ -203,7 +204,10 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pipeline": "2f2b"}, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
+        (
+            {"pipeline": "2f2b"},
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
+        ),
         (
             {"pipeline": "1f1b", "placer": "heft"},
             "placer 'heft' places one batch at a time, no pipelines; use annealing, ",

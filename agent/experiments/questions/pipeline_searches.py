@@ -15,6 +15,18 @@ EXPERIMENTS.register(
 )
 
 EXPERIMENTS.register(
+    "pipeline_schedules",
+    Experiment(
+        "How much shorter is a pipelined step if the order of its actions is searched?",
+        rows=("pipeline_schedules.csv.gz",),
+        run="pipeline_schedules:schedule_rows",
+        tables="pipeline_schedules:schedule_tables",
+        settings={"families": (), "seconds": 0.2, "first_seed": 3000},
+        quick={"families": ("unet",), "seconds": 0.02},
+    ),
+)
+
+EXPERIMENTS.register(
     "pipeline_scale",
     Experiment(
         "How long does a pipeline of 50,000 ops on 64 devices take to plan?",

@@ -91,7 +91,7 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
     [
         (
             ["--pipeline", "2f2b"],
-            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble",
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
         ),
         (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
         (

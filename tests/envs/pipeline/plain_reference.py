@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from envs.costs.op_seconds import op_seconds
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, device_actions
+from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT, Action, device_actions
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs import build_graph
@@ -88,7 +88,9 @@ class _Plain:
         ranks = stages.ranks.tolist()
         counts = tuple(len(self.replicas[head]) for head in ranks)
         devices = [device for head in ranks for device in self.replicas[head]]
-        of_device = device_actions(self.pipeline, len(ranks), stages.recomputed, counts)
+        of_device = [self.spelled(stage, word) for stage, word in enumerate(stages.actions)] or (
+            device_actions(self.pipeline, len(ranks), stages.recomputed, counts)
+        )
         for device, actions in zip(devices, of_device, strict=True):
             done: set[int] = set()
             for action in actions:
@@ -114,6 +116,20 @@ class _Plain:
                         sequences[device].append(("op", op, number))
         return sequences
 
+    def spelled(self, stage: int, word: str) -> list[Action]:
+        """The actions of a stage that has an order of its own."""
+        kinds = {"F": [FORWARD], "W": [WEIGHT]}
+        backward = [RECOMPUTE, BACKWARD] if stage in self.stages.recomputed else [BACKWARD]
+        return [
+            Action(kind, stage, word[:at].count(letter))
+            for at, letter in enumerate(word)
+            for kind in kinds.get(letter, backward)
+        ]
+
+    def splits(self, op: int) -> bool:
+        words = self.stages.actions
+        return "W" in words[self.stages.stage_of[op]] if words else self.pipeline.splits_backward
+
     def home(self, tensor: int) -> int:
         """First device of the stage that makes a tensor."""
         return self.device[int(self.graph.tensor_producer[tensor])]
@@ -121,7 +137,7 @@ class _Plain:
     def kind(self, op: int, waited: set[int]) -> int:
         if self.phase[op] == "forward":
             return FORWARD
-        return BACKWARD if not self.pipeline.splits_backward or op in waited else WEIGHT
+        return BACKWARD if not self.splits(op) or op in waited else WEIGHT
 
     def waited_for(self) -> set[int]:
         """Backward ops that other stages wait for."""

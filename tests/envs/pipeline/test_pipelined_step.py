@@ -55,7 +55,7 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     n_layers = int(rng.integers(n_ranks * pipeline.stages_per_device, 16))
     problem = Problem(random_training_graph(rng, n_layers), cluster)
     stages = random_stages(rng, problem, n_ranks, pipeline.stages_per_device)
-    _check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
+    check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,7 +77,7 @@ def test_replicas_are_those_of_the_plain_simulation(seed: int, schedule: str, re
         stage = int(rng.integers(n_ranks + 1))
         if stage < n_ranks and len(replicas[stage]) < pipeline.microbatches:
             replicas[stage].append(device)
-    _check_is_plain(problem, pipeline, replace(stages, replicas=tuple(map(tuple, replicas))))
+    check_is_plain(problem, pipeline, replace(stages, replicas=tuple(map(tuple, replicas))))
 
 
 def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stages:
@@ -85,7 +85,7 @@ def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stage
     return replace(stages, recomputed=tuple(chosen.tolist()))
 
 
-def _check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
+def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None:
     plain = plain_step(problem, pipeline, stages)
     try:
         found = PipelinedProblem(problem, pipeline).simulate(stages)

@@ -72,7 +72,7 @@ def test_replicas_of_a_stage_take_turns() -> None:
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "message"),
     [
-        ("2f2b", 8, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V or zero-bubble"),
+        ("2f2b", 8, "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched"),
         ("1f1b:2", 8, "unknown schedule '1f1b:2'"),
         ("interleaved-1f1b:0", 8, "'0' is no number of stages"),
         ("1f1b", 0, "0 microbatches; a step has at least 1"),

@@ -112,11 +112,12 @@ def runner_of(
     devices: Any,
     seed: int = 0,
     recomputed: tuple[int, ...] = (),
+    actions: tuple[str, ...] = (),
 ) -> PipelineRunner:
     module, _, captured = model(make_model)
     pipeline = Pipeline(schedule, M)
     stages = random_stages(captured, n_ranks, pipeline.stages_per_device, seed)
-    stages = replace(stages, recomputed=recomputed)
+    stages = replace(stages, recomputed=recomputed, actions=actions)
     return PipelineRunner(captured, stages, pipeline, module, devices, options={"lr": 0.1})
 
 
@@ -227,12 +228,19 @@ def ops_of(pipelined: PipelinedProblem, stages: Stages, device: int, number: int
     return ops
 
 
+def test_an_order_of_its_own_trains_as_plain(processes: DeviceProcesses) -> None:
+    actions = ("FFFFBBBB", "FFIWFIIFIWWW", "FFIFIIFIWWWW")
+    runner = runner_of(transformer, "searched", 3, processes, recomputed=(1,), actions=actions)
+    assert_trains_as_plain(runner, transformer)
+
+
 @pytest.mark.parametrize("make_model", [transformer, u_net, bag])
 def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> None:
     _, _, captured = model(make_model)
-    for schedule in ("1f1b", "zero-bubble"):
+    mixed = ("FFFFBBBB", "FFFFIIIIWWWW", "FBFBFBFB")
+    for schedule, actions in (("1f1b", ()), ("zero-bubble", ()), ("searched", mixed)):
         pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
-        stages = random_stages(captured, 3, 1, 1)
+        stages = replace(random_stages(captured, 3, 1, 1), actions=actions)
         kinds = action_kinds(captured.graph, stages, pipelined.pipeline)
         for stage, device in enumerate(stages.devices.tolist()):
             for kind in (FORWARD, BACKWARD, WEIGHT):

@@ -54,7 +54,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
 def planned(name: str, n_devices: int, schedule: str) -> PipelinePlan:
     """Places a model as a pipeline on so many devices."""
     module, batch = make(name)
-    settings: dict[str, Any] = {"placer": "equal-time", "optimizer": None}
+    settings: dict[str, Any] = {"placer": "equal-time", "optimizer": None, "budget": 100}
     return place(
         module, batch, cluster=f"4xv100:{n_devices}", pipeline=schedule, split=N_MICROBATCHES, **settings
     )
@@ -65,6 +65,7 @@ def compare(rank: int, folder: Path, port: int) -> None:
     torch.set_num_threads(1)
     for name, n_ranks, schedule, recomputed in (
         ("transformer", 3, "zero-bubble", ()),
+        ("transformer", 3, "searched", ()),
         ("gpt2", 2, "1f1b", (0, 1)),
     ):
         if rank < n_ranks:
@@ -94,8 +95,16 @@ def _compare(name: str, n_ranks: int, schedule: str, recomputed: tuple[int, ...]
     module, batch = make(name)
     plain, plan = copy.deepcopy(module), planned(name, n_ranks, schedule)
     plan = replace(plan, stages=replace(plan.stages, recomputed=recomputed))
+    if schedule == "searched":  # a whole backward pass, one that is split, and one that is late
+        assert len(plan.stages.actions) == n_ranks
+        orders = ("FFFFBBBB", "FFIWFIIFIWWW", "FFIFIIFIWWWW")
+        plan = replace(plan, stages=replace(plan.stages, actions=orders))
     stages = plan.pipeline_stages(module)
     found = [stages.step(batch), stages.step(batch)][-1]
+    if schedule == "searched":
+        assert stages.csv.splitlines()[1] == "1F0,1F1,1I0,1W0,1F2,1I1,1I2,1F3,1I3,1W1,1W2,1W3"
+        row = stages.schedule.pipeline_order[dist.get_rank()]
+        assert ",".join(map(str, row)) == stages.csv.splitlines()[dist.get_rank()]
     if schedule == "zero-bubble":  # runs the same actions from the table
         table = folder / f"rank{dist.get_rank()}.csv"
         table.write_text(stages.csv)

@@ -24,7 +24,7 @@ ROOMS = (
     ("envs.mdp", "envs.runtime"),
     ("envs",),
     ("agent.calibration", "agent.bounds"),
-    ("agent.placers",),
+    ("agent.placers", "agent.instances"),
     ("agent.pipelines",),
     ("agent.policy", "agent.adaptation"),
     ("agent.training", "agent.evaluation"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.evaluation.config import CLUSTERS, RUN, EvaluationConfig
+from agent.evaluation.config import CLUSTERS, GRAPHS, PLACERS, RUN, EvaluationConfig
 from graphs.system.command_line import OneLineParser
 from graphs.system.settings import add_flags
 
@@ -45,6 +45,37 @@ class _PrintCluster(argparse.Action):
 
         print(cluster_text(get_or_measure_cluster(str(values))))
         parser.exit(0)
+
+
+class _ListGraphs(argparse.Action):
+    """Prints the instances of the benchmark and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        from agent.instances.listing import listing
+
+        print("\n".join(listing()))
+        parser.exit(0)
+
+
+class _Validate(argparse.Action):
+    """Checks submitted placements of instances and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        from agent.instances.listing import validate
+
+        parser.exit(validate(Path(str(values)), NAME))
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -82,6 +113,18 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     groups = add_flags(parser, EvaluationConfig)
+    groups[GRAPHS].add_argument(
+        "--list-graphs",
+        action=_ListGraphs,
+        nargs=0,
+        help="list the instances of the benchmark and the best known step of each, then exit",
+    )
+    groups[PLACERS].add_argument(
+        "--validate",
+        action=_Validate,
+        metavar="FILE|DIR",
+        help="check placements of instances and what they claim, then exit",
+    )
     groups[CLUSTERS].add_argument(
         "--print-cluster",
         action=_PrintCluster,

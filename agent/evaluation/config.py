@@ -32,7 +32,10 @@ class EvaluationConfig(Settings, error=EvaluationError):
 
     families: tuple[str, ...] = option((), "families of the benchmark set", group=GRAPHS)
     graphs: tuple[str, ...] = option(
-        (), "graph files: .json or .jsonl, or with .gz", group=GRAPHS, metavar="FILE"
+        (),
+        "graph files (.json or .jsonl, or with .gz), or instances such as doppler:*",
+        group=GRAPHS,
+        metavar="FILE|NAME",
     )
     model: str | None = option(
         None,
@@ -70,8 +73,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
         MAX_DECOMPRESSED_BYTES, "largest decompressed size of a .gz graph file", group=GRAPHS, least=1
     )
 
-    cluster: tuple[str, ...] = option(
-        ("4xv100",), "presets or files", group=CLUSTERS, metavar="NAME|FILE", some=True
+    cluster: tuple[str, ...] | None = option(
+        None,
+        "presets or files",
+        group=CLUSTERS,
+        metavar="NAME|FILE",
+        some=True,
+        default_text="4xv100; an instance has its own",
     )
 
     pipeline: str = option(

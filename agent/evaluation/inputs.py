@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationErr
 from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
 from agent.evaluation.trial_runner import TrialRunner
+from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import Budget
 from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
@@ -32,6 +33,7 @@ from graphs.precision import with_precision
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
+DEFAULT_CLUSTER = "4xv100"
 CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 
@@ -50,15 +52,20 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
+    instances = find_instances(filter(names_instance, config.graphs))
+    clusters, home = _clusters(config, instances)
+    own = None if config.pipeline else _own_pipeline(instances)
     pipeline = make_pipeline(
-        config.pipeline, config.microbatches, config.split, to_run=config.model is not None
+        own.schedule if own else config.pipeline,
+        own.microbatches if own and config.microbatches is None else config.microbatches,
+        config.split,
+        to_run=config.model is not None,
     )
-    gather = cache(partial(_gather_graphs, config))
+    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances]))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
-        pipeline = _chosen(config, pipeline, gather)
+        pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
-    clusters = tuple(get_or_measure_cluster(name) for name in config.cluster)
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
@@ -78,30 +85,59 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         given=given,
         granularity=config.granularity,
         pipeline=pipeline,
+        home=home,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
 
 
+def _clusters(
+    config: EvaluationConfig, instances: Sequence[Instance]
+) -> tuple[tuple[Cluster, ...], Mapping[str, str]]:
+    """Finds the clusters, and the name of that of each instance where the settings name none."""
+    others = config.families or config.model or not all(map(names_instance, config.graphs))
+    if config.cluster or not instances:
+        return tuple(map(get_or_measure_cluster, config.cluster or (DEFAULT_CLUSTER,))), {}
+    found = {each.cluster.name: each.cluster for each in instances}
+    if others:
+        found[DEFAULT_CLUSTER] = get_or_measure_cluster(DEFAULT_CLUSTER)
+    return tuple(found.values()), {each.name: each.cluster.name for each in instances}
+
+
+def _own_pipeline(instances: Sequence[Instance]) -> Pipeline | None:
+    """Returns the one objective of all instances; None = the step of a batch.
+
+    Raises:
+        EvaluationError: they have several.
+    """
+    first = {each.pipeline: each.name for each in reversed(instances)}
+    if len(first) > 1:
+        one, other, *_ = first.values()
+        raise EvaluationError(f"'{one}' and '{other}' have different objectives; evaluate them one by one")
+    return next(iter(first), None)
+
+
 def _chosen(
-    config: EvaluationConfig, wanted: Pipeline, gather: Callable[[int | None], list[OpGraph]]
+    config: EvaluationConfig,
+    wanted: Pipeline,
+    clusters: Sequence[Cluster],
+    gather: Callable[[int | None], list[OpGraph]],
 ) -> Pipeline:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
-    cluster = get_or_measure_cluster(config.cluster[0])
 
     def problem_of(count: int) -> Problem:
         graphs = gather(count if config.split else None)
-        if (sizes := (len(graphs), len(config.cluster))) != (1, 1):
+        if (sizes := (len(graphs), len(clusters))) != (1, 1):
             several = "{} graphs on {} clusters".format(*sizes)
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
-        problem = Problem(prepared(graphs[0], config.precision, config.granularity), cluster)
+        problem = Problem(prepared(graphs[0], config.precision, config.granularity), clusters[0])
         problem.check_feasible(recomputes=True)
         return problem
 
     counts = [wanted.microbatches]
     if config.split == AUTO and config.model is not None:
         inputs = make_model(config.model).inputs
-        counts = counts_to_try(inputs, config.batch_dim, cluster.n_devices)
+        counts = counts_to_try(inputs, config.batch_dim, clusters[0].n_devices)
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
     return tried[0].pipelined.pipeline
@@ -112,16 +148,19 @@ def _without_policy() -> tuple[str, ...]:
     return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
 
 
-def _gather_graphs(config: EvaluationConfig, split: int | None) -> list[OpGraph]:
-    """Loads every graph that the settings name: families first, then files, then the model.
+def _gather_graphs(
+    config: EvaluationConfig, of_instances: Sequence[OpGraph], split: int | None
+) -> list[OpGraph]:
+    """Loads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
+        of_instances: graphs of the instances.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:
         raise SourceError("no graphs; give --families, --graphs or --model")
-    graphs = load_graphs(dict.fromkeys(config.families))
-    for path in dict.fromkeys(config.graphs):
+    graphs = [*load_graphs(dict.fromkeys(config.families)), *of_instances]
+    for path in dict.fromkeys(path for path in config.graphs if not names_instance(path)):
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim)

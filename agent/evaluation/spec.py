@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.policies import EvaluatedPolicy
@@ -76,6 +77,7 @@ class EvaluationSpec:
         given: placements to score as well: (graph, cluster, name) -> device of each op.
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
+        home: the only cluster of graphs that have one, by names; the others are placed on each cluster.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -93,6 +95,7 @@ class EvaluationSpec:
     given: Mapping[tuple[str, str, str], Placement] = field(default_factory=dict)
     granularity: str = "op"
     pipeline: Pipeline | None = None
+    home: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -101,11 +104,17 @@ class EvaluationSpec:
         """Every trial of the evaluation, in the order of the results."""
         return [
             Task(graph, cluster, placer, order, seed)
-            for graph in range(len(self.graphs))
-            for cluster in range(len(self.clusters))
+            for graph, cluster in self._pairs()
             for placer, order, seeds in self._runs(self.graphs[graph].name, self.clusters[cluster].name)
             for seed in range(seeds)
         ]
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        """Yields the graphs and clusters that meet, by index."""
+        for graph, own in enumerate(self.graphs):
+            for cluster, each in enumerate(self.clusters):
+                if self.home.get(own.name, each.name) == each.name:
+                    yield graph, cluster
 
     def _runs(self, graph: str, cluster: str) -> Iterator[tuple[str, str, int]]:
         """(placer, order, number of seeds) for one graph and cluster."""
@@ -146,7 +155,7 @@ class EvaluationSpec:
                 [*names, hashlib.sha256(placement.device_of.tobytes()).hexdigest()]
                 for names, placement in self.given.items()
             ),
-        }
+        } | ({"home": dict(self.home)} if self.home else {})
 
     def check_feasible(self) -> None:
         """Checks that there is something to place on each cluster.
@@ -155,13 +164,15 @@ class EvaluationSpec:
             InfeasibleError: none of the graphs is feasible on one of the clusters.
             PipelineError: a graph or a cluster cannot run the pipeline.
         """
+        problems: dict[int, list[Problem]] = {}
+        for graph, cluster in self._pairs():
+            problems.setdefault(cluster, []).append(Problem(self.graphs[graph], self.clusters[cluster]))
         if self.pipeline is not None:
-            for cluster in self.clusters:
-                for graph in self.graphs:
-                    check_pipeline(PipelinedProblem(Problem(graph, cluster), self.pipeline))
+            for problem in chain.from_iterable(problems.values()):
+                check_pipeline(PipelinedProblem(problem, self.pipeline))
         recomputes = self.pipeline is not None and self.pipeline.may_recompute
-        for cluster in self.clusters:
-            errors = [_infeasible(Problem(graph, cluster), recomputes) for graph in self.graphs]
+        for of_cluster in problems.values():
+            errors = [_infeasible(problem, recomputes) for problem in of_cluster]
             if errors[0] is not None and None not in errors:
                 raise errors[0]
 

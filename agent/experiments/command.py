@@ -25,6 +25,7 @@ FLAGS = {
     "first_seed": "first seed of the draws",
     "granularities": "what one decision places",
     "graphs": "names of graphs",
+    "placers": "names of placers",
     "rounds": "rounds in which all is measured once",
     "seconds": "seconds of a budget",
     "seeds": "seeds of each search, from 0 on",

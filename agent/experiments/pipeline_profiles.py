@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.launcher import followed
 from agent.experiments.rows import axis, markdown_table, mean_cell, read_rows
+from agent.instances.profiles import EQUAL, UNEQUAL, profile_cluster, profile_graph, profile_paths
 from agent.pipelines.dynamic.placers import max_load_s
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
-from envs.cluster.cluster import Cluster, Device
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
-from graphs.io.layer_profiles import read_pipedream_profile, read_piper_profile
-from graphs.op_graph import OpGraph
 
-PROFILES = Path(__file__).parent / "profiles"
-"""Profiles of msr-fiddle/pipedream and inputs of msr-fiddle/piper; their licences are beside them."""
-MILLISECONDS = ("piper_resnet",)
-"""Inputs of Piper whose times are milliseconds."""
 SEARCHES, PROGRAMMES = ("annealing", "refine"), ("pipedream", "ideals", "piper")
 PLACERS = ("single", "equal-layers", "equal-params", "equal-time", *PROGRAMMES, *SEARCHES)
 COUNTS = (2, 4, 8)
-EQUAL, UNEQUAL = "equal", "half at half speed"
-FAST, SLOW, MICROBATCHES = "fast", "slow", 8
-MEMORY_BYTES, BYTES_PER_S, LATENCY_S = 1e12, 12e9, 1e-5
-PEAK_FLOPS_PER_S, PEAK_BYTES_PER_S = 15.7e12, 900e9
+MICROBATCHES = 8
 EXACT, EXACT_PIECES, EXACT_DEVICES, EXACT_SECONDS = "exact", 50, 4, 600.0
 """The placer that proves plans, the largest problems that it gets, and its seconds."""
 
@@ -62,41 +51,13 @@ class ProfileRow:
     seconds: float
 
 
-def profile_graph(path: Path) -> OpGraph:
-    """Reads a profile, with the times of devices at half speed too.
-
-    Layers that read nothing take no time, as in PipeDream's planner: they load data.
-    """
-    name = path.name.partition(".")[0]
-    if name.startswith("pipedream"):
-        graph = read_pipedream_profile(path, kind=FAST)
-    else:
-        graph = read_piper_profile(path, kind=FAST, unit_s=1e-3 if name in MILLISECONDS else 1.0)
-    loads = np.array([not len(graph.predecessors.row(op)) for op in range(graph.n_ops)])
-    seconds = np.where(loads, 0.0, graph.seconds[FAST])
-    return replace(graph, name=name, seconds={FAST: seconds, SLOW: 2 * seconds})
-
-
-def profile_cluster(n_devices: int, speeds: str) -> Cluster:
-    """Makes devices with links of their own between all pairs; the second half may have half the speed."""
-    devices = []
-    for at in range(n_devices):
-        is_slow = speeds == UNEQUAL and at >= n_devices // 2
-        kind, slower = (SLOW, 2) if is_slow else (FAST, 1)
-        peaks = PEAK_FLOPS_PER_S / slower, PEAK_BYTES_PER_S / slower
-        devices.append(Device(f"gpu{at}", kind, MEMORY_BYTES, *peaks, 0.0))
-    shape = (n_devices, n_devices)
-    links = np.full(shape, BYTES_PER_S), np.full(shape, LATENCY_S)
-    return Cluster(f"{n_devices}, {speeds}", tuple(devices), *links, sharing="pair")
-
-
 def profile_rows(folder: Path, graphs: Sequence[str], evaluations: int) -> Iterator[list[ProfileRow]]:
     """Makes the rows of all placers.
 
     Raises:
         ExperimentError: an unknown graph.
     """
-    known = {path.name.partition(".")[0]: path for path in sorted(PROFILES.glob("*.gz"))}
+    known = profile_paths()
     if unknown := sorted({*graphs} - {*known}):
         raise ExperimentError(f"unknown graph '{unknown[0]}'; known are {', '.join(known)}")
     found = []

@@ -146,7 +146,7 @@ def provenance() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return {"versions": versions, "git_commit": _git_commit()}
+    return {"versions": versions, "git_commit": git_commit()}
 
 
 def _refusal(name: str, *, resume: bool) -> str:
@@ -156,7 +156,8 @@ def _refusal(name: str, *, resume: bool) -> str:
     return f"run '{name}' exists; resume it with --resume, or choose another --name"
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
+    """Returns the hash of the commit that is checked out; None if there is none."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         answer = subprocess.run(

@@ -147,7 +147,7 @@ def _replicas(value: object, where: str) -> Mapping[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     for stage, devices in value.items():
         at = f"{where}: stage {stage!r}"
-        if not (stage.isdecimal() and stage.isascii()):
+        if not (stage.isdecimal() and stage.isascii() and len(stage) < 10):
             raise FileFormatError(f'{at}: expected the number of a stage, such as "0"')
         found[int(stage)] = tuple(name(device, f"{at}: a device") for device in array(devices, at))
     return found

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 
-from agent.experiments.experiment import RESULTS
 from agent.experiments.launcher import followed
+from agent.instances.profiles import DATA
 from agent.policy.seen import NOT_SEEN
 from graphs.dataset import capture_draw
 from graphs.families import FAMILIES
@@ -20,7 +20,7 @@ from graphs.system.errors import InputError
 
 FIRST_SEED = 1000
 """Draws from here on are sealed."""
-KEPT = RESULTS.parent / "sealed.jsonl.gz"
+KEPT = DATA / "sealed.jsonl.gz"
 """Draws of families that nothing was tuned on, drawn by `equal_time/sealed_*.py` of b643ead."""
 NEW = ("unet", "dit", "towers", "recommender", "conformer", "mixer")
 LARGE = ("large-nmt", "large-ptb", "large-gpt", "large-llama", "large-moe", "large-t5", "large-ssm")

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from agent.experiments.command import main
-from agent.experiments.pipeline_profiles import (
-    PROFILES,
-    SLOW,
-    UNEQUAL,
-    profile_cluster,
-    profile_graph,
-    profile_row,
-)
+from agent.experiments.pipeline_profiles import profile_row
+from agent.instances.profiles import SLOW, UNEQUAL, profile_cluster, profile_graph, profile_paths
 from agent.pipelines.dynamic.placers import Rules, best_split, stage_costs
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
@@ -21,7 +15,7 @@ from envs.problem import Problem
 
 
 def test_a_row_has_the_load_and_the_step_of_a_plan() -> None:
-    graph = profile_graph(PROFILES / "pipedream_gnmt.txt.gz")
+    graph = profile_graph(profile_paths()["pipedream_gnmt"])
     pipelined = PipelinedProblem(Problem(graph, profile_cluster(4, UNEQUAL)), Pipeline("1f1b", 8))
     row = profile_row(pipelined, UNEQUAL, "ideals", 10)
     split = best_split(stage_costs(pipelined), Rules(), (1, 2, 3, 4))
@@ -33,7 +27,7 @@ def test_a_row_has_the_load_and_the_step_of_a_plan() -> None:
 
 
 def test_inputs_take_no_time() -> None:
-    graph = profile_graph(PROFILES / "pipedream_alexnet.txt.gz")
+    graph = profile_graph(profile_paths()["pipedream_alexnet"])
     loads = [op for op in range(graph.n_ops) if graph.op_names[op] == "node1/forward"]
     assert graph.seconds[SLOW][loads] == 0
     assert np.count_nonzero(graph.seconds[SLOW] > 0) > 30

@@ -58,9 +58,3 @@ for name, arm, question in (
 ):
     rows, tables = ("orders.csv.gz", "orders_curves.csv.gz"), "recorded.orders:order_tables"
     EXPERIMENTS.register(name, Experiment(question, rows, tables, fixed={"arm": arm}))
-EXPERIMENTS.register(
-    "orders_across_methods",
-    Experiment(
-        "Does the best order depend on the learner?", ("orders.csv.gz",), "recorded.orders:learner_tables"
-    ),
-)

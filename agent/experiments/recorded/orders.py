@@ -30,7 +30,7 @@ LEARNERS = {
     "prefix": "construction, equal features",
     "improve": "improvement, reinforcement alone",
 }
-"""What the learner of an arm does."""
+"""Names of the learners of the arms."""
 
 
 def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:

@@ -1,0 +1,144 @@
+"""The published agents of Doppler, Placeto and GDP beside our placers, on Doppler's graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.experiments.benchmark import BenchmarkRow, benchmark_rows
+from agent.experiments.doppler_train import SETTINGS
+from agent.experiments.experiment import ExperimentError
+from agent.experiments.rows import grouped, markdown_table, read_rows
+from agent.instances.best_known import encoded
+from agent.instances.instance import DOPPLER, Instance, find_instances
+from envs.placement.placement import Placement
+from graphs.system.json_files import read_json_lines
+
+LAST = 20
+"""Episodes whose mean tells what a policy has learned."""
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """A published agent on a graph, as far as it was trained.
+
+    Attributes:
+        episodes, of_episodes: done, and those that its settings name.
+        best_episode: the first with the shortest step, from 1 on.
+        cpu_s: processor seconds of all episodes.
+        step_s: shortest step, by our simulator.
+        published_s, last_s: the same and the mean of the last episodes, by the published simulator.
+        device_of: a digit for the device of each op, at the shortest step.
+    """
+
+    instance: str
+    method: str
+    episodes: int
+    of_episodes: int
+    best_episode: int
+    cpu_s: float
+    step_s: float
+    published_s: float
+    last_s: float
+    device_of: str
+
+
+def method_rows(
+    folder: Path, placers: Sequence[str], seconds: Sequence[float]
+) -> Iterator[list[AgentRow] | list[BenchmarkRow]]:
+    """Makes the rows of the agents, which `doppler.sh` trained in a folder, and those of our placers.
+
+    Args:
+        seconds: budgets of our placers, in normalised processor seconds.
+
+    Raises:
+        ExperimentError: no agent was trained there.
+    """
+    agents = [
+        _agent_row(instance, method, folder)
+        for instance in find_instances(["doppler:*"])
+        for method in SETTINGS
+        if _episodes(instance, method, folder).exists()
+    ]
+    if not agents:
+        raise ExperimentError(
+            f"{folder}: has no episodes; run sh agent/experiments/doppler.sh {folder} SECONDS"
+        )
+    yield agents
+    yield [row for each in seconds for row in next(benchmark_rows(folder, ["doppler:*"], placers, each))]
+
+
+def _episodes(instance: Instance, method: str, folder: Path) -> Path:
+    return folder / "agents" / f"{_short(instance.name)}-{method}" / "episodes.jsonl"
+
+
+def _short(instance: str) -> str:
+    return instance.partition(":")[2]
+
+
+def _agent_row(instance: Instance, method: str, folder: Path) -> AgentRow:
+    settings = json.loads((folder / "code" / "config_files" / SETTINGS[method]).read_text())
+    episodes: list[Any] = [value for _, value in read_json_lines(_episodes(instance, method, folder))]
+    best = min(episodes, key=lambda episode: episode["step"])
+    placement = Placement(np.array(best["devices"]))
+    return AgentRow(
+        instance=instance.name,
+        method=method,
+        episodes=len(episodes),
+        of_episodes=settings["num_episode"],
+        best_episode=best["episode"] + 1,
+        cpu_s=episodes[-1]["cpu_s"],
+        step_s=instance.simulate(placement).total_s,
+        published_s=best["step"] / 1e3,
+        last_s=float(np.mean([episode["step"] for episode in episodes[-LAST:]])) / 1e3,
+        device_of=encoded(instance.name, placement)["device_of"],
+    )
+
+
+def method_tables(agents_in: Path, placers_in: Path) -> Iterator[str]:
+    """Yields the step of each method on each graph, and how far the agents were trained."""
+    agents, placers = read_rows(agents_in, AgentRow), read_rows(placers_in, BenchmarkRow)
+    graphs = [f"doppler:{name}" for name in DOPPLER]
+    lines: dict[tuple[str, str], dict[str, float]] = {}
+    for agent in agents:
+        lines.setdefault((f"{agent.method}, published code", ""), {})[agent.instance] = agent.step_s
+    for (placer, seconds), rows in grouped(placers, lambda row: (row.placer, row.seconds)).items():
+        stops = max(row.cpu_s for row in rows) <= seconds / 2
+        steps = {row.instance: row.step_s for row in rows}
+        lines[placer, "" if stops else f"{seconds:g} s"] = steps
+    for name, known in (("best known", "best_s"), ("lower bound", "bound_s")):
+        lines[name, ""] = {row.instance: getattr(row, known) for row in placers}
+    yield markdown_table(
+        [
+            ["step in ms", "budget", *map(_short, graphs)],
+            *(
+                [*line, *(f"{1e3 * steps[graph]:.2f}" if graph in steps else "" for graph in graphs)]
+                for line, steps in lines.items()
+            ),
+        ]
+    )
+    head = ["graph", "method", "episodes", "CPU s", "best", "in episode", f"mean of the last {LAST}"]
+    yield markdown_table(
+        [
+            head,
+            *(
+                [
+                    _short(row.instance),
+                    row.method,
+                    f"{row.episodes:,} of {row.of_episodes:,}",
+                    f"{row.cpu_s:.0f}",
+                    f"{1e3 * row.step_s:.2f}",
+                    f"{row.best_episode:,}",
+                    f"{1e3 * row.last_s:.2f}",
+                ]
+                for row in agents
+            ),
+        ]
+    )
+    worst = max(abs(row.step_s / row.published_s - 1) for row in agents)
+    yield f"Our simulator differs from the published one by at most {worst:.1e} on the best placements."

@@ -1,0 +1,65 @@
+"""Published agents on Doppler's graphs: their rows, and the placements that are kept of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.experiments.doppler_methods import AgentRow, method_rows
+from agent.experiments.doppler_train import GRAPHS, SETTINGS, TURN_S
+from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
+from agent.experiments.rows import read_rows
+from agent.instances.best_known import decoded
+from agent.instances.instance import DOPPLER, find_instances
+
+AGENTS = read_rows(RESULTS / EXPERIMENTS["doppler_methods"].rows[0], AgentRow)
+
+
+@pytest.mark.parametrize("row", AGENTS, ids=lambda row: f"{row.instance}-{row.method}")
+def test_a_kept_placement_has_the_step_of_its_row(row: AgentRow) -> None:
+    (instance,) = find_instances([row.instance])
+    placement = decoded({"instance": row.instance, "device_of": row.device_of})
+    assert instance.simulate(placement).total_s == pytest.approx(row.step_s, rel=1e-12)
+    assert row.published_s == pytest.approx(row.step_s, rel=2e-4)
+    assert 1 <= row.best_episode <= row.episodes <= row.of_episodes
+
+
+def test_graphs_and_methods_have_the_names_of_the_instances() -> None:
+    assert GRAPHS == DOPPLER
+    assert [*SETTINGS] == [*TURN_S]
+
+
+def test_rows_are_the_best_of_the_episodes(tmp_path: Path) -> None:
+    (instance,) = find_instances(["doppler:chain_mm"])
+    devices = np.arange(instance.graph.n_ops) % 4
+    step_s = instance.simulate(decoded({"device_of": "".join(map(str, devices))})).total_s
+    episodes = [
+        {"episode": 0, "cpu_s": 1.0, "step": 2e3 * step_s, "devices": [0] * len(devices)},
+        {"episode": 1, "cpu_s": 2.0, "step": 1e3 * step_s, "devices": devices.tolist()},
+        {"episode": 2, "cpu_s": 3.0, "step": 1e3 * step_s, "devices": devices.tolist()},
+    ]
+    settings = tmp_path / "code/config_files" / SETTINGS["gdp"]
+    settings.parent.mkdir(parents=True)
+    settings.write_text('{"num_episode": 2000}')
+    folder = tmp_path / "agents/chain_mm-gdp"
+    folder.mkdir(parents=True)
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
+    (row,) = next(method_rows(tmp_path, ["heft"], [1.0]))
+    assert isinstance(row, AgentRow)
+    assert (row.method, row.episodes, row.of_episodes, row.best_episode, row.cpu_s) == (
+        "gdp",
+        3,
+        2000,
+        2,
+        3.0,
+    )
+    assert row.step_s == row.published_s == step_s
+    assert row.last_s == pytest.approx(4 / 3 * step_s)
+
+
+def test_no_episodes_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"has no episodes; run sh agent/experiments/doppler\.sh"):
+        next(method_rows(tmp_path, ["heft"], [1.0]))

@@ -85,7 +85,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         given=given,
         granularity=config.granularity,
         pipeline=pipeline,
-        home=home,
+        home={each.name: home.get(each.name, DEFAULT_CLUSTER) for each in graphs} if home else {},
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from unittest.mock import patch
@@ -17,8 +17,8 @@ from agent.evaluation.trial_runner import TrialRunner
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.launcher import followed
 from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, write_rows
-from agent.instances.best_known import SAME, bound_of, read_best_known, read_reported
-from agent.instances.instance import Instance, find_instances, find_names
+from agent.instances.best_known import SAME, BestKnown, bound_of, read_best_known, read_reported
+from agent.instances.instance import SOURCES, Instance, find_instances, find_names
 from agent.instances.submissions import write_submission
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
@@ -28,9 +28,11 @@ from envs.placement.placement import Placement
 from envs.simulator.simulate import simulate_many
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
-"""Searches of this project; the others are methods of the field, in our code."""
+"""Searches of this project, the default first; the others are methods of the field, in our code."""
 PLACEMENTS = "placements"
 """Folder of what is better than the best known."""
+LEVEL = 1e-3
+"""Step times that differ by less, as a share, are level."""
 LOOP_PLACEMENTS, LOOP_TRIES = 2_000, 7
 REFERENCE_S = 0.064
 """Processor seconds of the calibrating loop on the machine that a normalised second is one of."""
@@ -96,22 +98,32 @@ def benchmark_rows(
         ExperimentError: an unknown placer.
         InstanceError: an unknown instance.
     """
-    if unknown := {*placers} - {*PLACERS, *LEARNED, *PIPELINE_PLACERS}:
-        known = ", ".join(dict.fromkeys((*PLACERS, *LEARNED, *PIPELINE_PLACERS)))
-        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {known}")
+    steps = (*PLACERS, *LEARNED)
+    if unknown := {*placers} - {*steps, *PIPELINE_PLACERS}:
+        names = ", ".join(dict.fromkeys((*steps, *PIPELINE_PLACERS)))
+        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {names}")
     scale = calibrated_loop_s() / REFERENCE_S
     policy = open_policy("pretrained", []) if {*placers} & {*LEARNED} else None
     runner, found = TrialRunner(), []
     for name in followed(find_names(graphs), f"{seconds:g} s, {scale:.2f} of the reference machine"):
         file = folder / "instances" / f"{file_name(name)}-{seconds:g}-s.csv"
         rows = read_rows(file, BenchmarkRow) if file.exists() else []
-        if not {*placers} >= {row.placer for row in rows} != set():
+        is_pipeline = SOURCES[name.partition(":")[0]].pipeline is not None
+        suiting = [each for each in placers if each in (PIPELINE_PLACERS if is_pipeline else steps)]
+        if [row.placer for row in rows] != suiting:
             (instance,) = find_instances([name])
-            rows = _rows_of(instance, placers, seconds, scale, folder, runner, policy)
+            rows = _rows_of(instance, suiting, seconds, scale, folder, runner, policy)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_rows(file, rows)
         found += rows
+    known = read_best_known()
+    found = [_up_to_date(row, known[row.instance]) if row.instance in known else row for row in found]
     yield [*found, *_reported({row.instance: row for row in found})]
+
+
+def _up_to_date(row: BenchmarkRow, known: BestKnown) -> BenchmarkRow:
+    """Compares a row that may be kept from earlier with the best known answer of now."""
+    return replace(row, best_s=min(row.best_s, known.step_time_s), bound_s=max(row.bound_s, known.bound_s))
 
 
 def _rows_of(
@@ -127,8 +139,7 @@ def _rows_of(
     bound_s = bound_of(instance, known)
     best_s = known[instance.name].step_time_s if instance.name in known else np.inf
     runs = []
-    suiting = (*PLACERS, *LEARNED) if instance.pipeline is None else tuple(PIPELINE_PLACERS)
-    for placer in (each for each in placers if each in suiting):
+    for placer in placers:
         run = _run(instance, placer, Budget(None, seconds * scale), runner, policy)
         runs.append((placer, run))
         bound_s = max(bound_s, run.proved_s)
@@ -219,31 +230,35 @@ def _source_table(rows: Sequence[BenchmarkRow]) -> str:
         cells = [list(each) for each in grouped(own, lambda row: row.instance).values()]
         closed = sum(each[0].best_s <= each[0].bound_s * (1 + SAME) for each in cells)
         over = mean_cell(each[0].best_s / each[0].bound_s for each in cells)
-        ratios = {each[0].instance.partition(":")[2]: _ours_over_others(each) for each in cells}
-        behind = [f"{name} {ratio:.4f}" for name, ratio in ratios.items() if ratio > 1 + SAME]
-        ahead = sum(ratio < 1 - SAME for ratio in ratios.values())
+        pairs = {each[0].instance: _ours_and_others(each) for each in cells}
+        ratios = {
+            name: 1.0 if ours_s == other.step_s else ours_s / other.step_s
+            for name, (ours_s, other) in pairs.items()
+        }
+        behind = [
+            f"{name.partition(':')[2]} {ratio:.3f}" for name, ratio in ratios.items() if ratio > 1 + LEVEL
+        ]
+        ahead = sum(ratio < 1 - LEVEL for ratio in ratios.values())
         counts = [len(cells), closed, over, ahead, len(cells) - ahead - len(behind), len(behind)]
         body.append([source, *map(str, counts), "" if source == "all" else ", ".join(behind)])
     return markdown_table([head, *body])
 
 
-def _ours_over_others(rows: Iterable[BenchmarkRow]) -> float:
-    """Divides the best step of ours by the best of all others; below 1, ours are ahead."""
-    best = {True: np.inf, False: np.inf}
-    for row in rows:
-        best[row.placer in OURS] = min(best[row.placer in OURS], row.step_s)
-    return 1.0 if best[True] == best[False] else float(best[True] / best[False])
+def _ours_and_others(rows: Sequence[BenchmarkRow]) -> tuple[float, BenchmarkRow]:
+    """Returns the step of the first of `OURS` that placed an instance, and the best row of all others."""
+    ours = [row for row in rows if row.placer in OURS]
+    others = [row for row in rows if row.placer not in OURS]
+    step_s = min(ours, key=lambda row: OURS.index(row.placer)).step_s if ours else np.inf
+    return step_s, min(others or ours, key=lambda row: row.step_s)
 
 
 def _instance_table(rows: Sequence[BenchmarkRow]) -> str:
-    head = ["instance", "best known, ms", "over bound", "best of ours", "best of others", "by"]
+    head = ["instance", "best known, ms", "over bound", "ours", "best of others", "by"]
     body = []
     for name, own in grouped(rows, lambda row: row.instance).items():
-        ours = min((row.step_s for row in own if row.placer in OURS), default=np.inf)
-        others = [row for row in own if row.placer not in OURS]
-        other = min(others, key=lambda row: row.step_s, default=own[0])
+        ours_s, other = _ours_and_others(own)
         best_s = own[0].best_s
         over = ["optimal" if best_s <= own[0].bound_s * (1 + SAME) else f"{best_s / own[0].bound_s:.3f}"]
-        ratios = [f"{step_s / best_s:.3f}" for step_s in (ours, other.step_s)]
+        ratios = [f"{step_s / best_s:.3f}" for step_s in (ours_s, other.step_s)]
         body.append([name, f"{best_s * 1e3:.6g}", *over, *ratios, other.placer])
     return markdown_table([head, *body])

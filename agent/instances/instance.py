@@ -15,7 +15,7 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -77,7 +77,7 @@ class Instance:
         """No placement has a shorter step, in seconds."""
         return lower_bound_s(self.problem) if self.pipeline is None else pipeline_bound_s(self.pipelined)
 
-    def simulate(self, placement: Placement) -> StepTime:
+    def simulate(self, placement: Placement) -> StepTime | PipelineTime:
         """Times the objective under a placement.
 
         Raises:

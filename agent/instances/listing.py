@@ -18,13 +18,13 @@ def listing() -> Iterator[str]:
     for key, source in SOURCES.items():
         pipeline = source.pipeline
         objective = f"{pipeline.schedule} x {pipeline.microbatches}" if pipeline else "one step"
-        yield f"{source.title} ({source.licence}), {objective}: best ms, over bound, by"
+        yield f"{source.title} ({source.licence}), {objective}: best ms, over the bound"
         for name in source.names():
             best = known.get(f"{key}:{name}")
             line = f"  {key}:{name}"
             if best is not None:
                 over = "optimal" if best.is_optimal else f"{best.step_time_s / best.bound_s:.3f}"
-                line = f"{line:<53} {best.step_time_s * 1e3:>9.6g} {over:>7} {best.method[:7]}"
+                line = f"{line:<61} {best.step_time_s * 1e3:>9.6g} {over:>8}"
             yield line
 
 

@@ -19,8 +19,8 @@ from graphs.system.json_fields import kind_of, number, text
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 SUFFIXES = (".json", ".json.gz")
-MAX_BYTES = 2**24
-"""Bytes of a submission, decompressed, at most: ten times the largest placement of an instance."""
+MAX_BYTES = 2**22
+"""Bytes of a submission, decompressed, at most: several times the largest placement of an instance."""
 MAX_FILES = 10_000
 TEXTS = ("method", "found_by", "commit", "date")
 NUMBERS = ("step_time_s", "seconds")
@@ -77,9 +77,7 @@ def submissions_of(path: Path) -> list[Path]:
     found = (file for file in path.rglob("*.json*") if file.name.endswith(SUFFIXES))
     files = sorted(islice(found, MAX_FILES + 1))
     if not 1 <= len(files) <= MAX_FILES:
-        raise InputError(
-            f"{path}: holds {len(files)} files of placements; give 1 to {MAX_FILES} (.json, .json.gz)"
-        )
+        raise InputError(f"{path}: holds {len(files)} placement files; give 1 to {MAX_FILES}")
     return files
 
 
@@ -115,11 +113,10 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
     placement = named.resolve(instance.graph, instance.cluster)
     step = instance.simulate(placement)
     before = known.get(instance.name)
-    texts = (str(claims.get(key, "unknown")) for key in TEXTS)
-    found = BestKnown(
-        instance.name, step.total_s, bound_of(instance, known), *texts, float(claims.get("seconds", 0))
-    )
-    fault = _fault(instance, step.total_s, step.peak_bytes, found.bound_s, claims.get("step_time_s"))
+    texts = {key: str(claims.get(key, "unknown")) for key in TEXTS}
+    seconds, bound_s = float(claims.get("seconds", 0)), bound_of(instance, known)
+    found = BestKnown(instance.name, step.total_s, bound_s, seconds=seconds, **texts)
+    fault = _fault(instance, step.total_s, step.peak_bytes, bound_s, claims.get("step_time_s"))
     return Verdict(instance, placement, found, fault, before.step_time_s if before else np.inf)
 
 

@@ -51,7 +51,7 @@ def test_every_flag_is_of_an_experiment() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nix", "unknown experiment 'nix'; use one of budgets, "),
+        ("nix", "unknown experiment 'nix'; use one of benchmark, "),
         ("speed", "speed: its rows were made elsewhere, see "),
         ("optimality", "optimality: its rows were made elsewhere, see "),
         ("bounds --only tables --out .", ".: has no bounds_op.csv or "),

@@ -1,0 +1,146 @@
+"""Instances by name: what they are, and the table of the best known answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.commands.evaluate import main
+from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import make_spec
+from agent.instances.best_known import decoded, encoded, read_best_known, read_placements, read_reported
+from agent.instances.instance import DOPPLER, SOURCES, InstanceError, find_instances, find_names
+from agent.instances.profiles import DATA
+from envs.placement.placement import Placement
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import build_graph
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "doppler.jsonl.gz"
+COUNTS = {
+    "doppler": 4,
+    "tarnawski": 24,
+    "tarnawski-pipelines": 8,
+    "placeto": 12,
+    "sealed": 13,
+    "pipedream": 10,
+    "piper": 2,
+}
+
+
+def spec_of(*graphs: str, **settings: object):  # type: ignore[no-untyped-def]
+    return make_spec(EvaluationConfig(graphs=graphs, placers=("single",), **settings))[0]  # type: ignore[arg-type]
+
+
+def test_patterns_name_instances_of_each_source() -> None:
+    assert {source: len(find_names([f"{source}:*"])) for source in SOURCES} == COUNTS
+    assert len(find_names(["*", "doppler:*"])) == sum(COUNTS.values())
+    assert find_names(["tarnawski:latency-ops-bert_l-?_inference"]) == [
+        "tarnawski:latency-ops-bert_l-3_inference",
+        "tarnawski:latency-ops-bert_l-6_inference",
+    ]
+    for wrong in ("doppler:none", "nix", "doppler:../chain_mm"):
+        with pytest.raises(InstanceError, match="no instance is named"):
+            find_names([wrong])
+
+
+def test_dopplers_simulator_answers_alike() -> None:
+    """All but ties of its events, which it breaks otherwise."""
+    graphs = {each.graph.name: each for each in find_instances(["doppler:*"])}
+    of_file = {file: graphs[f"doppler:{name}"] for name, file in DOPPLER.items()}
+    errors = []
+    for line in gzip.decompress(GOLDEN.read_bytes()).splitlines():
+        case = json.loads(line)
+        instance = of_file[case["graph"]]
+        devices = np.array([case["placement"][op] for op in instance.graph.op_names])
+        ours_ms = instance.simulate(Placement(devices)).total_s * 1e3
+        errors.append(abs(ours_ms / case["running_time"] - 1))
+    assert sorted(errors)[27] < 1e-6
+    assert max(errors) < 2e-4
+
+
+def test_a_workload_keeps_latencies_colours_and_devices() -> None:
+    (instance,) = find_instances(["tarnawski:throughput-layers-bert24_training"])
+    graph, cluster = instance.graph, instance.cluster
+    assert np.nansum(graph.seconds["acc"]) == pytest.approx(0.217813)
+    assert np.nansum(graph.seconds["cpu"]) == pytest.approx(2.17813)
+    assert np.bincount(graph.colocate).tolist().count(2) == 32
+    assert graph.phases.count("backward") == 32
+    assert [device.name for device in cluster.devices] == [
+        "acc0",
+        "acc1",
+        "acc2",
+        "acc3",
+        "acc4",
+        "acc5",
+        "cpu0",
+    ]
+    assert cluster.devices[0].memory_bytes == 17185374208
+    assert cluster.bytes_per_s[0, 1] == 2**31
+
+
+def test_the_table_has_every_instance_and_its_placements_take_what_it_says() -> None:
+    known, records = read_best_known(), read_placements()
+    assert sorted(known) == sorted(records) == sorted(find_names(["*"]))
+    for instance in find_instances(["*"]):
+        row = known[instance.name]
+        step = instance.simulate(decoded(records[instance.name]))
+        assert step.fits
+        assert step.total_s == pytest.approx(row.step_time_s, rel=1e-9)
+        assert instance.bound_s * (1 - 1e-9) <= row.bound_s <= row.step_time_s * (1 + 1e-9)
+        assert all((row.method, row.found_by, row.commit, row.date))
+        assert row.seconds > 0
+        assert encoded(instance.name, decoded(records[instance.name])) == records[instance.name]
+
+
+def test_what_others_report_is_of_instances_and_not_better_than_a_bound() -> None:
+    known = read_best_known()
+    for row in read_reported():
+        assert row.step_time_s > known[row.instance].bound_s
+
+
+def test_the_list_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--list-graphs"])
+    lines = capsys.readouterr().out.splitlines()
+    assert left.value.code == 0
+    assert len(lines) == sum(COUNTS.values()) + len(COUNTS)
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[:3] == ["doppler:chain_mm", "1200.07", "optimal"] for line in lines)
+
+
+def test_an_instance_brings_its_cluster_and_its_objective() -> None:
+    spec = spec_of("doppler:chain_mm")
+    assert [cluster.name for cluster in spec.clusters] == ["corgi4"]
+    assert spec.pipeline is None
+    assert [cluster.name for cluster in spec_of("doppler:chain_mm", cluster=("4xv100",)).clusters] == [
+        "4xv100"
+    ]
+    pipelined = spec_of("pipedream:alexnet", "piper:*")
+    assert (pipelined.pipeline.schedule, pipelined.pipeline.microbatches) == ("1f1b", 8)
+    assert spec_of("pipedream:alexnet", microbatches=4).pipeline.microbatches == 4
+    assert spec_of("pipedream:alexnet", pipeline="gpipe").pipeline.schedule == "gpipe"
+    with pytest.raises(EvaluationError, match="have different objectives"):
+        spec_of("doppler:chain_mm", "pipedream:alexnet")
+
+
+def test_each_workload_is_placed_on_its_own_devices_and_a_file_on_the_default(tmp_path: Path) -> None:
+    write_graphs(tmp_path / "own.json", [build_graph("own", "", [{"name": "op", "flops": 1e9}], [])])
+    spec = spec_of("tarnawski:*", str(tmp_path / "own.json"))
+    pairs = [(spec.graphs[task.graph].name, spec.clusters[task.cluster].name) for task in spec.tasks()]
+    own = [(each.name, each.cluster.name) for each in find_instances(["tarnawski:*"])]
+    assert pairs == [*own, ("own", "4xv100")]
+    spec.check_feasible()
+    assert spec.to_json()["home"] == dict(pairs)
+
+
+def test_data_say_their_licence() -> None:
+    readme = (DATA.parent / "README.md").read_text(encoding="utf-8")
+    for name, source in SOURCES.items():
+        assert name in readme
+        assert source.licence in readme
+    for file in DATA.glob("LICENSE*"):
+        assert f"data/{file.name}" in readme

@@ -48,7 +48,7 @@ def learner_tables(rows_in: Path) -> Iterator[str]:
     by_learner: dict[str, dict[str, OrderScores]] = {}
     for (arm, family), own in grouped(read_table(rows_in), lambda row: (row["arm"], row["family"])).items():
         by_learner.setdefault(LEARNERS[arm], {})[family] = scores_of(own)
-    families = list(max(by_learner.values(), key=len))
+    families = axis(family for scores in by_learner.values() for family in scores)
     best = [["family", *by_learner]]
     for family in families:
         found = [scores.get(family) for scores in by_learner.values()]

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes the environment of Doppler's published code in DIR (about 2 GB), and trains its agents for SECONDS of
-# processor time: sh agent/experiments/doppler.sh DIR SECONDS [GRAPH ...]. Run it again to resume.
+# Makes the environment of Doppler's published code in DIR (2 GB with PIP_ARGS for torch without CUDA, as for make),
+# and trains its agents for SECONDS of processor time: sh agent/experiments/doppler.sh DIR SECONDS [GRAPH ...].
+# Run it again to resume.
 set -eu
 train=$(realpath "$(dirname "$0")")/doppler_train.py
 dir=$1 seconds=$2
@@ -13,9 +14,9 @@ if [ ! -d code ]; then
 fi
 if [ ! -e env/ready ]; then
     python3.11 -m venv env
-    # Newer releases of dgl load a library of one release of torch; torch needs no setuptools to run, dgl an old one.
+    # dgl 2 runs with few releases of torch; dgl 1 needs an old setuptools, torch none.
     # shellcheck disable=SC2086
-    env/bin/pip install ${PIP_ARGS:-} torch "numpy<2" dgl==1.1.3 dgllife==0.3.2 rdkit simpy pexpect python-dotenv \
+    env/bin/pip install ${PIP_ARGS:-} torch==2.13.0 "numpy<2" dgl==1.1.3 dgllife==0.3.2 rdkit simpy pexpect python-dotenv \
         gymnasium matplotlib
     env/bin/pip install "setuptools<71"
     touch env/ready

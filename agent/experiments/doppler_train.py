@@ -8,6 +8,7 @@ time are over. The same command resumes. Each episode is a line of `OUT/GRAPH-ME
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -121,15 +122,16 @@ def main(code: Path, out: Path, seconds: float, graphs: list[str]) -> None:
     sys.path.insert(0, str(code))
     torch.set_num_threads(1)
     trainings: dict[tuple[str, str], Training] = {}
+    end_s = time.process_time() + seconds
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        while time.process_time() < seconds:
-            for method in SETTINGS:
-                for graph in graphs or GRAPHS:
-                    if (graph, method) not in trainings:
-                        trainings[graph, method] = Training(code, out, graph, method)
-                    training = trainings[graph, method]
-                    done_s = training.cpu_s if method == "doppler-imitation" else 0.0
-                    training.take_turn(TURN_S[method] - done_s)
+        for method, graph in itertools.cycle(itertools.product(SETTINGS, graphs or GRAPHS)):
+            if (graph, method) not in trainings:
+                trainings[graph, method] = Training(code, out, graph, method)
+            training, left_s = trainings[graph, method], end_s - time.process_time()
+            if left_s <= 0:
+                return
+            done_s = training.cpu_s if method == "doppler-imitation" else 0.0
+            training.take_turn(min(TURN_S[method] - done_s, left_s))
 
 
 if __name__ == "__main__":

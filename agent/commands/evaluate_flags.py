@@ -31,8 +31,8 @@ Run the same command again to resume an interrupted evaluation.
 """
 
 
-class _PrintCluster(argparse.Action):
-    """Prints a cluster as a cluster file and ends the command."""
+class _Answer(argparse.Action):
+    """Ends the command with what a function, `const`, returns of the value."""
 
     def __call__(
         self,
@@ -41,41 +41,27 @@ class _PrintCluster(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> NoReturn:
-        from agent.calibration.quick import get_or_measure_cluster
-
-        print(cluster_text(get_or_measure_cluster(str(values))))
-        parser.exit(0)
+        parser.exit(self.const(str(values)))
 
 
-class _ListGraphs(argparse.Action):
-    """Prints the instances of the benchmark and ends the command."""
+def _print_cluster(name: str) -> int:
+    from agent.calibration.quick import get_or_measure_cluster
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        from agent.instances.listing import listing
-
-        print("\n".join(listing()))
-        parser.exit(0)
+    print(cluster_text(get_or_measure_cluster(name)))
+    return 0
 
 
-class _Validate(argparse.Action):
-    """Checks submitted placements of instances and ends the command."""
+def _list_graphs(_: str) -> int:
+    from agent.instances.best_known import listing
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        from agent.instances.listing import validate
+    print("\n".join(listing()))
+    return 0
 
-        parser.exit(validate(Path(str(values)), NAME))
+
+def _validate(path: str) -> int:
+    from agent.instances.submissions import validate
+
+    return validate(Path(path), NAME)
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -115,19 +101,22 @@ def make_parser() -> argparse.ArgumentParser:
     groups = add_flags(parser, EvaluationConfig)
     groups[GRAPHS].add_argument(
         "--list-graphs",
-        action=_ListGraphs,
+        action=_Answer,
+        const=_list_graphs,
         nargs=0,
         help="list the instances of the benchmark and the best known step of each, then exit",
     )
     groups[PLACERS].add_argument(
         "--validate",
-        action=_Validate,
+        action=_Answer,
+        const=_validate,
         metavar="FILE|DIR",
         help="check placements of instances and what they claim, then exit",
     )
     groups[CLUSTERS].add_argument(
         "--print-cluster",
-        action=_PrintCluster,
+        action=_Answer,
+        const=_print_cluster,
         metavar="NAME",
         help="print a preset as a cluster file (JSON), then exit",
     )

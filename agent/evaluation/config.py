@@ -75,11 +75,11 @@ class EvaluationConfig(Settings, error=EvaluationError):
 
     cluster: tuple[str, ...] | None = option(
         None,
-        "presets or files",
+        "presets or files; without them, instances have their own",
         group=CLUSTERS,
         metavar="NAME|FILE",
         some=True,
-        default_text="4xv100; an instance has its own",
+        default_text="4xv100",
     )
 
     pipeline: str = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -16,21 +16,21 @@ from agent.evaluation.run import file_name
 from agent.evaluation.trial_runner import TrialRunner
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.launcher import followed
-from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, write_rows
-from agent.instances.best_known import SAME, BestKnown, bound_of, read_best_known, read_reported
-from agent.instances.instance import SOURCES, Instance, find_instances, find_names
-from agent.instances.submissions import write_submission
+from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, read_table, write_rows
+from agent.instances.best_known import SAME, read_best_known
+from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
+from agent.instances.profiles import DATA
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from agent.training.run_folder import git_commit
+from envs.placement.files import placement_to_json
 from envs.placement.placement import Placement
 from envs.simulator.simulate import simulate_many
+from graphs.system.json_files import write_json_atomic
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
 """Searches of this project, the default first; the others are methods of the field, in our code."""
-PLACEMENTS = "placements"
-"""Folder of what is better than the best known."""
 LEVEL = 1e-3
 """Step times that differ by less, as a share, are level."""
 LOOP_PLACEMENTS, LOOP_TRIES = 2_000, 7
@@ -86,7 +86,7 @@ def calibrated_loop_s() -> float:
 def benchmark_rows(
     folder: Path, graphs: Sequence[str], placers: Sequence[str], seconds: float
 ) -> Iterator[list[BenchmarkRow]]:
-    """Makes the rows of all placers; `folder/placements` gets what is better than the best known.
+    """Makes the rows of all placers; `folder/placements` gets the best placement of each instance.
 
     Args:
         folder: keeps the rows of each instance.
@@ -100,109 +100,90 @@ def benchmark_rows(
     """
     steps = (*PLACERS, *LEARNED)
     if unknown := {*placers} - {*steps, *PIPELINE_PLACERS}:
-        names = ", ".join(dict.fromkeys((*steps, *PIPELINE_PLACERS)))
-        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {names}")
+        known = ", ".join(dict.fromkeys((*steps, *PIPELINE_PLACERS)))
+        raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {known}")
     scale = calibrated_loop_s() / REFERENCE_S
     policy = open_policy("pretrained", []) if {*placers} & {*LEARNED} else None
     runner, found = TrialRunner(), []
     for name in followed(find_names(graphs), f"{seconds:g} s, {scale:.2f} of the reference machine"):
+        suiting = [each for each in placers if each in (PIPELINE_PLACERS if pipeline_of(name) else steps)]
         file = folder / "instances" / f"{file_name(name)}-{seconds:g}-s.csv"
         rows = read_rows(file, BenchmarkRow) if file.exists() else []
-        is_pipeline = SOURCES[name.partition(":")[0]].pipeline is not None
-        suiting = [each for each in placers if each in (PIPELINE_PLACERS if is_pipeline else steps)]
         if [row.placer for row in rows] != suiting:
             (instance,) = find_instances([name])
-            rows = _rows_of(instance, suiting, seconds, scale, folder, runner, policy)
+            placed = [_place(instance, each, seconds, scale, runner, policy) for each in suiting]
+            best, row = min(placed, key=lambda pair: pair[1].step_s)
+            _write_submission(folder / "placements" / f"{file_name(name)}.json", instance, best, row)
+            rows = [row for _, row in placed]
             file.parent.mkdir(parents=True, exist_ok=True)
             write_rows(file, rows)
         found += rows
-    known = read_best_known()
-    found = [_up_to_date(row, known[row.instance]) if row.instance in known else row for row in found]
-    yield [*found, *_reported({row.instance: row for row in found})]
+    yield _with_others(found)
 
 
-def _up_to_date(row: BenchmarkRow, known: BestKnown) -> BenchmarkRow:
-    """Compares a row that may be kept from earlier with the best known answer of now."""
-    return replace(row, best_s=min(row.best_s, known.step_time_s), bound_s=max(row.bound_s, known.bound_s))
-
-
-def _rows_of(
+def _place(
     instance: Instance,
-    placers: Sequence[str],
+    name: str,
     seconds: float,
     scale: float,
-    folder: Path,
     runner: TrialRunner,
     policy: EvaluatedPolicy | None,
-) -> list[BenchmarkRow]:
-    known = read_best_known()
-    bound_s = bound_of(instance, known)
-    best_s = known[instance.name].step_time_s if instance.name in known else np.inf
-    runs = []
-    for placer in placers:
-        run = _run(instance, placer, Budget(None, seconds * scale), runner, policy)
-        runs.append((placer, run))
-        bound_s = max(bound_s, run.proved_s)
-        if run.step_s < best_s * (1 - SAME):
-            best_s = run.step_s
-            claims = {
-                "step_time_s": run.step_s,
-                "method": placer,
-                "found_by": "Placewalk",
-                "commit": (git_commit() or "unknown")[:7],
-                "date": date.today().isoformat(),
-                "seconds": round(run.cpu_s / scale, 3),
-            }
-            path = folder / PLACEMENTS / f"{file_name(instance.name)}.json"
-            write_submission(path, instance, run.placement, claims)
-    return [
-        BenchmarkRow(
-            instance.name, placer, seconds, run.step_s, run.evaluations, run.cpu_s / scale, bound_s, best_s
-        )
-        for placer, run in runs
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    placement: Placement
-    step_s: float
-    evaluations: int
-    cpu_s: float
-    proved_s: float = 0.0
-
-
-def _run(
-    instance: Instance, name: str, budget: Budget, runner: TrialRunner, policy: EvaluatedPolicy | None
-) -> _Run:
+) -> tuple[Placement, BenchmarkRow]:
     """Runs a placer with a budget of processor seconds."""
+    budget = Budget(None, seconds * scale)
     with patch("time.perf_counter", time.process_time):
         if instance.pipeline is not None:
             piped = runner.run_pipeline(name, instance.pipelined, budget, None, seed=0)
             assert piped.placement is not None, "a placer of pipelines makes a placement"
-            step_s = piped.step_time_s if piped.fits else np.inf
-            return _Run(piped.placement, step_s, piped.evaluations, piped.cpu_s)
-        placer = make_placer(name, policy, "topo")
-        found = runner.place(placer, instance.problem, budget, order="", seed=0)
-    step_s = found.step_time.total_s if found.feasible else np.inf
-    return _Run(found.placement, step_s, found.evaluations, found.cpu_s, found.lower_bound_s)
+            placement, evaluations, cpu_s = piped.placement, piped.evaluations, piped.cpu_s
+        else:
+            placer = make_placer(name, policy, "topo")
+            found = runner.place(placer, instance.problem, budget, order="", seed=0)
+            placement, evaluations, cpu_s = found.placement, found.evaluations, found.cpu_s
+    step = instance.simulate(placement)
+    step_s = step.total_s if step.fits else np.inf
+    bound_s, cpu_s = instance.bound_s, cpu_s / scale
+    return placement, BenchmarkRow(
+        instance.name, name, seconds, step_s, evaluations, cpu_s, bound_s, best_s=step_s
+    )
 
 
-def _reported(own: Mapping[str, BenchmarkRow]) -> Iterator[BenchmarkRow]:
-    """Yields what others report on the instances at hand."""
-    for each in read_reported():
-        if each.instance in own:
-            row = own[each.instance]
-            method = f"{each.method}, as reported"
-            yield BenchmarkRow(each.instance, method, 0.0, each.step_time_s, 0, 0.0, row.bound_s, row.best_s)
+def _write_submission(path: Path, instance: Instance, placement: Placement, row: BenchmarkRow) -> None:
+    """Writes the best placement of an instance for the table of best known answers, if it is feasible."""
+    if row.step_s < np.inf:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        claims = {
+            "step_time_s": row.step_s,
+            "method": row.placer,
+            "found_by": "Placewalk",
+            "commit": (git_commit() or "unknown")[:7],
+            "date": date.today().isoformat(),
+            "seconds": round(row.cpu_s, 3),
+        }
+        write_json_atomic(path, placement_to_json(instance.graph, instance.cluster, placement) | claims)
+
+
+def _with_others(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
+    """Adds what others report, and compares all with the best known answers of now."""
+    bounds = {row.instance: row.bound_s for row in rows}
+    reported = []
+    for each in read_table(DATA / "reported.csv"):
+        if (name := each["instance"]) in bounds:
+            method, step_s = f"{each['method']}, as reported", each["step_time_s"]
+            reported.append(BenchmarkRow(name, method, 0.0, step_s, 0, 0.0, bounds[name], step_s))
+    known = {name: row.step_time_s for name, row in read_best_known().items()}
+    best = {
+        name: min(known.get(name, np.inf), *(row.step_s for row in own))
+        for name, own in grouped([*rows, *reported], lambda row: row.instance).items()
+    }
+    return [replace(row, best_s=best[row.instance]) for row in (*rows, *reported)]
 
 
 def benchmark_tables(file: Path) -> Iterator[str]:
-    """Yields step times over the best known by source, who is ahead on each source, and all instances."""
+    """Yields step times over the best known by source, and who is ahead on each source."""
     rows = read_rows(file, BenchmarkRow)
     yield _placer_table(rows)
     yield _source_table(rows)
-    yield _instance_table(rows)
 
 
 def _placer_table(rows: Sequence[BenchmarkRow]) -> str:
@@ -250,15 +231,3 @@ def _ours_and_others(rows: Sequence[BenchmarkRow]) -> tuple[float, BenchmarkRow]
     others = [row for row in rows if row.placer not in OURS]
     step_s = min(ours, key=lambda row: OURS.index(row.placer)).step_s if ours else np.inf
     return step_s, min(others or ours, key=lambda row: row.step_s)
-
-
-def _instance_table(rows: Sequence[BenchmarkRow]) -> str:
-    head = ["instance", "best known, ms", "over bound", "ours", "best of others", "by"]
-    body = []
-    for name, own in grouped(rows, lambda row: row.instance).items():
-        ours_s, other = _ours_and_others(own)
-        best_s = own[0].best_s
-        over = ["optimal" if best_s <= own[0].bound_s * (1 + SAME) else f"{best_s / own[0].bound_s:.3f}"]
-        ratios = [f"{step_s / best_s:.3f}" for step_s in (ours_s, other.step_s)]
-        body.append([name, f"{best_s * 1e3:.6g}", *over, *ratios, other.placer])
-    return markdown_table([head, *body])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from typing import Any, cast
 
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
-from agent.instances.profiles import DATA, EQUAL, profile_cluster, profile_graph, profile_paths
-from agent.instances.tarnawski import workload_cluster, workload_graph, workloads
+from agent.instances.profiles import DATA, profile_graph, profile_paths
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.presets import get_cluster
@@ -24,19 +24,12 @@ from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError
+from graphs.system.json_files import read_json
 
 LIST = "see python evaluate.py --list-graphs"
-DOPPLER = {
-    "chain_mm": "chain_mm_112nodes",
-    "ffnn": "ffnn_192nodes",
-    "transformer_block": "transformer_block_215nodes",
-    "transformer_layer": "full_transformer_layer_261nodes",
-}
-"""Names of instances, and of their graphs in the file."""
-PLACETO = [f"{family}-{seed:02d}" for family in ("cifar10", "ptb", "nmt") for seed in (3, 7, 11, 19)]
-"""Draws of the project's own families that the shipped policy was not trained on."""
-SMALL = ("unet-4000", "dit-4000", "towers-4000", "recommender-4000", "conformer-4000", "mixer-4000")
-LARGE = (*(f"large-{name}-4000" for name in ("nmt", "ptb", "gpt", "moe", "t5", "ssm")), "large-llama-4001")
+PIPELINE = Pipeline("1f1b", 8)
+PROFILES, FAMILIES = "profiles", "families"
+"""In place of the file of graphs of a source."""
 
 
 class InstanceError(InputError):
@@ -90,82 +83,37 @@ class Instance:
 
 @dataclass(frozen=True)
 class Source:
-    """Where instances come from.
+    """Origin of instances.
 
     Attributes:
         title, licence: of the data.
-        names: of the instances, without that of the source.
-        load: makes the graph and the cluster of one of them.
-        pipeline: the objective of all of them; None = the step of one batch.
+        graphs: file of the graphs, or `PROFILES` or `FAMILIES`.
+        clusters: preset or file of the cluster of each instance, by names without that of the source.
+        pipelined: whether the objective is the step of `PIPELINE`, not that of one batch.
     """
 
     title: str
     licence: str
-    names: Callable[[], Iterable[str]]
-    load: Callable[[str], tuple[OpGraph, Cluster]]
-    pipeline: Pipeline | None = None
+    graphs: str
+    clusters: Mapping[str, str]
+    pipelined: bool
 
 
 @cache
-def _graphs_of(file: str) -> Mapping[str, OpGraph]:
-    return {graph.name: graph for graph in read_graphs(DATA / file)}
-
-
-@cache
-def _family(name: str) -> Mapping[str, OpGraph]:
-    return {graph.name: graph for graph in load_family(name)}
-
-
-def _doppler(name: str) -> tuple[OpGraph, Cluster]:
-    return _graphs_of("doppler.jsonl.gz")[DOPPLER[name]], read_cluster(DATA / "corgi4.json")
-
-
-def _tarnawski(name: str) -> tuple[OpGraph, Cluster]:
-    return workload_graph(name), workload_cluster(name)
-
-
-def _throughput() -> list[str]:
-    """Lists the workloads of layers whose authors maximize throughput."""
-    return [name for name in workloads() if name.startswith("throughput-layers")]
-
-
-def _placeto(name: str) -> tuple[OpGraph, Cluster]:
-    return _family(name.partition("-")[0])[name], get_cluster("placeto-k80:4")
-
-
-def _sealed(name: str) -> tuple[OpGraph, Cluster]:
-    return _graphs_of("sealed.jsonl.gz")[name], get_cluster("4xa100-pcie")
-
-
-def _profiles(source: str) -> Source:
-    def names() -> list[str]:
-        return [each.removeprefix(f"{source}_") for each in profile_paths() if each.startswith(source)]
-
-    def load(name: str) -> tuple[OpGraph, Cluster]:
-        graph = profile_graph(profile_paths()[f"{source}_{name}"])
-        return graph, replace(profile_cluster(4, EQUAL), name="4-equal")
-
-    title = {"pipedream": "PipeDream's profiles", "piper": "Piper's inputs"}[source]
-    return Source(title, "MIT", names, load, Pipeline("1f1b", 8))
-
-
-SOURCES = {
-    "doppler": Source("Doppler's graphs and simulator", "CC BY 4.0", lambda: DOPPLER, _doppler),
-    "tarnawski": Source("workloads of Tarnawski et al.", "MIT", workloads, _tarnawski),
-    "tarnawski-pipelines": Source(
-        "those of layers, pipelined", "MIT", _throughput, _tarnawski, Pipeline("1f1b", 8)
-    ),
-    "placeto": Source("our draws of Placeto's families", "Apache-2.0", lambda: PLACETO, _placeto),
-    "sealed": Source("our sealed graphs", "Apache-2.0", lambda: (*SMALL, *LARGE), _sealed),
-    "pipedream": _profiles("pipedream"),
-    "piper": _profiles("piper"),
-}
-"""Sources of instances, by the first part of the names of these."""
+def sources() -> dict[str, Source]:
+    """Reads the sources, by the first part of the names of their instances."""
+    records = cast("Mapping[str, Mapping[str, Any]]", read_json(DATA / "sources.json"))
+    return {name: Source(**record) for name, record in records.items()}
 
 
 def names_instance(text: str) -> bool:
     """Says whether a text names instances and no file."""
-    return text.partition(":")[0] in SOURCES and ":" in text
+    return ":" in text and text.partition(":")[0] in sources()
+
+
+def pipeline_of(name: str) -> Pipeline | None:
+    """Returns the pipeline of an instance; None = its objective is the step of one batch."""
+    return PIPELINE if sources()[name.partition(":")[0]].pipelined else None
 
 
 def find_names(patterns: Iterable[str]) -> list[str]:
@@ -174,16 +122,14 @@ def find_names(patterns: Iterable[str]) -> list[str]:
     Raises:
         InstanceError: none matches one of them.
     """
-    found: list[str] = []
+    names = [f"{key}:{name}" for key, source in sources().items() for name in source.clusters]
+    found: dict[str, None] = {}
     for pattern in patterns:
-        source = pattern.partition(":")[0]
-        among = {source: SOURCES[source]} if source in SOURCES else SOURCES
-        names = [f"{key}:{name}" for key, each in among.items() for name in each.names()]
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise InstanceError(f"no instance is named '{pattern}'; {LIST}")
-        found += matching
-    return list(dict.fromkeys(found))
+        found.update(dict.fromkeys(matching))
+    return list(found)
 
 
 def find_instances(patterns: Iterable[str]) -> list[Instance]:
@@ -197,6 +143,19 @@ def find_instances(patterns: Iterable[str]) -> list[Instance]:
 
 @cache
 def _load(full_name: str) -> Instance:
-    source, _, name = full_name.partition(":")
-    graph, cluster = SOURCES[source].load(name)
-    return Instance(replace(graph, name=full_name), cluster, SOURCES[source].pipeline)
+    key, _, name = full_name.partition(":")
+    source = sources()[key]
+    if source.graphs == PROFILES:
+        graph = profile_graph(profile_paths()[f"{key}_{name}"])
+    else:
+        graph = _graphs(name.partition("-")[0] if source.graphs == FAMILIES else source.graphs)[name]
+    own = source.clusters[name]
+    cluster = read_cluster(DATA / own) if own.endswith(".json") else get_cluster(own)
+    return Instance(replace(graph, name=full_name), cluster, pipeline_of(full_name))
+
+
+@cache
+def _graphs(of: str) -> Mapping[str, OpGraph]:
+    """Reads the graphs of a file, or of a family of the benchmark set, by name."""
+    graphs = read_graphs(DATA / of) if of.endswith(".gz") else load_family(of)
+    return {graph.name: graph for graph in graphs}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,20 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from agent.instances.best_known import SAME, BestKnown, bound_of
+from agent.instances.best_known import SAME, BestKnown, read_best_known, read_placements, write_best_known
 from agent.instances.instance import LIST, Instance, InstanceError, find_instances, find_names
-from envs.placement.files import placement_from_json, placement_to_json
+from agent.instances.profiles import DATA
+from envs.placement.files import placement_from_json
 from envs.placement.placement import Placement
 from graphs.system.errors import InputError
 from graphs.system.json_fields import kind_of, number, text
-from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
+from graphs.system.json_files import FileFormatError, read_json
 
-SUFFIXES = (".json", ".json.gz")
 MAX_BYTES = 2**22
 """Bytes of a submission, decompressed, at most: several times the largest placement of an instance."""
 MAX_FILES = 10_000
-TEXTS = ("method", "found_by", "commit", "date")
-NUMBERS = ("step_time_s", "seconds")
+TEXTS, NUMBERS = ("method", "found_by", "commit", "date"), ("step_time_s", "seconds")
 """Keys that a submission may have besides those of a placement file."""
 CLAIM_ERROR = 1e-6
 """Greatest relative error of a claimed step time."""
@@ -31,39 +31,34 @@ CLAIM_ERROR = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What a submission is worth.
+    """Result of the check of a submission.
 
     Attributes:
         found: the answer, as the table of best known answers would hold it.
-        fault: one line on a claim that does not hold; empty if all do.
-        best_s: the best known step before; infinite without one.
+        fault: the claim that does not hold; empty if all do.
+        before_s: the best known step; infinite without one.
     """
 
-    instance: Instance
     placement: Placement
     found: BestKnown
     fault: str
-    best_s: float
+    before_s: float
 
     @property
     def is_new_best(self) -> bool:
         """Says whether it holds and is shorter than the best known step."""
-        return not self.fault and self.found.step_time_s < self.best_s * (1 - SAME)
+        return not self.fault and self.found.step_time_s < self.before_s * (1 - SAME)
 
     @property
     def line(self) -> str:
         """One line on it."""
-        own_s, bound_s = self.found.step_time_s, self.found.bound_s
         if self.fault:
-            return f"{self.instance.name}: {self.fault}"
-        over = "proved optimal" if self.found.is_optimal else f"{own_s / bound_s:.4f} of the bound"
-        if self.best_s == np.inf:
-            than = "new best, the first"
-        elif self.is_new_best:
-            than = f"new best, {own_s / self.best_s:.6f} of the one before"
-        else:
-            than = f"{own_s / self.best_s:.6f} of the best known"
-        return f"{self.instance.name}: {own_s * 1e3:.6g} ms, {over}; {than}"
+            return f"{self.found.instance}: {self.fault}"
+        step_s, bound_s = self.found.step_time_s, self.found.bound_s
+        over = "proved optimal" if self.found.is_optimal else f"{step_s / bound_s:.4f} of the bound"
+        new = "new best, " if self.is_new_best else ""
+        than = f"{step_s / self.before_s:.6f} of the best known" if self.before_s < np.inf else "the first"
+        return f"{self.found.instance}: {step_s * 1e3:.6g} ms, {over}; {new}{than}"
 
 
 def submissions_of(path: Path) -> list[Path]:
@@ -74,22 +69,11 @@ def submissions_of(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = (file for file in path.rglob("*.json*") if file.name.endswith(SUFFIXES))
+    found = (file for file in path.rglob("*.json*") if file.name.endswith((".json", ".json.gz")))
     files = sorted(islice(found, MAX_FILES + 1))
     if not 1 <= len(files) <= MAX_FILES:
         raise InputError(f"{path}: holds {len(files)} placement files; give 1 to {MAX_FILES}")
     return files
-
-
-def check_submissions(
-    paths: Iterable[Path], known: Mapping[str, BestKnown]
-) -> Iterator[tuple[Path, Verdict | InputError]]:
-    """Checks each of several files; yields what it is worth, or the error that ended the check."""
-    for path in paths:
-        try:
-            yield path, check_submission(path, known)
-        except InputError as error:
-            yield path, error
 
 
 def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
@@ -102,25 +86,6 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
     Raises:
         InputError: it is no readable placement of an instance.
     """
-    record = _read(path)
-    claims = {key: record[key] for key in (*NUMBERS, *TEXTS) if key in record}
-    named = placement_from_json({key: record[key] for key in record.keys() - claims.keys()}, str(path))
-    for key, value in claims.items():
-        (number if key in NUMBERS else text)(value, f"{path}: {key}")
-    if named.graph not in find_names(["*"]):
-        raise InstanceError(f"{path}: no instance is named '{named.graph}'; {LIST}")
-    (instance,) = find_instances([named.graph])
-    placement = named.resolve(instance.graph, instance.cluster)
-    step = instance.simulate(placement)
-    before = known.get(instance.name)
-    texts = {key: str(claims.get(key, "unknown")) for key in TEXTS}
-    seconds, bound_s = float(claims.get("seconds", 0)), bound_of(instance, known)
-    found = BestKnown(instance.name, step.total_s, bound_s, seconds=seconds, **texts)
-    fault = _fault(instance, step.total_s, step.peak_bytes, bound_s, claims.get("step_time_s"))
-    return Verdict(instance, placement, found, fault, before.step_time_s if before else np.inf)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
     if path.is_file() and path.stat().st_size > MAX_BYTES:
         raise FileFormatError(
             f"{path}: has {path.stat().st_size} bytes; a submission has at most {MAX_BYTES}"
@@ -128,27 +93,68 @@ def _read(path: Path) -> Mapping[str, Any]:
     record = read_json(path, limit_bytes=MAX_BYTES)
     if not isinstance(record, dict):
         raise FileFormatError(f"{path}: is {kind_of(record)}; expected a placement, an object")
-    return record
+    numbers = {key: number(record.pop(key), f"{path}: {key}") for key in NUMBERS if key in record}
+    texts = {key: text(record.pop(key, "unknown"), f"{path}: {key}") for key in TEXTS}
+    named = placement_from_json(record, str(path))
+    if named.graph not in find_names(["*"]):
+        raise InstanceError(f"{path}: no instance is named '{named.graph}'; {LIST}")
+    (instance,) = find_instances([named.graph])
+    placement = named.resolve(instance.graph, instance.cluster)
+    step = instance.simulate(placement)
+    seconds = numbers.get("seconds", 0.0)
+    found = BestKnown(instance.name, step.total_s, instance.bound_s, seconds=seconds, **texts)
+    fault = _fault(instance, step.total_s, step.peak_bytes, numbers.get("step_time_s"))
+    before_s = known[instance.name].step_time_s if instance.name in known else np.inf
+    return Verdict(placement, found, fault, before_s)
 
 
-def _fault(
-    instance: Instance, step_s: float, peak_bytes: Any, bound_s: float, claimed_s: float | None
-) -> str:
+def _fault(instance: Instance, step_s: float, peak_bytes: Any, claimed_s: float | None) -> str:
     """Says which claim does not hold; empty if all do."""
     memory = instance.cluster.memory_bytes
     if (peak_bytes > memory).any():
         at = int(np.argmax(peak_bytes - memory))
         need, has = (f"{each[at] / 1e9:.4g} GB" for each in (peak_bytes, memory))
         return f"is out of memory: {instance.cluster.devices[at].name} needs {need} and has {has}"
-    if step_s < bound_s * (1 - SAME):
-        return f"takes {step_s:.9g} s, which is below the bound of {bound_s:.9g} s; one of the two is wrong"
+    if step_s < instance.bound_s * (1 - SAME):
+        return f"takes {step_s:.9g} s, below the bound of {instance.bound_s:.9g} s; one of the two is wrong"
     if claimed_s is not None and abs(claimed_s - step_s) > CLAIM_ERROR * step_s:
         return f"claims a step of {claimed_s:.9g} s, but takes {step_s:.9g} s"
     return ""
 
 
-def write_submission(path: Path, instance: Instance, placement: Placement, claims: Mapping[str, Any]) -> None:
-    """Writes a placement with what is claimed of it, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = placement_to_json(instance.graph, instance.cluster, placement)
-    write_json_atomic(path, {**record, **claims})
+def validate(path: Path, command: str) -> int:
+    """Prints a verdict on each submission; returns the exit code.
+
+    Returns:
+        0 if all claims hold, 1 if one does not, 2 if a file is no placement of an instance.
+    """
+    code, known = 0, read_best_known()
+    for file in submissions_of(path):
+        try:
+            verdict = check_submission(file, known)
+        except InputError as error:
+            print(f"{command}: {error}", file=sys.stderr)
+            code = 2
+            continue
+        print(f"{file}: {verdict.line}", file=sys.stderr if verdict.fault else sys.stdout)
+        code = max(code, int(bool(verdict.fault)))
+    return code
+
+
+def enter(path: Path, table: Path = DATA) -> Iterator[str]:
+    """Enters submissions in the table of the best known answers; yields a line for each new best.
+
+    Args:
+        table: folder of the table.
+
+    Raises:
+        InputError: a submission is no placement of an instance; nothing is entered then.
+    """
+    known, placements = read_best_known(table), read_placements(table)
+    for file in submissions_of(path):
+        verdict = check_submission(file, known)
+        if verdict.is_new_best:
+            known[verdict.found.instance] = verdict.found
+            placements[verdict.found.instance] = verdict.placement
+            yield verdict.line
+    write_best_known(known.values(), placements, table)

@@ -12,11 +12,12 @@ import pytest
 
 from agent.commands.evaluate import main
 from agent.instances import submissions
-from agent.instances.best_known import decoded, read_best_known, read_placements
+from agent.instances.best_known import BestKnown, read_best_known, read_placements, write_best_known
 from agent.instances.instance import find_instances
-from agent.instances.submissions import check_submission, write_submission
-from envs.placement.files import placement_to_json
+from agent.instances.submissions import check_submission, enter
+from envs.placement.files import placement_to_json, write_placement
 from envs.placement.placement import single_device
+from graphs.system.errors import InputError
 
 NAME = "doppler:chain_mm"
 Record = dict[str, Any]
@@ -40,7 +41,7 @@ def validate(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], tuple[int, 
 
 def best(name: str = NAME, **claims: object) -> Record:
     (instance,) = find_instances([name])
-    placement = decoded(read_placements()[name])
+    placement = read_placements()[name]
     return placement_to_json(instance.graph, instance.cluster, placement) | claims
 
 
@@ -55,11 +56,8 @@ def test_a_right_submission_holds(tmp_path: Path, validate) -> None:  # type: ig
 def test_a_new_best_is_said_with_who_found_it(tmp_path: Path) -> None:
     known = read_best_known()
     del known[NAME]
-    (instance,) = find_instances([NAME])
-    write_submission(
-        tmp_path / "a" / "b.json", instance, decoded(read_placements()[NAME]), {"found_by": "me"}
-    )
-    verdict = check_submission(tmp_path / "a" / "b.json", known)
+    (tmp_path / "it.json").write_text(json.dumps(best(found_by="me")))
+    verdict = check_submission(tmp_path / "it.json", known)
     assert verdict.is_new_best
     assert verdict.line.endswith("proved optimal; new best, the first")
     assert (verdict.found.found_by, verdict.found.method) == ("me", "unknown")
@@ -75,7 +73,7 @@ def test_a_wrong_claim_is_one_line(claim_s: float, tmp_path: Path, validate) -> 
 
 def test_a_placement_that_does_not_fit_is_one_line(tmp_path: Path, validate) -> None:  # type: ignore[no-untyped-def]
     (instance,) = find_instances(["tarnawski:latency-layers-bert24_inference"])
-    write_submission(tmp_path / "one.json", instance, single_device(instance.graph, 0), {})
+    write_placement(tmp_path / "one.json", instance.graph, instance.cluster, single_device(instance.graph, 0))
     code, (line,) = validate(tmp_path)
     assert code == 1
     assert "is out of memory: acc0 needs 1.954 GB and has 0.6291 GB" in line
@@ -154,3 +152,23 @@ def test_a_folder_gets_a_line_for_each_file_and_the_worst_exit_code(tmp_path: Pa
     assert (validate(tmp_path)[0], len(validate(tmp_path)[1])) == (1, 2)
     (tmp_path / "broken.json").write_text("{")
     assert (validate(tmp_path)[0], len(validate(tmp_path)[1])) == (2, 3)
+
+
+def test_a_new_best_enters_the_table(tmp_path: Path) -> None:
+    table, given = tmp_path / "table", tmp_path / "given"
+    table.mkdir()
+    given.mkdir()
+    (instance,) = find_instances([NAME])
+    worse = single_device(instance.graph, 0)
+    before = BestKnown(NAME, instance.simulate(worse).total_s, 0.1, "single", "us", "abc", "2026-01-01", 1.0)
+    write_best_known([before], {NAME: worse}, table)
+    (given / "it.json").write_text(json.dumps(best(method="refine", seconds=2)))
+    assert len(list(enter(given, table))) == 1
+    after = read_best_known(table)[NAME]
+    assert (after.method, after.seconds, after.found_by) == ("refine", 2.0, "unknown")
+    assert [after.step_time_s, after.bound_s] == pytest.approx([1.20007] * 2)
+    assert (read_placements(table)[NAME].device_of == read_placements()[NAME].device_of).all()
+    assert not list(enter(given, table))
+    (given / "later.json").write_text("{}")
+    with pytest.raises(InputError, match="are missing"):
+        list(enter(given, table))

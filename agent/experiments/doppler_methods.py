@@ -13,9 +13,8 @@ import numpy as np
 from agent.experiments.benchmark import BenchmarkRow, benchmark_rows
 from agent.experiments.doppler_train import SETTINGS
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.rows import grouped, markdown_table, read_rows
-from agent.instances.best_known import encoded
-from agent.instances.instance import DOPPLER, Instance, find_instances
+from agent.experiments.rows import axis, grouped, markdown_table, read_rows
+from agent.instances.instance import Instance, find_instances
 from envs.placement.placement import Placement
 from graphs.system.json_files import read_json_lines
 
@@ -98,14 +97,14 @@ def _agent_row(instance: Instance, method: str, folder: Path) -> AgentRow:
         step_s=instance.simulate(placement).total_s,
         published_s=best["step"] / 1e3,
         last_s=float(np.mean([episode["step"] for episode in episodes[-LAST:]])) / 1e3,
-        device_of=encoded(instance.name, placement)["device_of"],
+        device_of="".join(map(str, best["devices"])),
     )
 
 
 def method_tables(agents_in: Path, placers_in: Path) -> Iterator[str]:
     """Yields the step of each method on each graph, and how far the agents were trained."""
     agents, placers = read_rows(agents_in, AgentRow), read_rows(placers_in, BenchmarkRow)
-    graphs = [f"doppler:{name}" for name in DOPPLER]
+    graphs = axis(row.instance for row in placers)
     lines: dict[tuple[str, str], dict[str, float]] = {}
     for agent in agents:
         lines.setdefault((f"{agent.method}, published code", ""), {})[agent.instance] = agent.step_s

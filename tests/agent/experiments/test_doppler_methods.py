@@ -12,8 +12,8 @@ from agent.experiments.doppler_methods import AgentRow, method_rows
 from agent.experiments.doppler_train import GRAPHS, SETTINGS, TURN_S
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
 from agent.experiments.rows import read_rows
-from agent.instances.best_known import decoded
-from agent.instances.instance import DOPPLER, find_instances
+from agent.instances.instance import find_instances, find_names
+from envs.placement.placement import Placement
 
 AGENTS = read_rows(RESULTS / EXPERIMENTS["doppler_methods"].rows[0], AgentRow)
 
@@ -21,21 +21,21 @@ AGENTS = read_rows(RESULTS / EXPERIMENTS["doppler_methods"].rows[0], AgentRow)
 @pytest.mark.parametrize("row", AGENTS, ids=lambda row: f"{row.instance}-{row.method}")
 def test_a_kept_placement_has_the_step_of_its_row(row: AgentRow) -> None:
     (instance,) = find_instances([row.instance])
-    placement = decoded({"instance": row.instance, "device_of": row.device_of})
+    placement = Placement(np.array([*map(int, row.device_of)]))
     assert instance.simulate(placement).total_s == pytest.approx(row.step_s, rel=1e-12)
     assert row.published_s == pytest.approx(row.step_s, rel=2e-4)
     assert 1 <= row.best_episode <= row.episodes <= row.of_episodes
 
 
 def test_graphs_and_methods_have_the_names_of_the_instances() -> None:
-    assert GRAPHS == DOPPLER
+    assert [f"doppler:{name}" for name in GRAPHS] == find_names(["doppler:*"])
     assert [*SETTINGS] == [*TURN_S]
 
 
 def test_rows_are_the_best_of_the_episodes(tmp_path: Path) -> None:
     (instance,) = find_instances(["doppler:chain_mm"])
     devices = np.arange(instance.graph.n_ops) % 4
-    step_s = instance.simulate(decoded({"device_of": "".join(map(str, devices))})).total_s
+    step_s = instance.simulate(Placement(devices)).total_s
     episodes = [
         {"episode": 0, "cpu_s": 1.0, "step": 2e3 * step_s, "devices": [0] * len(devices)},
         {"episode": 1, "cpu_s": 2.0, "step": 1e3 * step_s, "devices": devices.tolist()},

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment of Doppler's published code in DIR (2 GB with PIP_ARGS for torch without CUDA, as for make),
-# and trains its agents for SECONDS of processor time: sh agent/experiments/doppler.sh DIR SECONDS [GRAPH ...].
-# Run it again to resume.
+# and trains each of its agents on each graph for SECONDS of processor time. Run it again to resume:
+# sh agent/experiments/doppler.sh DIR SECONDS [GRAPH ...]
 set -eu
 train=$(realpath "$(dirname "$0")")/doppler_train.py
 dir=$1 seconds=$2

@@ -13,7 +13,7 @@ import numpy as np
 from agent.experiments.benchmark import BenchmarkRow, benchmark_rows
 from agent.experiments.doppler_train import SETTINGS
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.rows import axis, grouped, markdown_table, read_rows
+from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.instances.instance import Instance, find_instances
 from envs.placement.placement import Placement
 from graphs.system.json_files import read_json_lines
@@ -35,7 +35,7 @@ class AgentRow:
         device_of: a digit for the device of each op, at the shortest step.
     """
 
-    instance: str
+    graph: str
     method: str
     episodes: int
     of_episodes: int
@@ -65,13 +65,9 @@ def method_rows(
         if _episodes(instance, method, folder).exists()
     ]
     if not agents:
-        raise ExperimentError(
-            f"{folder}: has no episodes; run sh agent/experiments/doppler.sh {folder} SECONDS"
-        )
+        raise ExperimentError(f"{folder}: has no episodes; run sh agent/experiments/doppler.sh {folder} 600")
     yield agents
-    found = [row for each in seconds for row in next(benchmark_rows(folder, ["doppler:*"], placers, each))]
-    own = [row for row in found if row.seconds]
-    yield [*own, *(row for row in found[: len(found) // len(seconds)] if not row.seconds)]
+    yield [row for each in seconds for row in next(benchmark_rows(folder, ["doppler:*"], placers, each))]
 
 
 def _episodes(instance: Instance, method: str, folder: Path) -> Path:
@@ -88,7 +84,7 @@ def _agent_row(instance: Instance, method: str, folder: Path) -> AgentRow:
     best = min(episodes, key=lambda episode: episode["step"])
     placement = Placement(np.array(best["devices"]))
     return AgentRow(
-        instance=instance.name,
+        graph=_short(instance.name),
         method=method,
         episodes=len(episodes),
         of_episodes=settings["num_episode"],
@@ -104,46 +100,27 @@ def _agent_row(instance: Instance, method: str, folder: Path) -> AgentRow:
 def method_tables(agents_in: Path, placers_in: Path) -> Iterator[str]:
     """Yields the step of each method on each graph, and how far the agents were trained."""
     agents, placers = read_rows(agents_in, AgentRow), read_rows(placers_in, BenchmarkRow)
-    graphs = axis(row.instance for row in placers)
     lines: dict[tuple[str, str], dict[str, float]] = {}
     for agent in agents:
-        lines.setdefault((f"{agent.method}, published code", ""), {})[agent.instance] = agent.step_s
+        lines.setdefault((f"{agent.method}, published code", ""), {})[f"doppler:{agent.graph}"] = agent.step_s
     for (placer, seconds), rows in grouped(placers, lambda row: (row.placer, row.seconds)).items():
         cpu_s = [row.cpu_s for row in rows]
         stops = max(cpu_s) < seconds / 2  # what it finds is the same with any budget
-        if stops and seconds > min(row.seconds for row in placers if row.seconds):
+        if stops and any(name == placer for name, _ in lines):
             continue
         label = f"{np.mean(cpu_s):.1g}" if stops else f"{seconds:g}" if seconds else ""
         lines[placer, label] = {row.instance: row.step_s for row in rows}
-    by_graph = grouped(placers, lambda row: row.instance).items()
-    lines["best known", ""] = {graph: min(row.best_s for row in rows) for graph, rows in by_graph}
-    lines["lower bound", ""] = {graph: max(row.bound_s for row in rows) for graph, rows in by_graph}
-    yield markdown_table(
-        [
-            ["step in ms", "CPU s", *map(_short, graphs)],
-            *(
-                [*line, *(f"{1e3 * steps[graph]:.2f}" if graph in steps else "" for graph in graphs)]
-                for line, steps in lines.items()
-            ),
-        ]
-    )
-    head = ["graph", "method", "episodes", "CPU s", "best", "in episode", f"mean of the last {LAST}"]
-    yield markdown_table(
-        [
-            head,
-            *(
-                [
-                    _short(row.instance),
-                    row.method,
-                    f"{row.episodes:,} of {row.of_episodes:,}",
-                    f"{row.cpu_s:.0f}",
-                    f"{1e3 * row.step_s:.2f}",
-                    f"{row.best_episode:,}",
-                    f"{1e3 * row.last_s:.2f}",
-                ]
-                for row in agents
-            ),
-        ]
-    )
+    graphs = grouped(placers, lambda row: row.instance)
+    lines["best known", ""] = {graph: min(row.best_s for row in rows) for graph, rows in graphs.items()}
+    lines["lower bound", ""] = {graph: rows[0].bound_s for graph, rows in graphs.items()}
+    table = [["step in ms", "CPU s", *map(_short, graphs)]]
+    for line, steps in lines.items():
+        table.append([*line, *(f"{1e3 * steps[graph]:.2f}" if graph in steps else "" for graph in graphs)])
+    yield markdown_table(table)
+    table = [["graph", "method", "episodes", "CPU s", "best in", f"mean of the last {LAST}"]]
+    for row in agents:
+        numbers = f"{row.episodes:,} of {row.of_episodes:,}", f"{row.cpu_s:.0f}", f"{row.best_episode:,}"
+        table.append([row.graph, row.method, *numbers, f"{1e3 * row.last_s:.2f}"])
+    yield markdown_table(table)
     worst = max(abs(row.step_s / row.published_s - 1) for row in agents)
     yield f"Our simulator differs from the published one by at most {worst:.1e} on the best placements."

@@ -2,8 +2,8 @@
 
 It needs the code of Yao et al., "DOPPLER: Dual-policy learning for device assignment in asynchronous dataflow
 graphs" (arXiv 2505.23131), and nothing of Placewalk. `python doppler_train.py CODE OUT SECONDS [GRAPH ...]`
-trains each method on each graph with the settings of CODE/config_files, in turns, until SECONDS of processor
-time are over. The same command resumes. Each episode is a line of `OUT/GRAPH-METHOD/episodes.jsonl`.
+trains each method on each graph for SECONDS of processor time, with the settings of CODE/config_files. The
+same command resumes. Each episode is a line of `OUT/GRAPH-METHOD/episodes.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,105 +33,83 @@ GRAPHS = {
     "transformer_block": "transformer_block_215nodes",
     "transformer_layer": "full_transformer_layer_261nodes",
 }
-TURN_S = {"critical-path": 60, "doppler-imitation": 120, "doppler": 60, "gdp": 20, "placeto": 20}
-"""Processor seconds of a turn; imitation has one."""
 CHECKPOINT_EVERY = 5
 """Episodes between two checkpoints."""
 
 
-class Training:
-    """One method on one graph: its code, and where it stands."""
+def train(code: Path, out: Path, graph: str, method: str, seconds: float) -> None:
+    """Goes on for so many processor seconds, or until the episodes of the settings are over."""
+    import torch
 
-    def __init__(self, code: Path, out: Path, graph: str, method: str) -> None:
-        import torch
-        from run_placement import Run_placement  # type: ignore[import-not-found]
-
-        self.folder = out / f"{graph}-{method}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.args = SimpleNamespace(**json.loads((code / "config_files" / SETTINGS[method]).read_text()))
-        name = f"gdp_{GRAPHS[graph]}" if method == "gdp" else GRAPHS[graph]
-        self.args.compute_graph_path = str(code / "compute_graph" / f"{name}.txt")
-        self.args.log_path = f"{self.folder}/"
-        if method == "critical-path":
-            self.args.run_real_sys_rl, self.args.run_sim_rl = False, True  # the costs are the simulator's
-        for kind in ("node", "device") if method == "doppler" else ():
-            policy = out / f"{graph}-doppler-imitation" / f"{kind}_policy.pt"
-            setattr(self.args, f"load_pretrain_{kind}_policy_path", str(policy))
-        self.run = Run_placement(self.args)
-        torch.autograd.set_detect_anomaly(False)  # a check of theirs that takes half of the time
-        if method == "placeto":
-            self.run.agent.device_selection = _on_a_copy(self.run.agent.device_selection)
-        agent = vars(self.run.agent)
-        self.parts = {name: part for name, part in agent.items() if hasattr(part, "state_dict")}
-        self.total, self.episode, self.cpu_s, self.rng = torch.zeros(1), 0, 0.0, torch.get_rng_state()
-        if (self.folder / "checkpoint.pt").exists():
-            state = torch.load(self.folder / "checkpoint.pt", weights_only=True)
-            self.total, self.episode = state["total"], state["episode"]
-            self.cpu_s, self.rng = state["cpu_s"], state["rng"]
-            for name, part in self.parts.items():
-                part.load_state_dict(state[name])
-
-    def take_turn(self, seconds: float) -> None:
-        """Goes on for so many processor seconds, or until the episodes of the settings are over."""
-        import torch
-
-        torch.set_rng_state(self.rng)
-        one = self.run.gdp_run_one_episode if self.args.use_gdp else self.run.run_one_episode
-        lines, end_s = [], self.cpu_s + seconds
-        while self.episode < self.args.num_episode and self.cpu_s < end_s:
-            begin_s, left = time.process_time(), 1 - self.episode / self.args.num_episode
-            epsilons = self.args.node_epsilon * left, self.args.device_epsilon * left
-            cost, _, devices, self.total = one(self.episode, self.run.graph.clone(), *epsilons, self.total)
-            self.cpu_s += time.process_time() - begin_s
-            line = {"episode": self.episode, "cpu_s": self.cpu_s, "step": float(cost)}
-            lines.append(json.dumps({**line, "devices": devices.tolist()}) + "\n")
-            self.episode += 1
-            if self.episode % CHECKPOINT_EVERY == 0 or self.cpu_s >= end_s:
-                self._save(torch, lines)
-                lines = []
-
-    def _save(self, torch: Any, lines: list[str]) -> None:
-        self.rng = torch.get_rng_state()
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        rest = {"total": self.total, "episode": self.episode, "cpu_s": self.cpu_s, "rng": self.rng}
-        torch.save(state | rest, self.folder / "checkpoint.new")
-        os.replace(self.folder / "checkpoint.new", self.folder / "checkpoint.pt")
-        for name in {"node_policy", "device_policy"} & state.keys():
-            torch.save(state[name], self.folder / f"{name}.pt")
-        with (self.folder / "episodes.jsonl").open("a") as file:
-            file.writelines(lines)
+    folder = out / f"{graph}-{method}"
+    folder.mkdir(parents=True, exist_ok=True)
+    run, args = _opened(code, folder, graph, method)
+    parts = {name: part for name, part in vars(run.agent).items() if hasattr(part, "state_dict")}
+    total, first, cpu_s = torch.zeros(1), 0, 0.0
+    if (folder / "checkpoint.pt").exists():
+        state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        total, first, cpu_s = state["total"], state["episode"], state["cpu_s"]
+        torch.set_rng_state(state["rng"])
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    one = run.gdp_run_one_episode if args.use_gdp else run.run_one_episode
+    lines, end_s = [], cpu_s + seconds
+    for episode in range(first, args.num_episode):
+        begin_s, left = time.process_time(), 1 - episode / args.num_episode
+        epsilons = args.node_epsilon * left, args.device_epsilon * left
+        cost, _, devices, total = one(episode, run.graph.clone(), *epsilons, total)
+        cpu_s += time.process_time() - begin_s
+        line = {"episode": episode, "cpu_s": cpu_s, "step": float(cost), "devices": devices.tolist()}
+        lines.append(json.dumps(line) + "\n")
+        if (episode + 1) % CHECKPOINT_EVERY == 0 or cpu_s >= end_s:
+            state = {name: part.state_dict() for name, part in parts.items()}
+            rest = {"total": total, "episode": episode + 1, "cpu_s": cpu_s, "rng": torch.get_rng_state()}
+            torch.save(state | rest, folder / "checkpoint.new")
+            os.replace(folder / "checkpoint.new", folder / "checkpoint.pt")
+            with (folder / "episodes.jsonl").open("a") as file:
+                file.writelines(lines)
+            lines = []
+        if cpu_s >= end_s:
+            break
 
 
-def _on_a_copy(select: Any) -> Any:
-    """Gives Placeto its own features, as moving a graph to a GPU does; without, a step on CPUs fails."""
+def _opened(code: Path, folder: Path, graph: str, method: str) -> tuple[Any, SimpleNamespace]:
+    import torch
+    from run_placement import Run_placement  # type: ignore[import-not-found]
 
-    def selected(graph: Any, *rest: Any) -> Any:
-        graph = graph.clone()
-        graph.ndata["feat"] = graph.ndata["feat"].clone()
-        return select(graph, *rest)
+    args = SimpleNamespace(**json.loads((code / "config_files" / SETTINGS[method]).read_text()))
+    name = f"gdp_{GRAPHS[graph]}" if method == "gdp" else GRAPHS[graph]
+    args.compute_graph_path, args.log_path = f"{code}/compute_graph/{name}.txt", f"{folder}/"
+    if method == "critical-path":
+        args.run_real_sys_rl, args.run_sim_rl = False, True  # the costs are the simulator's
+    run = Run_placement(args)
+    if method == "doppler":
+        state = torch.load(folder.parent / f"{graph}-doppler-imitation/checkpoint.pt", weights_only=True)
+        for name in ("node_policy", "device_policy"):
+            getattr(run.agent, name).load_state_dict(state[name])
+    torch.autograd.set_detect_anomaly(False)  # a check of theirs that takes half of the time
+    if method == "placeto":
+        select = run.agent.device_selection
 
-    return selected
+        def on_a_copy(graph: Any, *rest: Any) -> Any:
+            graph = graph.clone()  # as moving it to a GPU does; without, a step on CPUs fails
+            graph.ndata["feat"] = graph.ndata["feat"].clone()
+            return select(graph, *rest)
+
+        run.agent.device_selection = on_a_copy
+    return run, args
 
 
 def main(code: Path, out: Path, seconds: float, graphs: list[str]) -> None:
-    """Trains all methods on the graphs in turns."""
+    """Trains each method on each graph."""
     import torch
 
-    os.environ.setdefault("DGLBACKEND", "pytorch")
     sys.modules["wandb"] = ModuleType("wandb")  # imported by the code, used by none of the settings
     sys.path.insert(0, str(code))
     torch.set_num_threads(1)
-    trainings: dict[tuple[str, str], Training] = {}
-    end_s = time.process_time() + seconds
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        for method, graph in itertools.cycle(itertools.product(SETTINGS, graphs or GRAPHS)):
-            if (graph, method) not in trainings:
-                trainings[graph, method] = Training(code, out, graph, method)
-            training, left_s = trainings[graph, method], end_s - time.process_time()
-            if left_s <= 0:
-                return
-            done_s = training.cpu_s if method == "doppler-imitation" else 0.0
-            training.take_turn(min(TURN_S[method] - done_s, left_s))
+        for method, graph in itertools.product(SETTINGS, graphs or GRAPHS):
+            train(code, out, graph, method, seconds)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from agent.experiments.experiment import EXPERIMENTS, Experiment
 
+PLACERS = ("heft", "m-etf", "metis", "local-search", "refine", "auto", "policy", "policy-sample")
 EXPERIMENTS.register(
     "doppler_methods",
     Experiment(
@@ -9,24 +10,8 @@ EXPERIMENTS.register(
         rows=("doppler_methods.csv.gz", "doppler_methods_placers.csv"),
         run="doppler_methods:method_rows",
         tables="doppler_methods:method_tables",
-        settings={
-            "placers": (
-                "heft",
-                "m-etf",
-                "metis",
-                "local-search",
-                "refine",
-                "auto",
-                "policy",
-                "policy-sample",
-            ),
-            "seconds": (1.0, 10.0),
-        },
+        settings={"placers": PLACERS, "seconds": (1.0, 10.0)},
     ),
 )
-EXPERIMENTS.register(
-    "orders_across_methods",
-    Experiment(
-        "Does the best order depend on the learner?", ("orders.csv.gz",), "recorded.orders:learner_tables"
-    ),
-)
+question, tables = "Does the best order depend on the learner?", "recorded.orders:learner_tables"
+EXPERIMENTS.register("orders_across_methods", Experiment(question, ("orders.csv.gz",), tables))

@@ -56,11 +56,8 @@ def learner_tables(rows_in: Path) -> Iterator[str]:
     yield markdown_table(best)
     costs = [["order of", "used by", *families, "Kendall"]]
     for source, user in itertools.permutations(by_learner, 2):
-        pairs = {
-            family: (by_learner[source][family], scores)
-            for family, scores in by_learner[user].items()
-            if family in by_learner[source]
-        }
+        common = [family for family in by_learner[user] if family in by_learner[source]]
+        pairs = {family: (by_learner[source][family], by_learner[user][family]) for family in common}
         cells = (cost_of(*pairs[family]) if family in pairs else "" for family in families)
         costs.append([source, user, *cells, f"{np.mean([agreement(*pair) for pair in pairs.values()]):.2f}"])
     yield markdown_table(costs)
@@ -73,9 +70,8 @@ def cost_of(source: OrderScores, user: OrderScores) -> str:
 
 
 def agreement(one: OrderScores, other: OrderScores) -> float:
-    """Returns Kendall's rank correlation of the orders that both learners have."""
-    common = [order for order in one.orders if order in other.orders]
-    ranks = ([scores.means[order] for order in common] for scores in (one, other))
+    """Returns Kendall's rank correlation of the orders of two learners."""
+    ranks = ([scores.means[order] for order in one.orders] for scores in (one, other))
     return float(stats.kendalltau(*ranks).statistic)
 
 

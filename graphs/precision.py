@@ -26,11 +26,23 @@ def _types(*names: str) -> frozenset[str]:
 _ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn"))
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _CONVOLUTIONS = _types("convolution", "convolution_backward")
-_PRODUCTS = _CONVOLUTIONS | _types(
-    *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "linear", "prelu"),
-    *(f"{name}{suffix}" for name in (*_ATTENTION, _CPU_ATTENTION) for suffix in ("", "_backward")),
+_GROUPED = _types("_grouped_mm") | {
+    f"transformers.grouped_mm_fallback{suffix}" for suffix in ("", "_backward")
+}
+_PRODUCTS = (
+    _CONVOLUTIONS
+    | _GROUPED
+    | _types(
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addr", "linear", "prelu"),
+        *(f"{name}{suffix}" for name in (*_ATTENTION, _CPU_ATTENTION) for suffix in ("", "_backward")),
+    )
 )
 """Ops that autocast computes in the low precision."""
+_WEIGHTED = _GROUPED | _types("mm", "addmm", "bmm", "baddbmm", "linear")
+"""Products whose weights may have 4 bits."""
+INT4 = "int4"
+INT4_BITS = 4.5
+"""Bits of a weight, with a 16-bit scale for each block of 32, as in the format Q4_0 of llama.cpp."""
 _IN_FP32 = _types(
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal"),
     *("rsqrt", "sinh", "tan", "pow", "softplus", "native_layer_norm", "_fused_rms_norm"),
@@ -82,6 +94,8 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
       the op that needs them. A weight is cast once, and gradients of parameters are cast to fp32. Weights,
       gradients and optimizer state stay in fp32.
     - `bf16`: all floats, resident ones too, take 2 bytes.
+    - `int4`: as `bf16`, but weights that only products read take 4.5 bits, scales included. Products compute
+      in bf16; what it takes to unpack weights is not counted.
 
     Args:
         graph: of a step in 32-bit floats; where it does not say its dtypes, all are taken to be floats but
@@ -91,7 +105,8 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
         A graph with the same ops and tensors; traffic of an op changes as the sizes of the tensors at it do.
 
     Raises:
-        PrecisionError: no such precision, or the graph computes in another precision than fp32 or tf32.
+        PrecisionError: no such precision, the graph computes in another precision than fp32 or tf32, or
+            weights of 4 bits would be trained.
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """
@@ -104,8 +119,13 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
             )
     if precision in ("fp32", "tf32"):
         return replace(graph, dtypes=_product_dtypes(graph, precision))
-    if precision == "bf16":
-        return _in_two_bytes(graph)
+    if precision == INT4 and "backward" in graph.phases:
+        raise PrecisionError(
+            f"graph '{graph.name}': weights in {INT4} are not trained; capture it for inference"
+        )
+    if precision in ("bf16", INT4):
+        halved = _in_two_bytes(graph)
+        return _in_four_bits(halved) if precision == INT4 else halved
     return _Autocast(graph, precision.removeprefix("amp-")).run()
 
 
@@ -148,6 +168,26 @@ def _in_two_bytes(graph: OpGraph) -> OpGraph:
         bytes_moved=graph.bytes_moved * np.where(_is_update(graph), 0.5, moved),
         resident_bytes=graph.resident_bytes * np.where(is_float, 0.5, 1.0),
     )
+
+
+def _in_four_bits(graph: OpGraph) -> OpGraph:
+    """Shrinks the weights that only products read, from 16 bits; an op without traffic is no reader."""
+    share = INT4_BITS / 16
+    sizes, moved, resident = graph.tensor_bytes.copy(), graph.bytes_moved.copy(), graph.resident_bytes.copy()
+    gemm = graph.gemm.copy()
+    for tensor, source in enumerate(graph.tensor_producer.tolist()):
+        readers = [op for op in graph.consumers.row(tensor).tolist() if graph.bytes_moved[op]]
+        weighted = readers and all(graph.op_types[op] in _WEIGHTED for op in readers)
+        if graph.op_types[source] == "parameter" and graph.dtypes[source] == "bf16" and weighted:
+            for op in readers:
+                at_op = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
+                others = graph.tensor_bytes[at_op[at_op != tensor]].sum()
+                read = np.clip(graph.bytes_moved[op] - others, 0.0, graph.tensor_bytes[tensor])
+                moved[op] -= (1 - share) * read
+                gemm[op] = 0
+            sizes[tensor] *= share
+            resident[source] *= share
+    return replace(graph, tensor_bytes=sizes, bytes_moved=moved, resident_bytes=resident, gemm=gemm)
 
 
 def _is_update(graph: OpGraph) -> BoolArray:

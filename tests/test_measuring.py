@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.commands import evaluate, train
+from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.measured.session import MeasuringSession
 from envs.cluster.cluster import Device
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import uniform
@@ -197,3 +199,10 @@ def test_an_evaluation_that_cannot_measure_says_why(
         assert evaluate.main([*words, "--placers", "single", "--measured", "1", *more, "--out", "no"]) == 2
     assert message in capsys.readouterr().err
     assert not (place / "no").exists()
+
+
+def test_the_step_of_a_token_is_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(
+        EvaluationError, match="--prompt places a step without weights, which cannot be measured"
+    ):
+        MeasuringSession(EvaluationConfig(model="any:model", prompt=9), (), tmp_path, 1.0)

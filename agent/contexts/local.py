@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -27,6 +25,7 @@ from envs.runtime.runnable_model import RunnableModel, load_runnable
 from graphs.capture.user_model import capture_model
 from graphs.dataset import load_graphs
 from graphs.io.graph_files import read_graphs
+from graphs.system.interrupts import handled_by
 from graphs.system.json_files import write_json_atomic
 
 
@@ -117,10 +116,7 @@ class LocalContext:
         self.announce(f"{self.folder} holds no checkpoint yet; the training starts from the beginning", 0.0)
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            cleanup.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        cleanup.enter_context(handled_by(self._on_signal))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stops after the update under way; at once when asked again."""

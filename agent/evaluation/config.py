@@ -47,6 +47,15 @@ class EvaluationConfig(Settings, error=EvaluationError):
         "adam", "optimizer in the model's training step", group=GRAPHS, choices=OPTIMIZER_NAMES
     )
     inference: bool = option(False, "capture only the forward pass of the model", group=GRAPHS)
+    prompt: int | None = option(
+        None,
+        "capture the inference of one token by a model of transformers, with the keys and values of P tokens "
+        "before it in its cache",
+        group=GRAPHS,
+        least=1,
+        metavar="P",
+        default_text="the step of the inputs",
+    )
     split: str | None = option(
         None,
         "cut the inputs of the model, a whole batch, into N microbatches of a pipeline; auto: of at most 5 "

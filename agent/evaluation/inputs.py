@@ -48,8 +48,10 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         ValueError: anything that is wrong with the input, in one line.
     """
     load_plugins(config.plugin)
-    if config.model is None and (config.inference or config.optimizer != "adam"):
-        raise EvaluationError("--optimizer and --inference decide how a --model is captured; give --model")
+    if config.model is None and (config.inference or config.prompt or config.optimizer != "adam"):
+        raise EvaluationError(
+            "--optimizer, --inference and --prompt decide how a --model is captured; give --model"
+        )
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
     instances = find_instances(filter(names_instance, config.graphs))
@@ -164,8 +166,14 @@ def _gather_graphs(
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim)
-        training = not config.inference
-        graphs.append(capture_model(config.model, made, optimizer=config.optimizer, training=training).graph)
+        captured = capture_model(
+            config.model,
+            made,
+            optimizer=config.optimizer,
+            training=not config.inference,
+            prompt=config.prompt,
+        )
+        graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)
     if twice is not None:
         raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")

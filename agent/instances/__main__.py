@@ -6,7 +6,14 @@ from pathlib import Path
 from agent.instances.submissions import enter
 from graphs.system.command_line import OneLineParser, run_command
 
-parser = OneLineParser(prog="agent.instances", description=__doc__)
-parser.add_argument("path", type=Path, help="placement files of instances")
-given = parser.parse_args().path
-sys.exit(run_command("agent.instances", lambda: print("\n".join(enter(given))) or 0))
+
+def main() -> int:
+    """Prints a line for each new best; returns the exit code."""
+    parser = OneLineParser(prog="agent.instances", description=__doc__)
+    parser.add_argument("path", type=Path, help="placement files of instances")
+    lines = list(enter(parser.parse_args().path))
+    print("\n".join([*lines, f"entered: {len(lines)}"]))
+    return 0
+
+
+sys.exit(run_command("agent.instances", main))

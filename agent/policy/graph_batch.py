@@ -18,14 +18,7 @@ from envs.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class GraphTensors:
-    """One problem as the encoder sees it: the compute ops, contracted as `node_features.contract` does.
-
-    Attributes:
-        nodes: features of the compute ops, float32 (n_nodes, n_node_features).
-        graph: features of the whole, float32 (n_graph_features,).
-        edges: (producer, consumer) columns sorted by producer, int64 (2, n_edges).
-        node_of: node of each op, int64 (n_ops,); -1 for ops that no episode decides.
-    """
+    """`GraphArrays` of one problem, as tensors on a torch device."""
 
     nodes: Tensor
     graph: Tensor
@@ -34,7 +27,7 @@ class GraphTensors:
 
     @staticmethod
     def of(problem: Problem, device: torch.device) -> GraphTensors:
-        """Computes the features and edges of a problem, on a torch device."""
+        """Computes the features and edges of a problem."""
         return GraphTensors(*(torch.from_numpy(array).to(device) for array in graph_arrays(problem)))
 
     @cached_property

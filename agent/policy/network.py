@@ -57,25 +57,17 @@ class PlacementNetwork(nn.Module):
             Logits (n, n_devices), meaningless for a device that is not usable, and state values (n,).
         """
         devices = self._visible(devices)
-        for_actor, for_critic = self._first_layers(context, devices, usable)
+        first_layers = context + self.of_pool(_pool(devices, usable))  # without the device at hand
+        for_actor, for_critic = first_layers.chunk(2, dim=1)
         values: Tensor = self.critic(for_critic).squeeze(1)
-        return self._score(for_actor, devices), values
+        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
+        return logits, values
 
     def _visible(self, devices: Tensor) -> Tensor:
         """The features of the feature set; a view where they are the first ones."""
         columns = columns_of(self.shape.feature_set)
         n = len(columns)
         return devices[..., :n] if columns == tuple(range(n)) else devices[..., columns]
-
-    def _first_layers(self, context: Tensor, devices: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        """First layers of actor and critic, without their part of the device at hand; (n, hidden) each."""
-        pooled = self.of_pool(_pool(devices, usable))
-        for_actor, for_critic = (context + pooled).chunk(2, dim=1)
-        return for_actor, for_critic
-
-    def _score(self, for_actor: Tensor, devices: Tensor) -> Tensor:
-        logits: Tensor = self.actor(for_actor[:, None] + self.of_device(devices)).squeeze(2)
-        return logits
 
 
 def _pool(devices: Tensor, usable: Tensor) -> Tensor:

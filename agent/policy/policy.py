@@ -87,7 +87,8 @@ class Policy(nn.Module):
         return self._score(self.embeddings.fresh_contexts(*_decisions(obs)), obs)
 
     def _score(self, context: Tensor, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        devices, usable = _devices(obs)
+        usable = obs["mask"].bool()
+        devices = obs["devices"].reshape(*usable.shape, -1)
         logits, values = self.network(context, devices, usable)
         return logits.masked_fill(~usable, MASKED_LOGIT), values
 
@@ -95,12 +96,6 @@ class Policy(nn.Module):
 def _decisions(obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Problem and op of each decision, int64 (n,) both."""
     return obs["problem"].flatten(), obs["op"].flatten()
-
-
-def _devices(obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Features of the devices (n, n_devices, n_device_features), and which are usable (n, n_devices)."""
-    usable = obs["mask"].bool()
-    return obs["devices"].reshape(*usable.shape, -1), usable
 
 
 class EmbeddingCache:

@@ -70,17 +70,12 @@ class Study:
 
     def trial_folder(self, trial: StudyTrial) -> Path:
         """The run's folder of a trial."""
-        return trial_folder(self.folder, trial.name)
+        return self.folder / "trials" / trial.name
 
 
 def differences(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """Settings of a trial that are not those of the base."""
     return {key: value for key, value in own.items() if base.get(key) != value and key not in ITS_OWN}
-
-
-def trial_folder(study: Path, trial: str) -> Path:
-    """The run's folder of a trial of a study."""
-    return study / "trials" / trial
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -44,18 +42,6 @@ class Inputs:
     seen: tuple[Mapping[str, str], ...]
     left_out: tuple[str, ...]
     step_timer: MeasuredStepTimer | None = None
-
-    @contextmanager
-    def measuring(self, folder: Path) -> Iterator[None]:
-        """Stores the measurements in a folder, and ends the measuring processes at exit."""
-        if self.step_timer is None:
-            yield
-            return
-        self.step_timer.open(folder)
-        try:
-            yield
-        finally:
-            self.step_timer.close()
 
 
 def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | None = None) -> Inputs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ FILE = "measurements.jsonl"
 
 
 class MeasuredStepTimer:
-    """Measures the step of a model under placements; call `open` first and `close` at the end.
+    """Measures the step of a model under placements, within the block of `storing_in`.
 
     Args:
         clusters: that it is placed on; their devices are devices of this machine.
@@ -45,9 +46,16 @@ class MeasuredStepTimer:
         self._measurements: dict[str, StepTimeStore] = {}
         self._folder, self._told = Path(), False
 
-    def open(self, folder: Path) -> None:
-        """Announces the folder of the measurements, and reuses those that it holds."""
+    @contextmanager
+    def storing_in(self, folder: Path) -> Iterator[None]:
+        """Stores the measurements in a folder, reuses those that it holds, and ends the processes at exit."""
         self._folder = folder
+        try:
+            yield
+        finally:
+            for processes in self._processes.values():
+                processes.close()
+            self._processes, self._measurements = {}, {}
 
     def __call__(self, problem: Problem, device_of: IntArray) -> float:
         """Returns the median step time in seconds; infinite where the placement cannot be run.
@@ -76,9 +84,3 @@ class MeasuredStepTimer:
                 file=sys.stderr,
             )
         self._told = True
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for processes in self._processes.values():
-            processes.close()
-        self._processes, self._measurements = {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -80,7 +81,8 @@ def train(config: TrainConfig, context: Context, inputs: Inputs | None = None) -
     """
     inputs = inputs or read_inputs(config, context.graphs, context.runnable)
     tune_malloc()
-    with torch_threads(1), inputs.measuring(context.folder):
+    timer = inputs.step_timer
+    with torch_threads(1), timer.storing_in(context.folder) if timer else nullcontext():
         return _Training(config, context, inputs).run()
 
 

@@ -71,11 +71,6 @@ def gather_columns(group: WorkerGroup, columns: NDArray[Any]) -> NDArray[Any]:
     return group.gather(rows).numpy().T
 
 
-def gather_flags(group: WorkerGroup, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Joins the flags of all workers, bool (n,) of each, which all have as many; (size * n,)."""
-    return group.gather(torch.from_numpy(flags)).numpy()
-
-
 def share_file(group: WorkerGroup, path: Path) -> None:
     """Gives the first worker's file, if there is one, to all workers, under a path of their own."""
     if group.size == 1:
@@ -98,7 +93,7 @@ def gather_unequal(group: WorkerGroup, rows: Tensor) -> tuple[Tensor, list[int]]
 
 def any_worker(group: WorkerGroup, flag: bool) -> bool:
     """Says whether a flag is set on any worker."""
-    return bool(gather_flags(group, np.array([flag])).any())
+    return bool(group.gather(torch.tensor([flag])).any())
 
 
 def time_of_first(group: WorkerGroup, seconds: float) -> float:

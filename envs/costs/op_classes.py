@@ -29,6 +29,7 @@ _PREFIXES = (
     ("aten._foreach", "optimizer"),
     ("aten._fused_adam", "optimizer"),
     ("aten._fused_sgd", "optimizer"),
+    ("transformers.grouped_mm_fallback", "gemm"),
     ("aten._scaled_dot_product", "attention"),
     ("aten.scaled_dot_product", "attention"),
     ("aten._flash_attention", "attention"),

@@ -3,10 +3,6 @@
 `construct` in program order under a `program` cluster is simulated incrementally: the timeline of an episode
 always holds what has been visited, and a candidate costs O(degree). Any other order simulates the partial
 placement once per candidate.
-
-The kernels share the arguments `m`, `p` and `episode` of `envs.mdp.state`, and
-
-    scratch (CandidateScratch): results per candidate device.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
-from envs.mdp.state import simulate_op, simulate_unit
+from envs.mdp.state import simulate_op
 from envs.problem import Problem
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
 from envs.simulator.kernels import run
@@ -45,7 +41,6 @@ class CandidateScratch(NamedTuple):
     transfer_to_s: FloatArray  # scratch, of one consumer
     others_ready_s: FloatArray  # scratch, of one consumer
     is_sent_to: NDArray[np.bool_]  # scratch, of one tensor
-    free: FloatArray  # (n_clocks,) scratch, of one candidate
     timeline: Timeline  # scratch, of one candidate's simulation
     rollout: RolloutScratch
 
@@ -60,7 +55,6 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
     return CandidateScratch(
         **{name: np.zeros(n) for name in per_device},
         is_sent_to=np.zeros(n, dtype=np.bool_),
-        free=np.zeros(n_clocks(n)),
         timeline=Timeline(
             start=np.zeros(n_ops),
             finish=np.zeros(n_ops),
@@ -73,35 +67,16 @@ def new_candidate_scratch(problems: Sequence[Problem]) -> CandidateScratch:
 
 
 @kernel
-def scratch_for(scratch, p):
-    """Returns scratch with views of its timeline, cut to one problem's size."""
+def cut_timeline(timeline, p):
+    """Returns views: a timeline cut to the size of one problem."""
     n_ops, n_devices = len(p.is_source), len(p.memory)
     n_slots = len(p.producer) * n_devices
-    full = scratch.timeline
-    return CandidateScratch(
-        step_time_s=scratch.step_time_s,
-        start_s=scratch.start_s,
-        finish_s=scratch.finish_s,
-        ready_s=scratch.ready_s,
-        inputs_there=scratch.inputs_there,
-        outputs_there=scratch.outputs_there,
-        input_transfer_s=scratch.input_transfer_s,
-        output_transfer_s=scratch.output_transfer_s,
-        consumer_inputs_there=scratch.consumer_inputs_there,
-        consumer_transfer_s=scratch.consumer_transfer_s,
-        consumer_finish_s=scratch.consumer_finish_s,
-        transfer_to_s=scratch.transfer_to_s,
-        others_ready_s=scratch.others_ready_s,
-        is_sent_to=scratch.is_sent_to,
-        free=scratch.free,
-        timeline=Timeline(
-            start=full.start[:n_ops],
-            finish=full.finish[:n_ops],
-            sent=full.sent[:n_slots],
-            arrival=full.arrival[:n_slots],
-            free=full.free[: n_clocks(n_devices)],
-        ),
-        rollout=scratch.rollout,
+    return Timeline(
+        start=timeline.start[:n_ops],
+        finish=timeline.finish[:n_ops],
+        sent=timeline.sent[:n_slots],
+        arrival=timeline.arrival[:n_slots],
+        free=timeline.free[: n_clocks(n_devices)],
     )
 
 
@@ -113,15 +88,15 @@ def evaluate_incrementally(p, episode, op, scratch):
         p: `ProblemArrays`.
         episode: `Episode`.
         op: index of the op at hand, int.
-        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written; `free` is
-            scratch.
+        scratch: `CandidateScratch`; `ready_s`, `start_s`, `finish_s` and `step_time_s` are written;
+            `timeline` is scratch.
     """
-    timeline = episode.timeline
+    timeline, trial = episode.timeline, scratch.timeline.free
     for device in range(len(p.memory)):
-        copy_clocks(p, timeline.free, scratch.free)
-        ready = inputs_ready(p, episode.device_of, timeline, scratch.free, op, device, False)
-        start = start_s(p, scratch.free, op, device, ready)
-        finish = finish_s(p, scratch.free, op, device, start)
+        copy_clocks(p, timeline.free, trial)
+        ready = inputs_ready(p, episode.device_of, timeline, trial, op, device, False)
+        start = start_s(p, trial, op, device, ready)
+        finish = finish_s(p, trial, op, device, start)
         scratch.ready_s[device] = ready
         scratch.start_s[device] = start
         scratch.finish_s[device] = finish
@@ -140,21 +115,15 @@ def evaluate_in_full(m, p, episode, op, scratch, improving):
             `timeline` is scratch.
         improving: whether the op is placed already and moves with its unit, bool.
     """
-    timeline = scratch.timeline
+    timeline = cut_timeline(scratch.timeline, p)
     current = episode.simulated[op]
     for device in range(len(p.memory)):
-        if improving:
-            simulate_unit(m, episode, op, device)
-        else:
-            simulate_op(m, p, episode, op, device)
+        simulate_op(m, p, episode, op, device, improving)
         scratch.step_time_s[device] = run(p, episode.simulated, timeline)
         scratch.start_s[device] = timeline.start[op]
         scratch.finish_s[device] = timeline.finish[op]
         scratch.ready_s[device] = inputs_there_s(p, episode, op, device, timeline)
-    if improving:
-        simulate_unit(m, episode, op, current)
-    else:
-        simulate_op(m, p, episode, op, np.int64(-1))
+    simulate_op(m, p, episode, op, current, improving)
 
 
 @kernel

@@ -2,10 +2,6 @@
 
 Each consumer that is not placed yet is assumed to go where it fares best. Looking one op beyond the one at
 hand is an idea of Bittencourt, Sakellariou and Madeira 2010 (doi:10.1109/PDP.2010.56).
-
-The kernels share the arguments `m`, `p` and `episode` of `envs.mdp.state`, and
-
-    scratch (CandidateScratch): results per candidate device; `finish_s` is filled already.
 """
 
 from __future__ import annotations

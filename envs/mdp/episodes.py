@@ -18,7 +18,7 @@ from envs.mdp.observation import new_observation
 from envs.mdp.packing import pack_problems
 from envs.mdp.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
-from envs.mdp.visits import RANDOM, VisitOrders
+from envs.mdp.visits import VisitOrders
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.orders import ORDERS
@@ -142,11 +142,6 @@ class EpisodeBatch:
         self._order_of[episode] = order
         self._loop(step_episodes, episode, self._scratches[0], ONLY_OBSERVE)
         assert not self._result.done[episode], "check_feasible lets no episode begin without free memory"
-
-    def skip(self, problem: int, order: int, rng: np.random.Generator) -> None:
-        """Draws from `rng` what `begin` would, for an episode that another process runs."""
-        if self.orders[order] == RANDOM:
-            self._plans.get(problem, order, rng)
 
     def step(self, actions: IntArray) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Takes one decision in every episode.

@@ -1,10 +1,4 @@
-"""The observation of the op at hand: features of each candidate device, and which have free memory.
-
-The kernels share `m`, `p` and `episode` of `envs.mdp.state`, `scratch` of `envs.mdp.candidates`, and
-
-    features: float32 (max_devices, N_DEVICE_FEATURES), columns as in `DEVICE_FEATURES`.
-    mask: int8 (max_devices,).
-"""
+"""The observation of the op at hand: features of each candidate device, and which have free memory."""
 
 from __future__ import annotations
 
@@ -70,7 +64,7 @@ def new_observation(n: int, max_devices: int) -> Observation:
 
 
 @kernel(inline=True)
-def observe(m, p, episode, scratch, rules, features, mask):
+def observe(m, p, episode, scratch, rules, observation, i, e):
     """Fills in the observation of the op at hand.
 
     Args:
@@ -78,13 +72,14 @@ def observe(m, p, episode, scratch, rules, features, mask):
         episode: `Episode`; written while candidates are evaluated, then restored.
         scratch: `CandidateScratch`; written (scratch).
         rules: `MdpRules`; whether there are rollouts.
-        features: float32 (max_devices, N_DEVICE_FEATURES); written; 0 for devices that the problem lacks.
-        mask: int8 (max_devices,); written; 1 = the device is offered.
+        observation: `Observation`; row `e` is written; features are 0 for devices that the problem lacks.
+        i, e: indices of the problem and of the episode, int.
 
     Returns:
         Whether any device is offered, bool.
     """
-    op = episode.visits[episode.state[POSITION]]
+    op, features = episode.visits[episode.state[POSITION]], observation.devices[e]
+    observation.problem[e, 0], observation.op[e, 0] = i, op
     features[:] = 0.0
     if episode.state[IS_INCREMENTAL]:
         evaluate_incrementally(p, episode, op, scratch)
@@ -92,22 +87,20 @@ def observe(m, p, episode, scratch, rules, features, mask):
         evaluate_in_full(m, p, episode, op, scratch, rules.improving)
     fill_neighbours(p, episode, op, scratch)
     fill_consumer_features(m, p, episode, op, scratch)
-    fill_times(m, p, episode, op, scratch, features)
+    fill_candidates(m, p, episode, scratch, features)
     fill_state(m, p, episode, op, features)
-    fill_bytes(p, scratch, features)
     if rules.rolls_out:
         simulate_rollouts(m, p, episode, scratch.rollout)
         fill_rollout(m, p, scratch.rollout, features)
-    return fill_mask(m, p, episode, op, rules, mask)
+    return fill_mask(m, p, episode, op, rules, observation.mask[e])
 
 
 @kernel
-def fill_times(m, p, episode, op, scratch, features):
-    """Fills the columns that compare times of the candidates.
+def fill_candidates(m, p, episode, scratch, features):
+    """Fills the columns of the evaluated candidates: times, and the shares of the neighbours' bytes there.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
-        op: index of the op at hand, int.
         scratch: `CandidateScratch`; evaluated candidates.
         features: float32 (max_devices, N_DEVICE_FEATURES); written.
     """
@@ -137,6 +130,9 @@ def fill_times(m, p, episode, op, scratch, features):
         row[CONSUMER_TRANSFER_TIME_OVER_LEAST] = squash(scratch.consumer_transfer_s[device] * scale)
         consumer_delay_s = scratch.consumer_finish_s[device] - consumer_finish
         row[CONSUMER_FINISH_OVER_EARLIEST] = squash(consumer_delay_s * scale)
+        row[INPUT_BYTES_THERE] = scratch.inputs_there[device]
+        row[OUTPUT_BYTES_THERE] = scratch.outputs_there[device]
+        row[CONSUMER_INPUT_BYTES_THERE] = scratch.consumer_inputs_there[device]
 
 
 @kernel
@@ -182,21 +178,6 @@ def unit_seconds(m, p, op, device):
         if m.is_compute[m.unit_item[k]]:
             seconds += p.op_seconds[m.unit_item[k], device]
     return seconds
-
-
-@kernel
-def fill_bytes(p, scratch, features):
-    """Fills the columns that say which share of the neighbours' bytes is on a device.
-
-    Args:
-        p: `ProblemArrays`.
-        scratch: `CandidateScratch`; evaluated candidates.
-        features: float32 (max_devices, N_DEVICE_FEATURES); written.
-    """
-    for device in range(len(p.memory)):
-        features[device, INPUT_BYTES_THERE] = scratch.inputs_there[device]
-        features[device, OUTPUT_BYTES_THERE] = scratch.outputs_there[device]
-        features[device, CONSUMER_INPUT_BYTES_THERE] = scratch.consumer_inputs_there[device]
 
 
 @kernel

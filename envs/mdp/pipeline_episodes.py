@@ -96,9 +96,6 @@ class PipelineEpisodes:
             n_devices = self.problems[problem].n_devices
             self.observation.mask[episode, :n_devices] = self._episodes[episode].candidate_s >= 0.0
 
-    def skip(self, problem: int, order: int, rng: np.random.Generator) -> None:
-        """Does nothing: `begin` draws nothing."""
-
     def step(self, actions: IntArray) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Takes one decision in every episode.
 

@@ -1,8 +1,4 @@
-"""The state of episodes that place pipelines, and the arrays of a problem that they read.
-
-An episode places the pieces of a chain in forward order. Each piece goes to the device of the piece before,
-or begins a stage on a device without one.
-"""
+"""The state of episodes that place pipelines, and the arrays of a problem that they read."""
 
 from __future__ import annotations
 

@@ -7,9 +7,6 @@ links that other ops will need.
 
 Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
 truncated after a few ops, and a feature rather than the decision.
-
-In all kernels here `m` is a `MdpArrays`, `p` a `ProblemArrays`, `episode` an `Episode` and `ahead` a
-`RolloutScratch`.
 """
 
 from __future__ import annotations
@@ -89,15 +86,15 @@ def simulate_ahead(m, p, episode, first_device, ahead):
     Returns:
         Numbers of units placed and of visits looked at.
     """
-    visits, device_of = episode.visits, episode.device_of
+    visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
     position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
     n_units = n_run = level = at = 0
     n_waiting = episode.state[N_WAITING]
     time_s, sum_s = episode.time_s[0], 0.0
     while at < n_visits and (n_waiting or level < len(HORIZONS)):
         op = visits[position + at]
-        ahead.start_before[at] = episode.timeline.start[op]
-        ahead.finish_before[at] = episode.timeline.finish[op]
+        ahead.start_before[at] = timeline.start[op]
+        ahead.finish_before[at] = timeline.finish[op]
         if device_of[op] < 0 and level < len(HORIZONS):
             device = first_device if at == 0 else earliest_finish(m, p, episode, op, ahead)
             unit = m.unit_of[op]
@@ -108,7 +105,8 @@ def simulate_ahead(m, p, episode, first_device, ahead):
             ahead.unit[n_units] = unit
             n_units += 1
         if device_of[op] >= 0:
-            finish = run_ahead(p, episode, op, ahead)
+            ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
+            finish = run_op(p, timeline, op, device_of[op], ready)
             time_s, sum_s = max(time_s, finish), sum_s + finish
             n_run, n_waiting = n_run + 1, n_waiting - 1
         at += 1
@@ -121,21 +119,6 @@ def simulate_ahead(m, p, episode, first_device, ahead):
         ahead.time_s[last, first_device] = time_s
         ahead.finish_s[last, first_device] = sum_s / n_run
     return n_units, at
-
-
-@kernel
-def run_ahead(p, episode, op, ahead):
-    """Runs a decided op after all else on its device; returns its finish, in seconds.
-
-    Args:
-        p: `ProblemArrays`.
-        episode: `Episode`; the timeline is written.
-        op: index, int.
-        ahead: `RolloutScratch`; `log` is written.
-    """
-    timeline, device = episode.timeline, episode.device_of[op]
-    ready = inputs_ready(p, episode.device_of, timeline, timeline.free, op, device, True, ahead.log)
-    return run_op(p, timeline, op, device, ready)
 
 
 @kernel(inline=True)

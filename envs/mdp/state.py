@@ -202,32 +202,18 @@ def episode_at(episodes, p, e):
 
 
 @kernel
-def simulate_op(m, p, episode, op, device):
-    """Shows a full simulation an op on a device, and the source ops of its unit with it.
+def simulate_op(m, p, episode, op, device, moves_unit):
+    """Shows a full simulation an op on a device, and the source ops of its unit or the whole unit with it.
 
     Args:
         m: `MdpArrays`. p: `ProblemArrays`.
         episode: `Episode`; `simulated` is written.
         op: index of the op, int.
         device: index of the device, int; -1 hides them again.
+        moves_unit: whether the whole unit goes there, bool.
     """
     unit = m.unit_of[op]
     episode.simulated[op] = device
     for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
-        if p.is_source[m.unit_item[k]]:
+        if moves_unit or p.is_source[m.unit_item[k]]:
             episode.simulated[m.unit_item[k]] = device
-
-
-@kernel
-def simulate_unit(m, episode, op, device):
-    """Shows a full simulation the whole unit of an op on a device.
-
-    Args:
-        m: `MdpArrays`; the problem's placement units.
-        episode: `Episode`; `simulated` is written.
-        op: index of the op, int.
-        device: index of the device, int.
-    """
-    unit = m.unit_of[op]
-    for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
-        episode.simulated[m.unit_item[k]] = device

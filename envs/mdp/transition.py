@@ -1,7 +1,4 @@
-"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes.
-
-The kernels share the arguments `m`, `p` and `episode` of `envs.mdp.state`.
-"""
+"""The transition: what a decision does to an episode, its reward, and the batch's loop over episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.candidates import scratch_for
 from envs.mdp.observation import observe
 from envs.mdp.packing import mdp_arrays_at, problem_at
 from envs.mdp.state import (
@@ -22,7 +18,6 @@ from envs.mdp.state import (
     REWARD_S,
     episode_at,
     simulate_op,
-    simulate_unit,
 )
 from envs.simulator.arrays import copy, run_op
 from envs.simulator.kernels import run
@@ -107,7 +102,7 @@ def advance(packed, episodes, scratch, rules, e, action, observation, result):
         if overflow > 0.0:
             result.outcome[e] = OVERFLOWS
             reward -= rules.memory_penalty * (OVERFLOW_PENALTY + overflow)
-    elif not observe_episode(m, p, episode, scratch, rules, observation, i, e):
+    elif not observe(m, p, episode, scratch, rules, observation, i, e):
         done = True
         result.outcome[e] = INFEASIBLE
         reward -= rules.memory_penalty * INFEASIBLE_PENALTY
@@ -115,26 +110,6 @@ def advance(packed, episodes, scratch, rules, e, action, observation, result):
     result.done[e] = done
     episodes.returned[e] += reward
     episode.state[N_DECISIONS] += action >= 0
-
-
-@kernel(inline=True)
-def observe_episode(m, p, episode, scratch, rules, observation, i, e):
-    """Fills in one row of the observation.
-
-    Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`. As of `observe`.
-        scratch: `CandidateScratch`; written (scratch).
-        rules: `MdpRules`; as of `observe`.
-        observation: `Observation`; row `e` is written.
-        i, e: indices of the problem and of the episode, int.
-
-    Returns:
-        Whether any device is offered for the op at hand, bool.
-    """
-    observation.problem[e, 0] = i
-    observation.op[e, 0] = episode.visits[episode.state[POSITION]]
-    cut = scratch_for(scratch, p)
-    return observe(m, p, episode, cut, rules, observation.devices[e], observation.mask[e])
 
 
 @kernel(inline=True)
@@ -179,7 +154,7 @@ def improve(m, p, episode, device):
     moves = episode.device_of[op] != device
     assign(m, p, episode, op, device)
     if moves:
-        simulate_unit(m, episode, op, device)
+        simulate_op(m, p, episode, op, device, True)
         episode.time_s[0] = run(p, episode.simulated, episode.timeline)
     episode.state[POSITION] += 1
     return episode.state[POSITION] == len(episode.visits)
@@ -243,7 +218,7 @@ def visit(m, p, episode, op):
         ready = inputs_ready(p, episode.device_of, timeline, timeline.free, op, device, True)
         episode.time_s[0] = max(episode.time_s[0], run_op(p, timeline, op, device, ready))
     else:
-        simulate_op(m, p, episode, op, device)
+        simulate_op(m, p, episode, op, device, False)
 
 
 @kernel(inline=True)

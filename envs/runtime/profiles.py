@@ -51,21 +51,14 @@ def with_profile(
         report(done, len(kinds))
         path = own_folder() / "profiles" / kind / f"{content_hash(model.captured.graph)}.json"
         if not path.exists():
-            _write(path, _op_seconds(model, cluster, device, timeout_s))
+            with DeviceProcesses(torch_devices(cluster), timeout_s) as processes:
+                meter = StepMeter(model.captured, model.module, model.inputs, processes)
+                values = meter.op_seconds(device).tolist()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, {"format": FORMAT, "seconds": values}, indent=None)
         seconds[kind] = _read(path, graph.n_ops)
     report(len(kinds), len(kinds))
     return replace(graph, seconds=seconds)
-
-
-def _op_seconds(model: RunnableModel, cluster: Cluster, device: int, timeout_s: float) -> FloatArray:
-    with DeviceProcesses(torch_devices(cluster), timeout_s) as processes:
-        meter = StepMeter(model.captured, model.module, model.inputs, processes)
-        return meter.op_seconds(device)
-
-
-def _write(path: Path, seconds: FloatArray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, {"format": FORMAT, "seconds": seconds.tolist()}, indent=None)
 
 
 def _read(path: Path, n_ops: int) -> FloatArray:

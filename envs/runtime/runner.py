@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +17,7 @@ from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
 from envs.runtime.backends.transports import SharedMemory, offsets_of
 from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
 from envs.runtime.cut import cut
-from envs.runtime.device_program import DeviceProgram, ExecutionError, TensorSpec
+from envs.runtime.device_program import DeviceProgram, ExecutionError, Slot, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
 from envs.runtime.module_state import constants_of, state_of
 from envs.runtime.user_ops import modules_with_ops
@@ -199,10 +198,7 @@ class StepRunner:
                     f"expected {list(self.captured.step.state[path].shape)}"
                 )
         packed = {path: pack(state[key]) for key, path in self._path_of_key.items()}
-        self._ask_each(
-            "set_state",
-            [{path: packed[path] for path, _ in each.state if path in packed} for each in self.programs],
-        )
+        self._share_out("set_state", packed, [each.state for each in self.programs])
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path; empty before the first step."""
@@ -218,11 +214,7 @@ class StepRunner:
         trained = {path for program in self.programs for path, _ in program.trained}
         if unknown := state.keys() - trained:
             raise ExecutionError(f"the optimizer's state has '{min(unknown)}', which is not trained")
-        packed = pack_all(state)
-        self._ask_each(
-            "set_optimizer_state",
-            [{path: packed[path] for path, _ in each.trained if path in packed} for each in self.programs],
-        )
+        self._share_out("set_optimizer_state", pack_all(state), [each.trained for each in self.programs])
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the last step by path, dense."""
@@ -235,9 +227,7 @@ class StepRunner:
     def __enter__(self) -> StepRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
@@ -249,8 +239,11 @@ class StepRunner:
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
         return self._ask_all([(name, *arguments)] * len(self.programs))
 
-    def _ask_each(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        return self._ask_all([(name, argument) for argument in arguments])
+    def _share_out(
+        self, name: str, packed: Mapping[str, Any], wanted: Sequence[Iterable[tuple[str, Slot]]]
+    ) -> None:
+        """Gives each device what belongs to the paths that it wants, those without a value left out."""
+        self._ask_all([(name, {path: packed[path] for path, _ in each if path in packed}) for each in wanted])
 
     def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         if not self.processes.running:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -74,7 +74,6 @@ class StepMeter:
     Args:
         module, inputs: what is run; the module is not changed.
         n_steps: number of steps that are timed, at least 20; before them some are run without being timed.
-        options: keywords of the optimizer.
 
     Raises:
         ValueError: fewer than 20 steps.
@@ -88,14 +87,11 @@ class StepMeter:
         processes: DeviceProcesses,
         *,
         n_steps: int = MIN_STEPS,
-        options: Mapping[str, Any] | None = None,
     ) -> None:
         if n_steps < MIN_STEPS:
             raise ValueError(f"{n_steps} steps; time at least {MIN_STEPS}")
         self.captured, self.processes, self.n_steps = captured, processes, n_steps
         self._module, self._inputs = module, inputs
-        # Steps that are timed train on one batch; it must not drive the loss out of bounds.
-        self._options = {"lr": 1e-6} if options is None else options
 
     def measure(self, placed: Placed, n_steps: int | None = None) -> MeasuredStep:
         """Measures the step under a placement.
@@ -158,7 +154,8 @@ class StepMeter:
         return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
 
     def _runner(self, placed: Placed) -> StepRunner:
-        settings: dict[str, Any] = {"options": self._options, "check_finite": False}
+        # Steps that are timed train on one batch; it must not drive the loss out of bounds.
+        settings: dict[str, Any] = {"options": {"lr": 1e-6}, "check_finite": False}
         if not isinstance(placed, tuple):
             runner = StepRunner(self.captured, placed, self._module, self.processes, **settings)
             runner.set_inputs(self._inputs)

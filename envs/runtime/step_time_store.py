@@ -50,12 +50,10 @@ class StepTimeStore:
         key = hashlib.sha256(self._step.encode() + placed + which).hexdigest()
         if key not in self._known:
             self._known[key] = self._meter.measure(device_of, n_steps)
-            self._append(key, self._known[key])
+            values = asdict(self._known[key]).items()
+            record = {name: None if value != value else value for name, value in values}
+            self._journal.append({"placement": key} | record)
         return self._known[key]
-
-    def _append(self, key: str, step: MeasuredStep) -> None:
-        record = {name: None if value != value else value for name, value in asdict(step).items()}
-        self._journal.append({"placement": key} | record)
 
     def _read(self, value: object, where: str) -> None:
         record = json_fields.fields(value, where, KEYS)

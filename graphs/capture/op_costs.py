@@ -34,10 +34,11 @@ def op_flops(node: fx.Node) -> float:
     if is_sparse(node) and packet not in _FORMULAS:
         return float(sparse_sizes(node)[0])
     results = tensors_of(node_value(node))
-    if packet in _FORMULAS or packet in flop_registry:
+    formula = _FORMULAS.get(packet) or _FORMULAS.get(str(packet))
+    if formula or packet in flop_registry:
         args, kwargs = tree_map(as_value, (node.args, dict(node.kwargs)))
-        if packet in _FORMULAS:
-            return float(_FORMULAS[packet](*args, **kwargs))
+        if formula:
+            return float(formula(*args, **kwargs))
         flops = float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
         return 4 * flops if results[0].is_complex() else flops
     operands = [tensor for source in node.all_input_nodes for tensor in tensors_of(node_value(source))]
@@ -122,6 +123,11 @@ def _attention_backward(
     return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def _grouped_product(rows: Tensor, weights: Tensor, *_: object, **__: object) -> int:
+    """A product of each row with the weights of its group."""
+    return 2 * rows.numel() * weights.shape[-1]
+
+
 def _scatter_rows(grad: Tensor, *_: object, **__: object) -> int:
     """One addition per element of the rows."""
     return grad.numel()
@@ -157,6 +163,9 @@ _FORMULAS: dict[Any, Formula] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: _grouped_product,
+    "transformers.grouped_mm_fallback": _grouped_product,
+    "transformers.grouped_mm_fallback_backward": lambda *given: 2 * _grouped_product(*given),
     aten.embedding_dense_backward: _scatter_rows,
     aten._embedding_bag: _bag,
     aten._embedding_bag_forward_only: _bag,

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -129,17 +130,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@contextlib.contextmanager
-def _without_stack_traces() -> Iterator[None]:
-    """Keeps torch from recording on every node the line of Python that made it; nothing reads that."""
-    before = fx_config.do_not_emit_stack_traces
-    fx_config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        fx_config.do_not_emit_stack_traces = before
-
-
 def trace_joint(step: Step) -> Trace:
     """Traces forward and backward together, as torch's ahead-of-time autograd sees them.
 
@@ -163,7 +153,8 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
     with contextlib.ExitStack() as stack:
         # Else torch writes each graph as Python code and compiles it, though nothing runs it.
         stack.enter_context(_use_lazy_graph_module(True))
-        stack.enter_context(_without_stack_traces())
+        # Nor does anything read the line of Python that made each node.
+        stack.enter_context(patch.object(fx_config, "do_not_emit_stack_traces", new=True))
         stack.enter_context(fx.traceback.preserve_node_meta())
         stack.enter_context(record_calls(step.model))
         joint = aot_export_joint_with_descriptors(

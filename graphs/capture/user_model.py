@@ -37,7 +37,12 @@ class SourceError(InputError):
 
 
 def capture_model(
-    spec: str, made: UserModel | None = None, *, optimizer: str = "adam", training: bool = True
+    spec: str,
+    made: UserModel | None = None,
+    *,
+    optimizer: str = "adam",
+    training: bool = True,
+    prompt: int | None = None,
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
@@ -45,6 +50,8 @@ def capture_model(
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
         optimizer, training: of the step, as `graphs.capture.capture` takes them.
+        prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
+            words of the inputs at once.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -52,15 +59,19 @@ def capture_model(
     """
     made = make_model(spec) if made is None else made
     from graphs.capture.capture import capture_step
+    from graphs.capture.decoding import capture_decoding
 
+    name = spec.rpartition(":")[2]
     with _users_code(spec, "cannot be captured"):
+        if prompt is not None:
+            return capture_decoding(made.module, made.inputs, prompt, name=name, family=MODEL, sources=True)
         return capture_step(
             made.module,
             made.inputs,
             loss=made.loss,
             optimizer=optimizer,
             training=training,
-            name=spec.rpartition(":")[2],
+            name=name,
             family=MODEL,
             sources=True,
         )

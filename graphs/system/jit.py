@@ -126,7 +126,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             )
         except (RuntimeError, OSError) as error:  # there is no folder that this user alone can write
             self._enabled = False
-            _report_no_cache(error)
+            _PROGRESS.tell_no_cache(error)
         names = function.__globals__
         kernels = [getattr(value, "_cache", None) for value in names.values()]
         called = {cache.digest for cache in kernels if isinstance(cache, _Cache)}
@@ -163,7 +163,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             super().save_overload(signature, data)
         except (OSError, DamagedError) as error:
             self._enabled = False
-            _report_no_cache(error)
+            _PROGRESS.tell_no_cache(error)
 
 
 class DamagedError(Exception):
@@ -238,7 +238,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.n_compiled, self.n_most = 0, 0
-        self._said_s = 0.0
+        self._said_s, self._told_no_cache = 0.0, False
 
     def begin(self) -> None:
         """Says before the first kernel how many have to be compiled at most."""
@@ -254,6 +254,16 @@ class _Progress:
                 f"Compiling loops, {self.n_compiled} of at most {max(self.n_most, self.n_compiled)} done ..."
             )
 
+    def tell_no_cache(self, error: Exception) -> None:
+        """Says once why nothing is kept."""
+        if not self._told_no_cache:
+            self._told_no_cache = True
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._say(
+                f"Compiled loops cannot be kept ({printable(why)}), so every process compiles them anew; "
+                "set NUMBA_CACHE_DIR to a folder that only you can write"
+            )
+
     def _say(self, line: str) -> None:
         self._said_s = time.monotonic()
         with suppress(OSError, ValueError):  # nobody needs to read it
@@ -265,23 +275,3 @@ PERIOD_S = 10.0
 _CACHES: list[_Cache] = []
 """Caches of all kernels that are imported."""
 _PROGRESS = _Progress()
-
-
-def _report_no_cache(error: Exception) -> None:
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    _say_once(
-        "no cache",
-        f"Compiled loops cannot be kept ({printable(why)}), so every process compiles them anew; "
-        "set NUMBA_CACHE_DIR to a folder that only you can write",
-    )
-
-
-def _say_once(topic: str, line: str) -> None:
-    if topic not in _SAID:
-        _SAID.add(topic)
-        with suppress(OSError, ValueError):  # nobody needs to read it
-            print(line, file=sys.stderr)
-
-
-_SAID: set[str] = set()
-"""Topics on which this process has printed its line."""

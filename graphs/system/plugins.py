@@ -1,4 +1,4 @@
-"""Imports modules of the user's and of other packages that register placers, orders, families and other entries."""
+"""Imports modules of the user's and of other packages that register placers, orders and other entries."""
 
 from __future__ import annotations
 

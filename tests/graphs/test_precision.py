@@ -156,9 +156,9 @@ def test_casts_are_traffic_of_the_op_that_needs_them_and_weights_are_cast_once()
 
 
 def test_a_graph_that_does_not_say_its_dtypes_is_taken_to_be_in_fp32() -> None:
-    graph = capture(Transformer(), CASES["transformer"][1])
-    silent = replace(graph, dtypes=())
     for precision in PRECISIONS:
+        graph = capture(Transformer(), CASES["transformer"][1], training=precision != "int4")
+        silent = replace(graph, dtypes=())
         said, guessed = with_precision(graph, precision), with_precision(silent, precision)
         assert guessed.bytes_moved.sum() == pytest.approx(said.bytes_moved.sum(), rel=0.01)
         assert product_flops(guessed) == product_flops(said)
@@ -172,3 +172,35 @@ def test_an_unknown_precision_or_a_graph_in_another_one_is_refused() -> None:
         PrecisionError, match=r"^graph 'half': op 0 \('0.bias'\) computes in fp16; only a graph"
     ):
         with_precision(graph, "bf16")
+
+
+def test_weights_of_four_bits_are_those_that_only_products_read() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.inner, self.norm = (
+                nn.Embedding(100, 64),
+                nn.Linear(64, 256, False),
+                nn.LayerNorm(256),
+            )
+            self.outer = nn.Linear(256, 64, False)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.outer(self.norm(self.inner(self.embed(tokens)))) @ self.embed.weight.T
+
+    graph = capture(Tied(), torch.zeros(1, 3, dtype=torch.long), training=False)
+    half, quarter = (with_precision(graph, precision) for precision in ("bf16", "int4"))
+    weights = [graph.op_names.index(f"{name}.weight") for name in ("inner", "outer")]
+    for columns in (half.resident_bytes, quarter.resident_bytes):
+        others = np.delete(columns, weights)
+        assert others.sum() == 2 * (100 * 64 + 2 * 256)
+    assert (quarter.resident_bytes[weights] == 64 * 256 * 4.5 / 8).all()
+    saved = half.bytes_moved - quarter.bytes_moved
+    products = [int(graph.successors.row(op)[0]) for op in weights]
+    assert (saved[products] == 64 * 256 * (16 - 4.5) / 8).all()
+    assert not np.delete(saved, products).any()
+
+
+def test_weights_of_four_bits_are_not_trained() -> None:
+    with pytest.raises(PrecisionError, match="weights in int4 are not trained; capture it for inference"):
+        with_precision(capture(perceptron(), torch.zeros(2, 64)), "int4")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from agent.contexts.workers.group_worker import Train, train_with_others
 from agent.contexts.workers.process_group import PATIENCE, WorkerGoneError, WorkerLostError, already_joined
 from agent.training.config import TrainConfig
 from graphs.system.errors import InputError, shown
+from graphs.system.interrupts import handled_by
 
 MAX_RESTARTS = 10
 """New starts of the workers after one of them was killed."""
@@ -179,8 +178,7 @@ def _show(mailbox: Any) -> int | None:
     return code  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _stopping(mailbox: Any) -> Iterator[None]:
+def _stopping(mailbox: Any) -> AbstractContextManager[None]:
     """Makes SIGINT and SIGTERM ask the workers to stop; a second signal ends them at once."""
     asked: list[float] = []
 
@@ -191,12 +189,7 @@ def _stopping(mailbox: Any) -> Iterator[None]:
         print("stopping after this update; press Ctrl-C again to stop at once", file=sys.stderr)
         mailbox.stop.remote()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled_by(ask)
 
 
 def _work(settings: dict[str, _Job]) -> None:

@@ -84,6 +84,10 @@ class MeasuringSession:
             raise EvaluationError(
                 "--precision changes costs, not the model that is measured; capture it under autocast instead"
             )
+        if config.prompt is not None:
+            raise EvaluationError(
+                "--prompt places a step without weights, which cannot be measured; leave it out"
+            )
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._folder, self._timeout_s = folder, timeout_s
         self._model: RunnableModel = load_runnable(

@@ -129,6 +129,11 @@ class _ImitationPhase(Phase):
     planned: int
 
     @property
+    def is_on(self) -> bool:
+        """Says whether any steps are planned."""
+        return self.planned > 0
+
+    @property
     def is_complete(self) -> bool:
         """Says whether all planned steps are made."""
         return self.steps >= self.planned
@@ -189,11 +194,6 @@ class Imitation(_ImitationPhase):
         self._search = search
         self._learner: ImitationLearner | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Says whether there is anything to imitate."""
-        return self.planned > 0
-
     def learn(self) -> dict[str, float]:
         """Makes one pass over the demonstrations."""
         if self._learner is None:
@@ -236,11 +236,6 @@ class OnPolicyImitation(_ImitationPhase):
         self._imitation = imitation
         self.planned = state.config.planned_dagger_rounds
         self._first_seed = state.config.imitation_epochs if state.config.demonstrations else 0
-
-    @property
-    def is_on(self) -> bool:
-        """Says whether there are any rounds."""
-        return self.planned > 0
 
     @property
     def first_step_s(self) -> float:

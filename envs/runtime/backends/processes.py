@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from envs.runtime.backends.cuda.stream_host import StreamHost
@@ -86,9 +85,7 @@ class DeviceProcesses:
     def __enter__(self) -> DeviceProcesses:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> None:

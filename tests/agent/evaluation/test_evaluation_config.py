@@ -55,7 +55,7 @@ def test_seconds_alone_leave_evaluations_without_limit(evaluations, seconds, bud
     assert make_budget(evaluations, seconds) == budget
 
 
-@pytest.mark.parametrize("setting", [{"optimizer": "sgd"}, {"inference": True}])
+@pytest.mark.parametrize("setting", [{"optimizer": "sgd"}, {"inference": True}, {"prompt": 4}])
 def test_how_a_model_is_captured_needs_a_model(file, setting):
     with pytest.raises(EvaluationError, match="give --model"):
         make_spec(EvaluationConfig(graphs=(file,), **setting))
@@ -89,6 +89,22 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
     assert sgd.dtypes[sgd.op_types.index("aten.addmm")] == "tf32"
     (forward,) = make_spec(EvaluationConfig(**settings, inference=True))[0].graphs
     assert set(forward.phases) == {"forward"}
+
+
+def test_a_prompt_gives_the_step_of_a_token_with_its_cache(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "words.py").write_text(
+        "import torch, transformers as tf\ndef make():\n"
+        "    config = tf.GPT2Config(n_layer=2, n_embd=8, n_head=2)\n"
+        "    return tf.GPT2LMHeadModel(config), (torch.zeros(3, 5, dtype=torch.long),)\n"
+    )
+    settings = {"model": "words:make", "prompt": 7, "placers": ("single",), "granularity": "layer"}
+    (graph,) = make_spec(EvaluationConfig(**settings))[0].graphs
+    assert (graph.name, len(graph.units), set(graph.phases)) == ("make", 2, {"forward"})
+    cache = graph.resident_bytes[[name.startswith("past_") for name in graph.op_names]]
+    assert cache.tolist() == [3 * 7 * 8 * 4] * 4
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def test_transposed_convolution_backward_is_twice_forward() -> None:
     assert cost(graph, "aten.convolution_backward")[0] == 2 * forward
 
 
+def test_grouped_products_count_each_row_once_and_twice_backward() -> None:
+    moe = pytest.importorskip("transformers.integrations.moe", reason="transformers is not installed")
+    offsets = torch.tensor([2, 6, 10], dtype=torch.int32)
+    graph = capture(Once(lambda x, w: moe._grouped_mm(x, w, offsets), (10, 4), (3, 4, 8)), ())
+    kind = next(kind for kind in graph.op_types if "grouped_mm" in kind)
+    assert cost(graph, kind)[0] == 2 * 10 * 4 * 8
+    backward = [op for op, name in enumerate(graph.op_types) if name == f"{kind}_backward"]
+    assert graph.flops[backward].tolist() == [2 * 2 * 10 * 4 * 8]
+
+
 def test_attention_counts_two_products_forward_and_five_backward() -> None:
     batch, heads, queries, keys, width = 2, 3, 5, 7, 4
     shapes = [(batch, heads, length, width) for length in (queries, keys, keys)]

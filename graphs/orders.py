@@ -54,7 +54,7 @@ class OrderError(InputError):
     """An order that does not exist, or a name that is taken; the message says what would be right."""
 
 
-ORDERS: Registry[Order] = Registry("order", OrderError)
+ORDERS: Registry[Order] = Registry("order", OrderError, group="placewalk.orders")
 
 
 def order(visit: Callable[[OpGraph], VisitOrder]) -> Callable[[OpGraph], VisitOrder]:

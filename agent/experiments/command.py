@@ -15,6 +15,7 @@ from typing import Any
 
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError
 from graphs.system.command_line import OneLineParser, interruptible, run_command
+from graphs.system.plugins import load_plugins
 
 COMMAND = "agent.experiments"
 FLAGS = {
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return
         name = EXPERIMENTS.check(words[0])
         options = vars(parser_of(name).parse_args(words[1:]))
+        load_plugins(options.pop("plugin"))
         if options.pop("only"):
             show(EXPERIMENTS[name], options["out"] or RESULTS)
         else:
@@ -85,6 +87,13 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         metavar="DIR",
         help=f"takes the rows and all that the run keeps (default: runs/{name}); with --only, holds the rows "
         "(default: those of the page)",
+    )
+    parser.add_argument(
+        "--plugin",
+        nargs="+",
+        default=(),
+        metavar="FILE|MODULE",
+        help="your own files or modules that register placers, orders, ...",
     )
     if experiment.quick:
         parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")

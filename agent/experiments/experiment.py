@@ -58,7 +58,16 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
-QUESTIONS = ("benchmark", "budgets", "equal_time", "pipelines", "pipeline_searches", "inference", "recorded")
+QUESTIONS = (
+    "benchmark",
+    "budgets",
+    "equal_time",
+    "pipelines",
+    "pipeline_searches",
+    "inference",
+    "recorded",
+    "others",
+)
 EXPERIMENTS = Registry[Experiment](
     "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
 )

@@ -329,7 +329,9 @@ MODULES = (
     "heuristics.round_robin",
     "heuristics.uniform",
 )
-PLACERS = Registry[Placer]("placer", PlacerError, [f"agent.placers.{module}" for module in MODULES])
+PLACERS = Registry[Placer](
+    "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"
+)
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 

@@ -42,7 +42,7 @@ SHIPPED = {
     "t5": 14,
     "switch": 14,
 }
-FAMILIES: Registry[int] = Registry("family", FamilyError, entries=SHIPPED)
+FAMILIES: Registry[int] = Registry("family", FamilyError, entries=SHIPPED, group="placewalk.families")
 """Graphs of each family in the shipped benchmark set, drawn from seeds 0, 1, ..."""
 DRAWERS: Registry[Drawer] = Registry("family", FamilyError, [f"graphs.families.{name}" for name in SHIPPED])
 """Functions that draw a model of each family; family X is in module X, imported at the first look-up."""

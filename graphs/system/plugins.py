@@ -1,4 +1,4 @@
-"""Imports modules of the user's that register orders, placers, families, encoders or clusters."""
+"""Imports modules of the user's and of other packages that register placers, orders and other entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _loaded: set[str] = set()
 
 
 class PluginError(InputError):
-    """A plugin that cannot be imported; the message says why."""
+    """A plugin that cannot be imported or takes a name that is taken; the message says why."""
 
 
 def load_plugins(named: Sequence[str] = ()) -> None:
@@ -44,6 +44,33 @@ def load_plugins(named: Sequence[str] = ()) -> None:
                     raise
         if plugins:
             os.environ[VARIABLE] = os.pathsep.join(plugins)
+
+
+def load_entry_points(group: str) -> None:
+    """Loads the entry points of a group that are not loaded yet, in the order of their names.
+
+    Args:
+        group: e.g. `placewalk.placers`. The value of an entry point names a module, or a thing in one.
+
+    Raises:
+        PluginError: one of them fails; the message names its package.
+    """
+    from importlib.metadata import entry_points
+
+    for point in sorted(entry_points(group=group)):
+        known = f"{group}:{point.name}={point.value}"
+        if known in _loaded:
+            continue
+        _loaded.add(known)  # first, as it may look something up while it is loaded
+        try:
+            with users_code(PluginError):
+                point.load()
+        except BaseException as error:
+            _loaded.discard(known)
+            if not isinstance(error, InputError):
+                raise
+            package = point.dist.name if point.dist else "a package"
+            raise PluginError(f"{package}: {group}: {point.name} = {point.value}: {error}") from error
 
 
 def _absolute(name: str) -> str:

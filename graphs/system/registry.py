@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from graphs.system.errors import InputError
-from graphs.system.plugins import load_plugins
+from graphs.system.plugins import load_entry_points, load_plugins
 
 T = TypeVar("T")
 
@@ -23,6 +23,8 @@ class Registry(Mapping[str, T]):
         modules: imported at the first look-up; importing one registers its entries. A registry that nobody
             looks into loads nothing.
         entries: known from the start.
+        group: entry points of installed packages that are loaded after `modules`; loading one registers its
+            entries.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class Registry(Mapping[str, T]):
         error: type[InputError],
         modules: Sequence[str] = (),
         entries: Mapping[str, T] = MappingProxyType({}),
+        group: str = "",
     ) -> None:
         self.kind = kind
         self._error = error
         self._modules = tuple(modules)
         self._waiting = list(modules)
-        self._is_loaded = not modules
+        self._group = group
+        self._is_loaded = not modules and not group
         self._loading = RLock()
         self._entries = dict(entries)
         self._module_of = dict.fromkeys(entries, "")
@@ -96,6 +100,8 @@ class Registry(Mapping[str, T]):
         ):  # other threads wait; a module that looks something up while it is imported does not
             while self._waiting:
                 import_module(self._waiting.pop(0))
+            if self._group:
+                load_entry_points(self._group)
             self._entries = dict(sorted(self._entries.items(), key=lambda item: self._rank(item[0])))
             self._is_loaded = True
 

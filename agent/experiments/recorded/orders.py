@@ -25,6 +25,12 @@ from graphs.system.array_types import FloatArray
 
 BASELINE = "topo"
 ALPHA = 0.05
+LEARNERS = {
+    "rollout": "construction, all features",
+    "prefix": "construction, equal features",
+    "improve": "improvement, reinforcement alone",
+}
+"""Names of the learners of the arms."""
 
 
 def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:
@@ -35,6 +41,38 @@ def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:
     yield verdict_table(by_family)
     yield baseline_table(by_family)
     yield equal_time_table([point for point in read_table(curves_in) if point["arm"] == arm])
+
+
+def learner_tables(rows_in: Path) -> Iterator[str]:
+    """Yields the best order of each learner, and what the best order of another learner costs it."""
+    by_learner: dict[str, dict[str, OrderScores]] = {}
+    for (arm, family), own in grouped(read_table(rows_in), lambda row: (row["arm"], row["family"])).items():
+        by_learner.setdefault(LEARNERS[arm], {})[family] = scores_of(own)
+    families = axis(family for scores in by_learner.values() for family in scores)
+    best = [["family", *by_learner]]
+    for family in families:
+        found = [scores.get(family) for scores in by_learner.values()]
+        best.append([family, *(f"{each.best} {each.means[each.best]:.3f}" if each else "" for each in found)])
+    yield markdown_table(best)
+    costs = [["order of", "used by", *families, "Kendall"]]
+    for source, user in itertools.permutations(by_learner, 2):
+        common = [family for family in by_learner[user] if family in by_learner[source]]
+        pairs = {family: (by_learner[source][family], by_learner[user][family]) for family in common}
+        cells = (cost_of(*pairs[family]) if family in pairs else "" for family in families)
+        costs.append([source, user, *cells, f"{np.mean([agreement(*pair) for pair in pairs.values()]):.2f}"])
+    yield markdown_table(costs)
+
+
+def cost_of(source: OrderScores, user: OrderScores) -> str:
+    """Formats a learner's step in the best order of another over that in its own, with its interval."""
+    logs = dict(zip(user.orders, user.logs, strict=True))
+    return "1" if source.best == user.best else str(crossed_interval(logs[source.best] - logs[user.best]))
+
+
+def agreement(one: OrderScores, other: OrderScores) -> float:
+    """Returns Kendall's rank correlation of the orders of two learners."""
+    ranks = ([scores.means[order] for order in one.orders] for scores in (one, other))
+    return float(stats.kendalltau(*ranks).statistic)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Encoder(nn.Module):
 
 
 MODULES = tuple(f"agent.policy.encoders.{name}" for name in ("sage", "gat", "none", "placeto", "transformer"))
-ENCODERS = Registry[type[Encoder]]("encoder", EncoderError, MODULES)
+ENCODERS = Registry[type[Encoder]]("encoder", EncoderError, MODULES, group="placewalk.encoders")
 """Every encoder by name; a new module is added to `MODULES`."""
 
 EncoderClass = TypeVar("EncoderClass", bound=type[Encoder])

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from envs.mdp.features import DEVICE_FEATURES
+from envs.simulator.simulate import simulate_problem
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "envs" / "README.md").read_text(encoding="utf-8")
@@ -22,7 +24,7 @@ def test_the_table_lists_every_feature() -> None:
     assert [(name, group, unit) for name, group, unit, _ in rows] == declared
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = EXAMPLES[-1]
     short, n = re.subn(
         r"n_steps=\d+, (.*)total_timesteps=[\d_]+", r"n_steps=64, \1total_timesteps=64", example
@@ -38,6 +40,10 @@ def test_the_example_runs() -> None:
         torch.set_num_threads(n_threads)
     model = names["model"]
     assert model.num_timesteps == 64
+    result = names["info"]["result"]  # type: ignore[index]
+    assert float(capsys.readouterr().out.splitlines()[-1]) == result.ratio_to_single
+    problem = names["problems"][0]  # type: ignore[index]
+    assert result.step_time_s == simulate_problem(problem, result.device_of).total_s
 
 
 def test_the_placed_module_trains() -> None:

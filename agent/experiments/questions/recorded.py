@@ -19,6 +19,7 @@ SETTLED = {
     },
     "policies": {
         "ablation": "Which parts of the policy matter?",
+        "pretraining": "How much do policies of equal trainings differ?",
         "finetuning": "Is the shipped policy a good start for one graph?",
         "speed": "How fast is training?",
         "decoding": "How fast is a decision of a policy?",

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.experiments.rows import RecordedRow, axis, markdown_table, number_cell, pivot, read_table
+import numpy as np
+
+from agent.evaluation.comparison.ratios import geometric_mean
+from agent.experiments.rows import (
+    RecordedRow,
+    axis,
+    grouped,
+    markdown_table,
+    number_cell,
+    pivot,
+    read_table,
+)
+
+SHIPPED = "shipped"
+"""Name of the shipped policy in the rows of the question on trainings."""
 
 
 def ablation_tables(file: Path) -> Iterator[str]:
@@ -40,6 +54,26 @@ def finetuning_tables(file: Path) -> Iterator[str]:
             curve = [ratio_of[graph, start, second] for second in times]
             table.append([graph, start, *map(number_cell, curve + placed)])
     yield markdown_table(table)
+
+
+def pretraining_tables(file: Path) -> Iterator[str]:
+    """Yields how far one decode of each trained policy is from annealing, by cluster and by family."""
+    rows = read_table(file)
+    policies = axis(row["policy"] for row in rows)
+    trainings = [policy for policy in policies if policy != SHIPPED]
+    for keys in (("cluster", "size"), ("family",)):
+        table = [[*keys, "graphs", *policies, "mean of trainings", "spread"]]
+        for case, own in grouped(rows, lambda row, keys=keys: tuple(row[key] for key in keys)).items():
+            of_policy = grouped(own, lambda row: row["policy"])
+            means = {
+                policy: geometric_mean(row["over_annealing"] for row in found)
+                for policy, found in of_policy.items()
+            }
+            logs = np.log([means[policy] for policy in trainings])
+            over_trainings = [float(np.exp(logs.mean())), float(logs.std(ddof=1))]
+            cells = [number_cell(value) for value in (*means.values(), *over_trainings)]
+            table.append([*case, str(len(own) // len(policies)), *cells])
+        yield markdown_table(table)
 
 
 def speed_tables(file: Path) -> Iterator[str]:

@@ -88,13 +88,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         help=f"takes the rows and all that the run keeps (default: runs/{name}); with --only, holds the rows "
         "(default: those of the page)",
     )
-    parser.add_argument(
-        "--plugin",
-        nargs="+",
-        default=(),
-        metavar="FILE|MODULE",
-        help="your own files or modules that register placers, orders, ...",
-    )
+    plugins = "your own files or modules that register placers, orders, ..."
+    parser.add_argument("--plugin", nargs="+", default=(), metavar="FILE|MODULE", help=plugins)
     if experiment.quick:
         parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
     for flag, default in experiment.settings.items():

@@ -58,7 +58,7 @@ class Experiment:
         return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
 
 
-QUESTIONS = ("budgets", "equal_time", "pipelines", "pipeline_searches", "recorded")
+QUESTIONS = ("budgets", "equal_time", "pipelines", "pipeline_searches", "recomputation", "recorded")
 EXPERIMENTS = Registry[Experiment](
     "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
 )

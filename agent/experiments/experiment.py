@@ -65,6 +65,7 @@ QUESTIONS = (
     "pipelines",
     "pipeline_searches",
     "inference",
+    "recomputation",
     "recorded",
     "others",
 )

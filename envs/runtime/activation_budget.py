@@ -139,7 +139,7 @@ class SavedCuts:
         saved = set(choice)
         free = OrderedSet(node for index, node in enumerate(self._nodes) if index not in saved)
         values, _ = partitioners.solve_min_cut(self._graph, self._info, self._options, free)
-        kept = {get_node_storage(node) or node: _storage_bytes(node) for node in values}
+        kept = {get_node_storage(node) or node: storage_bytes(node) for node in values}
         return self._again_s(set(values)), sum(size for key, size in kept.items() if key not in self._inputs)
 
     def _again_s(self, saved: set[fx.Node]) -> float:
@@ -164,7 +164,8 @@ def node_seconds(node: fx.Node) -> float:
     return max(flops / FLOPS_PER_S, sum(map(_size_of, [node, *node.all_input_nodes])) / BYTES_PER_S)
 
 
-def _storage_bytes(node: fx.Node) -> int:
+def storage_bytes(node: fx.Node) -> int:
+    """Returns the bytes of the storage that holds the output of a node."""
     size = _size_of(node)
     if get_node_storage(node) is None:
         return size

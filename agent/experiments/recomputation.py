@@ -1,4 +1,4 @@
-"""What compiled steps save under a budget: our solver and torch's, simulated and measured on a core."""
+"""Compares what compiled steps save under a budget by our solver and by those of torch, also on a core."""
 
 from __future__ import annotations
 

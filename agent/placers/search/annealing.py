@@ -139,11 +139,12 @@ def anneal_from_leaders(search: SearchState, rng: np.random.Generator) -> None:
 def _new_chain(problem: Problem, start: Leader) -> AnnealingChain:
     n_units, device_of = len(problem.graph.units), start.device_of
     over_bytes, total_s = start.score
-    energy = total_s / problem.scale_s + OVERFLOW_COST * over_bytes / problem.cluster.memory_bytes.sum()
+    excess = over_bytes / problem.cluster.memory_bytes.sum()
+    energy = total_s / problem.scale_s + OVERFLOW_COST * excess
     seconds = problem.op_seconds[np.arange(len(device_of)), device_of]
     return AnnealingChain(
         device_of=device_of.copy(),
-        energy=np.array([energy]),
+        energy=np.array([energy, excess, OVERFLOW_COST]),
         best=device_of.copy(),
         best_score=np.array([over_bytes, total_s]),
         moved=np.empty(n_units, dtype=np.int64),

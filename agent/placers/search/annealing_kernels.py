@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.scores import OVER_BYTES, TOTAL_S
-from agent.placers.search.annealing_moves import first_moved, propose, put
+from agent.placers.search.annealing_moves import ENERGY, EXCESS, PRICE, first_moved, propose, put
 from envs.simulator.arrays import copy
 from envs.simulator.memory import peak_memory
 from envs.simulator.resume import ROUNDING, candidate_timeline, commit, run_moved
 from graphs.system.jit import kernel
 
 OVERFLOW_COST = 10.0
-"""Energy of an overflow as large as all of the memory; a step on the fastest single device has energy 1."""
+"""Least energy of an overflow as large as all memory; a step on the fastest single device has energy 1."""
+PRICED_AFTER, PRICE_FACTOR = 50, 1.5
+"""Proposals after which the price of an overflow changes, and the factor by which it does."""
 
 
 @kernel(inline=True)
@@ -58,16 +60,35 @@ def accept(p, chain, first, limit, scale_s, track_memory):
     if energy > limit:
         return False
     over = overflow_bytes(p, chain, total_s) if track_memory else 0.0
-    energy += OVERFLOW_COST * over / p.memory.sum()
+    excess = over / p.memory.sum()
+    energy += chain.energy[PRICE] * excess
     if energy > limit:
         return False
     commit(chain.pair)
-    chain.energy[0] = energy
+    chain.energy[ENERGY], chain.energy[EXCESS] = energy, excess
     best = chain.best_score
     if over < best[OVER_BYTES] or (over == best[OVER_BYTES] and total_s < best[TOTAL_S]):
         best[OVER_BYTES], best[TOTAL_S] = over, total_s
         copy(chain.device_of, chain.best)
     return True
+
+
+@kernel
+def change_price(chain):
+    """Raises the price of an overflow if the current placement has one, else lowers it to the least.
+
+    Where most ops are much faster on devices with little memory, no price is right for all graphs.
+
+    Args:
+        chain: `AnnealingChain`; `energy` is written.
+
+    Source: the penalties of Gendreau, Hertz and Laporte 1994 (doi:10.1287/mnsc.40.10.1276), section 3.
+    """
+    energy = chain.energy
+    price = energy[PRICE] * (PRICE_FACTOR if energy[EXCESS] > 0.0 else 1.0 / PRICE_FACTOR)
+    price = max(price, OVERFLOW_COST)
+    energy[ENERGY] += (price - energy[PRICE]) * energy[EXCESS]
+    energy[PRICE] = price
 
 
 @kernel(entry=True)
@@ -87,9 +108,11 @@ def anneal(p, units, segments, chain, n, temperature, module_share, scale_s, tra
     """
     run_moved(p, chain.device_of, chain.pair, np.int64(0), np.inf, chain.work_s)
     commit(chain.pair)
-    for _ in range(n):
+    for at in range(n):
+        if track_memory and at % PRICED_AFTER == PRICED_AFTER - 1:
+            change_price(chain)
         n_moved = propose(units, segments, chain, len(p.memory), module_share, rng)
-        limit = chain.energy[0] - temperature * np.log(1.0 - rng.random())
+        limit = chain.energy[ENERGY] - temperature * np.log(1.0 - rng.random())
         if n_moved == 0:
             continue
         if accept(p, chain, first_moved(units, chain, n_moved), limit, scale_s, track_memory):

@@ -20,12 +20,16 @@ ONE, WITH_NEIGHBOURS, SEGMENT = 0.1, 0.6, 0.95
 """Cumulative probabilities of the moves that are none of modules; the rest are swaps. Tuned on a sixth of
 the benchmark graphs."""
 
+ENERGY, EXCESS, PRICE = range(3)
+"""Columns of `AnnealingChain.energy`: the energy, the bytes over the memory limits as a share of all memory,
+and the energy of an excess as large as all memory."""
+
 
 class AnnealingChain(NamedTuple):
     """The state of one Markov chain of placements; a scalar is an array of one."""
 
     device_of: IntArray  # (n_ops,) the current placement, or the proposed one during a proposal
-    energy: FloatArray  # (1,) of the current placement
+    energy: FloatArray  # (3,) of the current placement; columns `ENERGY`, `EXCESS` and `PRICE`
     best: IntArray  # (n_ops,) the best placement so far
     best_score: FloatArray  # (2,) columns `OVER_BYTES` and `TOTAL_S` of `agent.placers.scores`
     moved: IntArray  # (n_units,) units that the proposal moves

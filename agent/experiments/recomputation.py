@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch._inductor.lowering  # torch's table of decompositions reads it
-from functorch.compile import aot_module, make_boxed_func
 from torch import Tensor, fx
 from torch._functorch import config
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_utils import get_node_storage
@@ -67,7 +68,10 @@ def budgeted(solver: str, share: float) -> AbstractContextManager[None]:
     """Limits what modules save that are compiled inside the `with`, by a solver of `SOLVERS`."""
     if solver == OURS:
         return use_activation_budget(share)
-    return config.patch(activation_memory_budget=share, activation_memory_budget_solver=solver)
+    patch: AbstractContextManager[None] = config.patch(
+        activation_memory_budget=share, activation_memory_budget_solver=solver
+    )
+    return patch
 
 
 class PartitionedStep:
@@ -87,7 +91,8 @@ class PartitionedStep:
 
     def _keep(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graphs.append(module.graph)
-        return make_boxed_func(module.forward)
+        boxed: Callable[..., Any] = make_boxed_func(module.forward)
+        return boxed
 
     def run(self) -> float:
         """Runs one step. Returns its processor seconds."""
@@ -172,8 +177,9 @@ def rows_of(model: str, rounds: int) -> Iterator[RecomputationRow]:
             for index in np.random.default_rng(at).permutation(len(cases)):
                 seconds[cases[index]].append(steps[cases[index]].run())
         for case, step in steps.items():
+            simulated_s, saved, peak = step.simulated()
             measured = step.measured_peak_bytes(), float(np.median(seconds[case]))
-            yield RecomputationRow(model, *case, *step.simulated(), *measured)
+            yield RecomputationRow(model, *case, simulated_s, saved, peak, *measured)
 
 
 def recomputation_tables(file: Path) -> Iterator[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.comparison.ratios import geometric_mean
 from agent.experiments.rows import (
     RecordedRow,
     axis,
@@ -63,16 +63,15 @@ def pretraining_tables(file: Path) -> Iterator[str]:
     trainings = [policy for policy in policies if policy != SHIPPED]
     for keys in (("cluster", "size"), ("family",)):
         table = [[*keys, "graphs", *policies, "mean of trainings", "spread"]]
-        for case, own in grouped(rows, lambda row, keys=keys: tuple(row[key] for key in keys)).items():
-            of_policy = grouped(own, lambda row: row["policy"])
-            means = {
-                policy: geometric_mean(row["over_annealing"] for row in found)
-                for policy, found in of_policy.items()
+        for case, own in grouped(rows, itemgetter(*keys)).items():
+            logs = {
+                policy: float(np.mean([np.log(row["over_annealing"]) for row in found]))
+                for policy, found in grouped(own, lambda row: row["policy"]).items()
             }
-            logs = np.log([means[policy] for policy in trainings])
-            over_trainings = [float(np.exp(logs.mean())), float(logs.std(ddof=1))]
-            cells = [number_cell(value) for value in (*means.values(), *over_trainings)]
-            table.append([*case, str(len(own) // len(policies)), *cells])
+            trained = np.array([logs[policy] for policy in trainings])
+            means = np.exp([*logs.values(), trained.mean()]).tolist()
+            cells = [number_cell(value) for value in (*means, float(trained.std(ddof=1)))]
+            table.append([*(case if len(keys) > 1 else (case,)), str(len(own) // len(policies)), *cells])
         yield markdown_table(table)
 
 

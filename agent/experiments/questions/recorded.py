@@ -1,7 +1,5 @@
 """Declares the settled questions: their rows are not made again; pages name the code that made them."""
 
-from __future__ import annotations
-
 from agent.experiments.experiment import EXPERIMENTS, Experiment
 
 LEVELS = ("op", "module", "block", "layer")
@@ -49,13 +47,13 @@ ROWS = {
 """Files of rows, where these are others than `NAME.csv`."""
 for module, questions in SETTLED.items():
     for name, question in questions.items():
-        tables = f"recorded.{module}:{name}_tables"
-        EXPERIMENTS.register(name, Experiment(question, ROWS.get(name, (f"{name}.csv",)), tables))
+        made = ROWS.get(name, (f"{name}.csv",)), f"recorded.{module}:{name}_tables"
+        EXPERIMENTS.register(name, Experiment(question, *made))
 
 for name, arm, question in (
     ("orders", "rollout", "Which order should a policy use?"),
     ("orders_equal_features", "prefix", "Which order is best with equal features?"),
     ("orders_reinforcement", "improve", "Which order is best with reinforcement alone?"),
 ):
-    rows, tables = ("orders.csv.gz", "orders_curves.csv.gz"), "recorded.orders:order_tables"
-    EXPERIMENTS.register(name, Experiment(question, rows, tables, fixed={"arm": arm}))
+    made = ("orders.csv.gz", "orders_curves.csv.gz"), "recorded.orders:order_tables"
+    EXPERIMENTS.register(name, Experiment(question, *made, fixed={"arm": arm}))

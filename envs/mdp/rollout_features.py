@@ -214,4 +214,4 @@ def restore_episode(m, episode, ahead, n_units, n_seen):
         op = episode.visits[position + at]
         timeline.start[op] = ahead.start_before[at]
         timeline.finish[op] = ahead.finish_before[at]
-    copy(ahead.free, timeline.free)
+    copy(ahead.free[: len(timeline.free)], timeline.free)

@@ -18,6 +18,8 @@ from envs.simulator.kernels import run_many
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 
+ALONE_OPS = 8_192
+"""Ops, those of all placements together, below which one core is through before threads have begun."""
 CHUNKS_PER_THREAD = 4
 """Chunks that `simulate_many` cuts the placements into: a core that is busy elsewhere delays only one."""
 
@@ -88,7 +90,7 @@ def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
 def simulate_many(
     problem: Problem, devices_of: IntArray, *, memory: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Simulates many placements of one problem, on all cores.
+    """Simulates many placements of one problem, on all cores where there is enough to do.
 
     Args:
         devices_of: one placement a row, int64 (n, n_ops); not checked, ops at -1 are unplaced.
@@ -99,15 +101,18 @@ def simulate_many(
     """
     total_s = np.empty(len(devices_of))
     peak = np.zeros((len(devices_of), problem.n_devices))
-    n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    n_chunks = min(CHUNKS_PER_THREAD * n_threads, max(len(devices_of), 1))
-    cuts = np.linspace(0, len(devices_of), n_chunks + 1).astype(int)
     arrays = problem.arrays
 
     def run_rows(low: int, high: int) -> None:
         rows, timeline = slice(low, high), _new_timeline(problem)
         run_many(arrays, devices_of[rows], timeline, memory, total_s[rows], peak[rows])
 
+    if devices_of.size < ALONE_OPS:
+        run_rows(0, len(devices_of))
+        return total_s, peak
+    n_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_chunks = min(CHUNKS_PER_THREAD * n_threads, len(devices_of))
+    cuts = np.linspace(0, len(devices_of), n_chunks + 1).astype(int)
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(run_rows, cuts[:-1], cuts[1:]))
     return total_s, peak

@@ -100,7 +100,7 @@ def test_plans_with_a_moved_cut(
     n = len(plans)
     record(
         Figure(
-            "The same without memory",
+            "Plans with a moved cut, 1f1b, one core, without memory",
             f"{n_ops:,} ops, {n_devices} devices, {microbatches} microbatches",
             n / seconds_of(times[1], rounds=5, timer=time.process_time),
             "evaluations/s",
@@ -110,7 +110,7 @@ def test_plans_with_a_moved_cut(
     )
     record(
         Figure(
-            "Plans with a moved cut, 1f1b, one core, step time and memory",
+            "Plans with a moved cut, 1f1b, one core, with memory",
             f"{n_ops:,} ops, {n_devices} devices, {microbatches} microbatches",
             n / stopwatch(times[0], rounds=5),
             "evaluations/s",

@@ -189,11 +189,14 @@ class SearchState:
     def has_time(self, simulations: int, *, but_s: float = 0.0) -> bool:
         """Says whether the budget is not spent, and what takes as long as some simulations will end in time.
 
+        Until a placement is feasible, whatever may find one has time while there is any.
+
         Args:
             but_s: seconds of the budget that are for something else.
         """
         one_s = self.least_simulation_s if self.simulation_s else 0.0
-        return self.left > 0 and simulations * one_s < self.seconds_left - but_s
+        in_time = simulations * one_s < self.seconds_left - but_s
+        return self.left > 0 and (in_time or not self.is_feasible)
 
     def score(self, devices_of: IntArray, *, overdue: bool = False) -> FloatArray:
         """Simulates placements until the budget ends, and keeps the best.
@@ -247,12 +250,14 @@ class SearchState:
         best for its own. But if there is a best, the other strategy may end without a placement.
 
         Args:
-            within_s: seconds that the other strategy may take, if not all that are left.
+            within_s: seconds that the other strategy may take, if not all that are left; not before a
+                placement is feasible.
         """
         evaluations, seconds = self.budget.evaluations, self.budget.seconds
+        limit_s = within_s if self.is_feasible else np.inf
         budget = Budget(
             None if evaluations is None else self.left,
-            None if seconds is None else max(min(self.seconds_left, within_s), LEAST_SECONDS),
+            None if seconds is None else max(min(self.seconds_left, limit_s), LEAST_SECONDS),
         )
         search = SearchState(self.problem, budget, must_place=self.must_place and self.best is None)
         before = self.evaluations, self.elapsed_s

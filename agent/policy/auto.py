@@ -9,6 +9,7 @@ import numpy as np
 
 from agent.placers.base import SearchState, Strategy
 from agent.placers.search.annealing import PLANNING, STARTS, anneal_from_leaders
+from agent.placers.search.refine import BATCH_COST, MAX_DRAWING_SHARE, SAMPLES, score_starts
 from agent.placers.search.rollout import draw_rollouts
 from agent.policy.placers import learned, policy_greedy
 
@@ -26,7 +27,8 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
     """Anneals from the best few starts, each of which it tries only if it is predicted to end in time.
 
     Starts are the fastest single device, list schedules, the rule of `rollout` and a walk of the policy. Each
-    takes some times as long as the one before, which is timed.
+    takes some times as long as the one before, which is timed. Where they are quick, all other heuristics and
+    drawn rollouts follow.
     """
     first, *schedules = STARTS
     first(search, rng)
@@ -35,6 +37,9 @@ def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy,
         rollout_s = _timed_s(search, partial(draw_rollouts, n_drawn=0), rng)
         if _has_time(search, WALK_COST * rollout_s):
             _timed_s(search, partial(policy_greedy, policy=policy, order=order), rng)
+        if search.left and BATCH_COST * rollout_s < MAX_DRAWING_SHARE * search.seconds_left:
+            score_starts(search, rng)
+            draw_rollouts(search, rng, SAMPLES)
     anneal_from_leaders(search, rng)
 
 

@@ -14,15 +14,17 @@ import numpy as np
 from agent.instances.best_known import SAME, BestKnown, read_best_known, read_placements, write_best_known
 from agent.instances.instance import LIST, Instance, InstanceError, find_instances, find_names
 from agent.instances.profiles import DATA
-from envs.placement.files import placement_from_json
+from envs.placement.files import FORMAT, KEYS, PIPELINE_KEYS, placement_from_json
 from envs.placement.placement import Placement
 from graphs.system.errors import InputError
-from graphs.system.json_fields import kind_of, number, text
+from graphs.system.json_fields import fields, number, quoted, text
 from graphs.system.json_files import FileFormatError, read_json
 
 MAX_BYTES = 2**22
 """Bytes of a submission, decompressed, at most: several times the largest placement of an instance."""
 MAX_FILES = 10_000
+MAX_CHARS = 200
+"""Characters of a text of a submission at most; it is a cell of the table of best known answers."""
 TEXTS, NUMBERS = ("method", "found_by", "commit", "date"), ("step_time_s", "seconds")
 """Keys that a submission may have besides those of a placement file."""
 CLAIM_ERROR = 1e-6
@@ -90,11 +92,10 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
         raise FileFormatError(
             f"{path}: has {path.stat().st_size} bytes; a submission has at most {MAX_BYTES}"
         )
-    record = read_json(path, limit_bytes=MAX_BYTES)
-    if not isinstance(record, dict):
-        raise FileFormatError(f"{path}: is {kind_of(record)}; expected a placement, an object")
-    numbers = {key: number(record.pop(key), f"{path}: {key}") for key in NUMBERS if key in record}
-    texts = {key: text(record.pop(key, "unknown"), f"{path}: {key}") for key in TEXTS}
+    known_keys = {*PIPELINE_KEYS, *NUMBERS, *TEXTS}
+    record = dict(fields(read_json(path, limit_bytes=MAX_BYTES), str(path), KEYS, known_keys, format=FORMAT))
+    numbers = {key: _number(record.pop(key), f"{path}: {key}") for key in NUMBERS if key in record}
+    texts = {key: _text(record.pop(key, "unknown"), f"{path}: {key}") for key in TEXTS}
     named = placement_from_json(record, str(path))
     if named.graph not in find_names(["*"]):
         raise InstanceError(f"{path}: no instance is named '{named.graph}'; {LIST}")
@@ -106,6 +107,18 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
     fault = _fault(instance, step.total_s, step.peak_bytes, numbers.get("step_time_s"))
     before_s = known[instance.name].step_time_s if instance.name in known else np.inf
     return Verdict(placement, found, fault, before_s)
+
+
+def _number(value: object, where: str) -> float:
+    if (checked := number(value, where)) < 0:
+        raise FileFormatError(f"{where}: is {quoted(value)}; expected at least 0")
+    return checked
+
+
+def _text(value: object, where: str) -> str:
+    if len(checked := text(value, where)) > MAX_CHARS:
+        raise FileFormatError(f"{where}: has {len(checked)} characters; expected at most {MAX_CHARS}")
+    return checked
 
 
 def _fault(instance: Instance, step_s: float, peak_bytes: Any, claimed_s: float | None) -> str:

@@ -74,7 +74,8 @@ def submissions_of(path: Path) -> list[Path]:
     found = (file for file in path.rglob("*.json*") if file.name.endswith((".json", ".json.gz")))
     files = sorted(islice(found, MAX_FILES + 1))
     if not 1 <= len(files) <= MAX_FILES:
-        raise InputError(f"{path}: holds {len(files)} placement files; give 1 to {MAX_FILES}")
+        count = f"more than {MAX_FILES}" if files else "no"
+        raise InputError(f"{path}: holds {count} placement files; give 1 to {MAX_FILES}")
     return files
 
 
@@ -161,11 +162,14 @@ def enter(path: Path, table: Path = DATA) -> Iterator[str]:
         table: folder of the table.
 
     Raises:
-        InputError: a submission is no placement of an instance; nothing is entered then.
+        InputError: a submission is no placement of an instance, or a claim does not hold; nothing is
+            entered then.
     """
     known, placements = read_best_known(table), read_placements(table)
     for file in submissions_of(path):
         verdict = check_submission(file, known)
+        if verdict.fault:
+            raise InstanceError(f"{file}: {verdict.line}; nothing is entered")
         if verdict.is_new_best:
             known[verdict.found.instance] = verdict.found
             placements[verdict.found.instance] = verdict.placement

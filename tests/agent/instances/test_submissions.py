@@ -151,7 +151,7 @@ def test_what_decompresses_to_too_much_is_one_line(tmp_path: Path, validate) -> 
 
 
 def test_a_folder_gets_a_line_for_each_file_and_the_worst_exit_code(tmp_path: Path, validate) -> None:  # type: ignore[no-untyped-def]
-    assert validate(tmp_path) == (2, [f"evaluate.py: {tmp_path}: holds 0 placement files; give 1 to 10000"])
+    assert validate(tmp_path) == (2, [f"evaluate.py: {tmp_path}: holds no placement files; give 1 to 10000"])
     assert validate(tmp_path / "none.json")[0] == 2
     (tmp_path / "right.json").write_text(text_of())
     (tmp_path / "sub").mkdir()
@@ -177,6 +177,9 @@ def test_a_new_best_enters_the_table(tmp_path: Path) -> None:
     assert [after.step_time_s, after.bound_s] == pytest.approx([1.20007] * 2)
     assert (read_placements(table)[NAME].device_of == read_placements()[NAME].device_of).all()
     assert not list(enter(given, table))
+    (given / "later.json").write_text(text_of(step_time_s=1))
+    with pytest.raises(InputError, match=r"claims a step of 1 s, but takes 1\.20007 s; nothing is entered"):
+        list(enter(given, table))
     (given / "later.json").write_text("{}")
     with pytest.raises(InputError, match="are missing"):
         list(enter(given, table))

@@ -95,7 +95,7 @@ def benchmark_rows(
         seconds: budget in normalised processor seconds.
 
     Raises:
-        ExperimentError: an unknown placer.
+        ExperimentError: an unknown placer, or none that suits an instance.
         InstanceError: an unknown instance.
     """
     steps = (*PLACERS, *LEARNED)
@@ -108,7 +108,7 @@ def benchmark_rows(
     for name in followed(find_names(graphs), f"{seconds:g} s, {scale:.2f} of the reference machine"):
         suiting = [each for each in placers if each in (PIPELINE_PLACERS if pipeline_of(name) else steps)]
         file = folder / "instances" / f"{file_name(name)}-{seconds:g}-s.csv"
-        rows = read_rows(file, BenchmarkRow) if file.exists() else []
+        rows = read_rows(file, BenchmarkRow) if suiting and file.exists() else []
         if [row.placer for row in rows] != suiting:
             (instance,) = find_instances([name])
             placed = [_place(instance, each, seconds, scale, runner, policy) for each in suiting]
@@ -118,6 +118,11 @@ def benchmark_rows(
             file.parent.mkdir(parents=True, exist_ok=True)
             write_rows(file, rows)
         found += rows
+    if not found:
+        raise ExperimentError(
+            "none of the placers suits these instances: pipelines take placers such as refine and piper, "
+            "steps of one batch such as refine and heft"
+        )
     yield _with_others(found)
 
 
@@ -211,23 +216,20 @@ def _source_table(rows: Sequence[BenchmarkRow]) -> str:
         cells = [list(each) for each in grouped(own, lambda row: row.instance).values()]
         closed = sum(each[0].best_s <= each[0].bound_s * (1 + SAME) for each in cells)
         over = mean_cell(each[0].best_s / each[0].bound_s for each in cells)
-        pairs = {each[0].instance: _ours_and_others(each) for each in cells}
-        ratios = {
-            name: 1.0 if ours_s == other.step_s else ours_s / other.step_s
-            for name, (ours_s, other) in pairs.items()
-        }
+        ratios = {each[0].instance: _ours_over_others(each) for each in cells}
         behind = [
             f"{name.partition(':')[2]} {ratio:.3f}" for name, ratio in ratios.items() if ratio > 1 + LEVEL
         ]
         ahead = sum(ratio < 1 - LEVEL for ratio in ratios.values())
-        counts = [len(cells), closed, over, ahead, len(cells) - ahead - len(behind), len(behind)]
+        level = sum(1 - LEVEL <= ratio <= 1 + LEVEL for ratio in ratios.values())
+        counts = [len(cells), closed, over, ahead, level, len(behind)]
         body.append([source, *map(str, counts), "" if source == "all" else ", ".join(behind)])
     return markdown_table([head, *body])
 
 
-def _ours_and_others(rows: Sequence[BenchmarkRow]) -> tuple[float, BenchmarkRow]:
-    """Returns the step of the first of `OURS` that placed an instance, and the best row of all others."""
+def _ours_over_others(rows: Sequence[BenchmarkRow]) -> float:
+    """Step of the first of `OURS` that placed an instance, over the best of others; NaN without either."""
     ours = [row for row in rows if row.placer in OURS]
-    others = [row for row in rows if row.placer not in OURS]
-    step_s = min(ours, key=lambda row: OURS.index(row.placer)).step_s if ours else np.inf
-    return step_s, min(others or ours, key=lambda row: row.step_s)
+    others_s = min((row.step_s for row in rows if row.placer not in OURS), default=np.nan)
+    step_s = min(ours, key=lambda row: OURS.index(row.placer)).step_s if ours else np.nan
+    return 1.0 if step_s == others_s else step_s / others_s

@@ -24,15 +24,16 @@ def test_tables_say_who_is_ahead_and_what_is_closed(tmp_path: Path) -> None:
         *(row("refine", 1.0), row("heft", 1.5), row("metis", float("inf"))),
         *(row("refine", 3.0, "doppler:b", best_s=2.0), row("heft", 2.0, "doppler:b", best_s=2.0)),
         *(row("refine", 2.0, "piper:c", best_s=2.0), row("piper", 2.0, "piper:c", best_s=2.0)),
+        *(row("refine", 2.0, "piper:d", best_s=2.0), row("piper", 2.0, "piper:e", best_s=2.0)),
     ]
     write_rows(tmp_path / "rows.csv", rows)
     placers, sources = benchmark_tables(tmp_path / "rows.csv")
-    assert "| refine | 1.225 | 1.000 | 1.817 | 0 | 0.50 |" in placers.splitlines()
+    assert "| refine | 1.225 | 1.000 | 1.861 | 0 | 0.50 |" in placers.splitlines()
     assert "| metis |  |  |  | 1 | 0.50 |" in placers.splitlines()
     assert sources.splitlines()[2:] == [
         "| doppler | 2 | 1 | 1.414 | 1 | 0 | 1 | b 1.500 |",
-        "| piper | 1 | 0 | 2.000 | 0 | 1 | 0 |  |",
-        "| all | 3 | 1 | 1.587 | 1 | 1 | 1 |  |",
+        "| piper | 3 | 0 | 2.000 | 0 | 1 | 0 |  |",
+        "| all | 5 | 1 | 1.741 | 1 | 1 | 1 |  |",
     ]
 
 
@@ -65,6 +66,7 @@ def test_a_run_resumes_and_shows_what_others_report(
     [
         ("--placers nix", "unknown placer 'nix'; use some of memory-fill"),
         ("--graphs nix", "no instance is named 'nix'"),
+        ("--graphs piper:resnet --placers heft", "none of the placers suits these instances"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -72,6 +74,14 @@ def test_wrong_input_is_one_line(
 ) -> None:
     assert main(["benchmark", "--quick", *words.split(), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_rows_of_other_placers_are_not_those_of_a_run_without_suiting_ones(tmp_path: Path) -> None:
+    words = f"benchmark --graphs {NAME} piper:resnet --seconds 0.1 --out {tmp_path} --placers".split()
+    for placers, placed in (["refine"], ["piper:resnet", NAME]), (["heft"], [NAME]):
+        assert main([*words, *placers]) == 0
+        rows = read_rows(tmp_path / "benchmark.csv.gz", BenchmarkRow)
+        assert sorted(row.instance for row in rows if row.seconds) == sorted(placed)
 
 
 def test_the_loop_takes_time() -> None:

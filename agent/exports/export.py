@@ -184,15 +184,23 @@ class PlacedModules:
         """Names of the cluster's devices."""
         return [device.name for device in self.problem.cluster.devices]
 
+    def check_one_list(self, target: str) -> None:
+        """Refuses models of several lists of layers for a target that splits one.
+
+        Raises:
+            ExportError: several lists of layers.
+        """
+        lists = sorted({path.rpartition(".")[0] for path in self.paths if path in self.layers})
+        if len(lists) > 1:
+            raise ExportError(f"{target} splits one list of layers, and this model has {' and '.join(lists)}")
+
     def check_ranges(self, target: str) -> None:
         """Refuses what a target that gives each device one range of one list of layers cannot run.
 
         Raises:
             ExportError: several stages on a device, or several lists of layers.
         """
-        lists = sorted({path.rpartition(".")[0] for path in self.paths if path in self.layers})
-        if len(lists) > 1:
-            raise ExportError(f"{target} splits one list of layers, and this model has {' and '.join(lists)}")
+        self.check_one_list(target)
         if self.pipeline is not None and self.pipeline.name == INTERLEAVED:
             raise ExportError(
                 f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "

@@ -24,7 +24,11 @@ def megatron_layout(placed: PlacedModules) -> str:
 
     With several stages on a device, all stages of the first round come first. Source: `parse_str_to_list` in
     megatron/core/transformer/pipeline_parallel_layer_layout.py.
+
+    Raises:
+        ExportError: several lists of layers.
     """
+    placed.check_one_list("Megatron-LM")
     cells = [_repeated("t", count) for count in placed.counts]
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
     flags = f"--pipeline-model-parallel-size {len(dict.fromkeys(placed.part_devices))}"

@@ -258,7 +258,8 @@ def test_replicas_are_refused_by_every_target(graph: OpGraph, name: str) -> None
         export_text(name, twice)
 
 
-def test_two_lists_of_layers_fit_no_server() -> None:
+@pytest.mark.parametrize(("name", "target"), [("vllm", "vLLM"), ("megatron", "Megatron-LM")])
+def test_two_lists_of_layers_fit_no_target_of_one(name: str, target: str) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -277,9 +278,9 @@ def test_two_lists_of_layers_fit_no_server() -> None:
         Problem(graph, get_cluster("4xv100")), Placement(np.zeros(graph.n_ops, dtype=np.int64))
     )
     with pytest.raises(
-        ExportError, match="vLLM splits one list of layers, and this model has decoder and encoder"
+        ExportError, match=f"{target} splits one list of layers, and this model has decoder and encoder"
     ):
-        export("vllm", one)
+        export(name, one)
 
 
 def test_a_plan_exports_itself() -> None:

@@ -52,10 +52,15 @@ def llama_cpp_arguments(placed: PlacedModules) -> str:
     n_cpu = next((at for at, device in enumerate(devices) if not is_cpu[device]), len(devices))
     gpus = devices[n_cpu:]
     order = list(dict.fromkeys(gpus))
-    if any(is_cpu[device] for device in gpus) or sorted(gpus, key=order.index) != gpus:
+    if any(is_cpu[device] for device in gpus):
+        n_gpu = sum(not is_cpu[device] for device in gpus)
         raise ExportError(
-            "llama.cpp runs the first layers on the CPU and gives each GPU one range of those after them; "
-            "place with --pipeline, or with granularity layer"
+            "llama.cpp runs the first layers on the CPU, and this placement later ones; use -ngl "
+            f"{n_gpu}, which counts the output as a layer"
+        )
+    if sorted(gpus, key=order.index) != gpus:
+        raise ExportError(
+            "llama.cpp gives each GPU one range of layers; place with --pipeline, or with granularity layer"
         )
     if not gpus:
         return "-ngl 0\n"

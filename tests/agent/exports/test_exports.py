@@ -153,8 +153,14 @@ def test_llama_cpp_keeps_first_layers_and_experts_on_the_cpu() -> None:
     assert found == [*(names[device] for device in layers), "CUDA0"]
     assert on_cpu == [3, 5]
     assert export("llama.cpp", placed(graph, cluster, [cpu] * 6)) == "-ngl 0\n"
-    with pytest.raises(ExportError, match="runs the first layers on the CPU"):
-        export("llama.cpp", placed(graph, cluster, [gpu, gpu, cpu, cpu, gpu, gpu]))
+    with pytest.raises(
+        ExportError, match=r"runs the first layers on the CPU, .* later ones; use -ngl 4, which"
+    ):
+        export("llama.cpp", placed(graph, cluster, [gpu, gpu, gpu, gpu, cpu, cpu]))
+    with pytest.raises(
+        ExportError, match="one range of layers; place with --pipeline, or with granularity layer"
+    ):
+        export("llama.cpp", placed(graph, get_cluster("4xv100"), [0, 1, 0, 1, 1, 1]))
     with pytest.raises(ExportError, match="at their experts alone"):
         export("llama.cpp", placed(graph, cluster, [cpu] * 6, {3: gpu}))
 

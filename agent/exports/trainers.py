@@ -64,11 +64,11 @@ class PlacedPipeline(PipelineModule):
 """
 
 
-@export("torchtitan", ending=".torchtitan.toml")
+@export("torchtitan", ending=".torchtitan.py")
 def torchtitan_parts(placed: PlacedModules) -> str:
     """Names the modules of each stage for torchtitan: children of the model, and the layers of its lists.
 
-    Source: `pipeline_module_split` in torchtitan/distributed/pipeline_parallel.py.
+    Source: `ParallelismConfig` and `_pipeline_module_split` of torchtitan 0.3.
 
     Raises:
         ExportError: a layer is deeper in the model than in a list of its own.
@@ -81,9 +81,10 @@ def torchtitan_parts(placed: PlacedModules) -> str:
             )
     names = json.dumps([[unit.path for unit in part] for part in placed.parts])
     degree = len(dict.fromkeys(placed.part_devices))
-    lines = ["[parallelism]", f"pipeline_parallel_degree = {degree}", f"module_fqns_per_model_part = {names}"]
+    settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
     if placed.pipeline is not None:
-        lines.append(f'pipeline_parallel_schedule = "{TORCH_SCHEDULES[placed.pipeline.name]}"')
+        settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
         if placed.pipeline.name == SEARCHED:
-            lines.append('pipeline_parallel_schedule_csv = "schedule.csv"  # see schedule-csv')
-    return "\n".join(lines) + "\n"
+            settings.append('pipeline_parallel_schedule_csv="schedule.csv"')
+    lines = "".join(f"    {setting},\n" for setting in settings)
+    return f"from torchtitan.config import ParallelismConfig\n\nparallelism = ParallelismConfig(\n{lines})\n"

@@ -93,3 +93,12 @@ def deepspeed_ranges(text: str, n_layers: int, stage: int) -> tuple[int, int]:
     assert module.parts[0] == 0
     assert module.parts[-1] == n_layers
     return found[0], found[1]
+
+
+def torchtitan_settings(text: str) -> dict[str, object]:
+    """Settings of a text: runs it with a stand-in for torchtitan's `ParallelismConfig`."""
+    imported = "from torchtitan.config import ParallelismConfig\n"
+    assert text.startswith(imported)
+    namespace: dict[str, dict[str, object]] = {}
+    exec(text.removeprefix(imported), {"ParallelismConfig": dict}, namespace)
+    return namespace["parallelism"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,7 @@ def test_deepspeed_runs_what_each_stage_has(graph: OpGraph) -> None:
 
 def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None:
     modules = pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2])
-    parallelism = tomllib.loads(export("torchtitan", modules))["parallelism"]
+    parallelism = targets.torchtitan_settings(export("torchtitan", modules))
     assert parallelism == {
         "pipeline_parallel_degree": 3,
         "module_fqns_per_model_part": [
@@ -223,7 +222,7 @@ def test_torch_reads_an_order_of_its_own(graph: OpGraph) -> None:
     kinds = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
     found = [[cell.computation_type.name for cell in row] for row in rows]
     assert found == [[kinds[letter] for letter in word] for word in actions]
-    torchtitan = tomllib.loads(export("torchtitan", modules))["parallelism"]
+    torchtitan = targets.torchtitan_settings(export("torchtitan", modules))
     assert torchtitan["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
     assert torchtitan["pipeline_parallel_schedule_csv"] == "schedule.csv"
 

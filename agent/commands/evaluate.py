@@ -62,8 +62,7 @@ def _main(words: Sequence[str]) -> int:
             found, n_failed = _compare(spec, **run, command=command)
             if trace or config.model is not None:
                 _hand_over(spec, out, found, trace)
-            if exports:
-                _export(spec, out, found, exports)
+            without = _export(spec, out, found, exports) if exports else []
             if tensorboard:
                 _write_events(spec, out, found)
             if measuring:
@@ -74,6 +73,8 @@ def _main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
+    if without and not n_failed:
+        raise EvaluationError(f"no placement could be exported to {', '.join(without)}")
     return 1 if n_failed else 0
 
 
@@ -205,12 +206,14 @@ def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: 
     print_lines(write_handovers(spec, out, trials, trace=trace))
 
 
-def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], names: Sequence[str]) -> None:
-    """Writes placements for other runtimes, and prints what could not be written."""
+def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], names: Sequence[str]) -> list[str]:
+    """Writes placements for other runtimes and prints what could not be; returns exports without a file."""
     from agent.evaluation.terminal_report import print_lines
     from agent.exports.written import write_exports
 
-    print_lines([*write_exports(spec, out, trials, names)])
+    lines, without = write_exports(spec, out, trials, names)
+    print_lines(lines)
+    return without
 
 
 def _write_events(spec: EvaluationSpec, out: Path, trials: Sequence[Trial]) -> None:

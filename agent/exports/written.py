@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.evaluation.handover.written import WrittenPlacement, kept_placements
@@ -16,13 +16,14 @@ from graphs.system.json_files import write_bytes_atomic
 
 def write_exports(
     spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], names: Sequence[str]
-) -> Iterator[str]:
+) -> tuple[list[str], list[str]]:
     """Writes each export of each placement, where the target can run it.
 
-    Yields:
-        Lines: how many files of an export were written, and why others were not.
+    Returns:
+        Lines: how many files of an export were written, and why others were not; exports without a file.
     """
     kept = [(each, _placed(spec, each)) for each in kept_placements(spec, folder, trials)]
+    lines, without = [], []
     for name in names:
         written, refused = 0, dict[str, int]()
         for each, placed in kept:
@@ -34,8 +35,12 @@ def write_exports(
             stem = each.path.with_suffix("").name
             write_bytes_atomic(each.path.parent / f"{stem}{EXPORTS[name].ending}", text.encode())
             written += 1
-        yield f"export {name}: {written} of {len(kept)} placements have a file *{EXPORTS[name].ending}"
-        yield from (f"export {name}: {count} have none: {reason}" for reason, count in refused.items())
+        lines.append(
+            f"export {name}: {written} of {len(kept)} placements have a file *{EXPORTS[name].ending}"
+        )
+        lines += (f"export {name}: not for {count}: {reason}" for reason, count in refused.items())
+        without += [] if written else [name]
+    return lines, without
 
 
 def _placed(spec: EvaluationSpec, kept: WrittenPlacement) -> PlacedModules:

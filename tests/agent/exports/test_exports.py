@@ -339,7 +339,8 @@ def test_placements_of_a_graph_without_module_paths_are_kept_without_exports(
     assert not any(bare.modules)
     write_graphs(tmp_path / "bare.json", [bare])
     words = ["--graphs", str(tmp_path / "bare.json"), "--placers", "single", "--out", str(tmp_path / "out")]
-    assert main([*words, "--export", "accelerate", "vllm"]) == 0
-    printed = capsys.readouterr().out
-    assert "export accelerate: 1 have none: graph 'bare': its ops have no module paths" in printed
-    assert "export vllm: 1 have none: graph 'bare' has no numbered modules" in printed
+    assert main([*words, "--export", "accelerate", "vllm"]) == 2
+    printed = capsys.readouterr()
+    assert "export accelerate: not for 1: graph 'bare': its ops have no module paths" in printed.out
+    assert "export vllm: not for 1: graph 'bare' has no numbered modules" in printed.out
+    assert printed.err.endswith("evaluate.py: no placement could be exported to accelerate, vllm\n")

@@ -44,14 +44,44 @@ def use_activation_budget(share: float) -> Iterator[None]:
     Raises:
         InputError: `share` is not between 0 and 1.
     """
-    if not 0 <= share <= 1:
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise InputError(f"activation budget {share}: is a share of what torch saves; give one from 0 to 1")
     asked = max(float(share), LEAST_SHARE)
     with (
         config.patch(activation_memory_budget=asked, activation_memory_budget_solver=BudgetSolver()),
         patch.object(partitioners, "get_default_op_list", op_types),
+        patch.object(partitioners, "choose_saved_values_set", saved_values),
     ):
         yield
+
+
+def saved_values(
+    graph: fx.Graph,
+    info: NodeInfo,
+    memory_budget: float = 1.0,
+    choose: Callable[..., list[fx.Node]] = partitioners.choose_saved_values_set,
+) -> list[fx.Node]:
+    """Chooses the nodes to save within a share of the bytes that torch saves by default.
+
+    Torch counts the bytes of nodes, several of which may share a storage. Where its own cut is within the
+    budget by that count, but not by storages, it is asked for so little that it asks the solver instead.
+    """
+    if memory_budget >= 1.0:
+        return choose(graph, info, memory_budget)
+    limit_bytes, found = memory_budget * saved_bytes(choose(graph, info, 1.0), info), []
+    for asked in (memory_budget, LEAST_SHARE):
+        with config.patch(activation_memory_budget_solver=BudgetSolver(limit_bytes)):
+            found = choose(graph, info, asked)
+        if saved_bytes(found, info) <= limit_bytes:
+            break
+    return found
+
+
+def saved_bytes(values: Iterable[fx.Node], info: NodeInfo) -> int:
+    """Returns the bytes of the storages of some nodes, without those of the inputs."""
+    kept = {get_node_storage(node) or node: storage_bytes(node) for node in values}
+    inputs = {get_node_storage(node) for node in info.inputs}
+    return sum(size for key, size in kept.items() if key not in inputs)
 
 
 class SeededOpTypes(OpTypes):
@@ -78,7 +108,13 @@ class BudgetSolver(CustomKnapsackSolver):
     Knapsacks choose what to save for each budget in `SHARES`. Torch's minimum cut says what each choice
     really saves and computes again; the fastest that fits is taken. So the saved bytes exceed the budget only
     by what torch cannot compute again, and the estimated time never grows with the budget.
+
+    Args:
+        limit_bytes: the budget; None = the one that torch asks for.
     """
+
+    def __init__(self, limit_bytes: float | None = None) -> None:
+        self._limit_bytes = limit_bytes
 
     def uuid(self) -> object:
         """Returns what names this solver, and the table of ops, in torch's caches of compiled graphs."""
@@ -102,16 +138,19 @@ class BudgetSolver(CustomKnapsackSolver):
         nodes = all_recomputable_banned_nodes
         sizes = [_size_of(node) for node in nodes]
         full_bytes = sizes[0] / memory[0] if memory[0] else 0.0
+        limit_bytes = max_memory * full_bytes if self._limit_bytes is None else self._limit_bytes
         cuts, ops = SavedCuts(joint_graph, node_info, nodes), op_types()
         kept = tuple(index for index, node in enumerate(nodes) if ops.is_random(node))
         _, kept_bytes = cuts.outcome(kept)
         sizes = [0 if index in kept else size for index, size in enumerate(sizes)]
         budgets = [max(share * full_bytes - kept_bytes, 0) for share in SHARES]
         sets = best_sets(sizes, cuts.chain_seconds(), budgets)
-        smaller = (chosen for share, chosen in zip(SHARES, sets, strict=True) if share <= max_memory)
+        smaller = (
+            chosen for share, chosen in zip(SHARES, sets, strict=True) if share * full_bytes <= limit_bytes
+        )
         choices = {tuple(sorted({*chosen, *kept})) for chosen in ((), range(len(nodes)), *smaller)}
         outcomes = [(*cuts.outcome(choice), choice) for choice in choices]
-        fitting = [outcome for outcome in outcomes if outcome[1] <= max_memory * full_bytes]
+        fitting = [outcome for outcome in outcomes if outcome[1] <= limit_bytes]
         saved = set(min(fitting)[2] if fitting else kept)
         return sorted(saved), [index for index in range(len(nodes)) if index not in saved]
 
@@ -122,7 +161,6 @@ class SavedCuts:
     def __init__(self, graph: fx.Graph, info: NodeInfo, nodes: Sequence[fx.Node]) -> None:
         self._graph, self._info, self._nodes = graph, info, nodes
         self._options = MinCutOptions(False, False, False, False, config.ban_recompute_reductions)
-        self._inputs = {get_node_storage(node) for node in info.inputs}
         ops = op_types()
         self._seconds = {node: 0.0 if ops.is_view(node) else node_seconds(node) for node in graph.nodes}
         backward = info.tangents_closure
@@ -139,8 +177,7 @@ class SavedCuts:
         saved = set(choice)
         free = OrderedSet(node for index, node in enumerate(self._nodes) if index not in saved)
         values, _ = partitioners.solve_min_cut(self._graph, self._info, self._options, free)
-        kept = {get_node_storage(node) or node: storage_bytes(node) for node in values}
-        return self._again_s(set(values)), sum(size for key, size in kept.items() if key not in self._inputs)
+        return self._again_s(set(values)), saved_bytes(values, self._info)
 
     def _again_s(self, saved: set[fx.Node]) -> float:
         again: set[fx.Node] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from itertools import chain, combinations
+from typing import Any
 
 import pytest
 import torch
@@ -129,10 +130,27 @@ def test_compiled_steps_equal_eager_ones_and_save_at_most_the_budget(block: tupl
     assert all(size <= share * sizes[1.0] for share, size in sizes.items())
 
 
+def test_cuts_of_torch_that_share_storages_are_within_the_budget_too() -> None:
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(2)]
+    module, inputs, sizes = nn.Sequential(*layers, SquareMean()), torch.randn(8, 32, 64), {}
+    for share in (0.5, 0.6, 0.65, 0.7, 0.9, 1.0):
+        with use_activation_budget(share):
+            sizes[share] = compiled_step(module, inputs)[1]
+    assert all(size <= share * sizes[1.0] for share, size in sizes.items())
+    assert sizes[0.5] < sizes[0.9] <= sizes[1.0]
+
+
+class SquareMean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
 class AllBudgets(BudgetSolver):
     """Solves many budgets in one compilation; keeps the seconds that run again and the bytes left."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ours: list[tuple[float, float]] = []
         self.torchs: list[tuple[float, float]] = []
 
@@ -224,7 +242,7 @@ def test_the_solver_is_pickled_and_named_in_caches() -> None:
     assert pickle.loads(pickle.dumps(BudgetSolver())).uuid() == BudgetSolver().uuid()
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_shares_outside_0_and_1_are_refused(share: float) -> None:
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), "0.3", None])
+def test_shares_outside_0_and_1_are_refused(share: Any) -> None:
     with pytest.raises(InputError, match=r"^activation budget \S+: is a share .* from 0 to 1$"):
         use_activation_budget(share).__enter__()

@@ -69,6 +69,8 @@ def load_graphs(families: Iterable[str], folder: Path = FOLDER) -> list[OpGraph]
 def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     """Reads the manifest: per family `versions`, file `sha256` and `graphs` (name, seed, ops, tensors, hash).
 
+    Families of plug-ins that are not there are left out.
+
     Raises:
         DatasetError, FileFormatError: the folder holds no manifest of this format.
     """
@@ -79,9 +81,11 @@ def read_manifest(folder: Path = FOLDER) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path}: is no {FORMAT} manifest; {REBUILD}")
     families = fields(manifest, str(path), frozenset({"format", "families"}))["families"]
-    known = fields(families, f"{path}: families", frozenset(), frozenset(FAMILIES))
+    if not isinstance(families, dict):
+        raise DatasetError(f"{path}: families is no object; {REBUILD}")
     keys = frozenset({"versions", "sha256", "graphs"})
-    return {name: fields(entry, f"{path}: {name}", keys) for name, entry in known.items()}
+    entries = {name: fields(entry, f"{path}: {name}", keys) for name, entry in families.items()}
+    return {name: entry for name, entry in entries.items() if name in FAMILIES}
 
 
 def capture_draw(family: str, seed: int) -> OpGraph:

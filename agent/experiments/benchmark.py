@@ -27,7 +27,7 @@ from agent.training.run_folder import git_commit
 from envs.placement.files import placement_to_json
 from envs.placement.placement import Placement
 from envs.simulator.simulate import simulate_many
-from graphs.system.json_files import write_json_atomic
+from graphs.system.json_files import read_json, write_json_atomic
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
 """Searches of this project, the default first; the others are methods of the field, in our code."""
@@ -154,8 +154,11 @@ def _place(
 
 
 def _write_submission(path: Path, instance: Instance, placement: Placement, row: BenchmarkRow) -> None:
-    """Writes the best placement of an instance for the table of best known answers, if it is feasible."""
-    if row.step_s < np.inf:
+    """Writes the best placement of an instance for the table of best known answers.
+
+    One that is infeasible, or no better than that of an earlier run, is left out.
+    """
+    if row.step_s < (read_json(path)["step_time_s"] if path.exists() else np.inf):
         path.parent.mkdir(parents=True, exist_ok=True)
         claims = {
             "step_time_s": row.step_s,

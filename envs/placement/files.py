@@ -82,8 +82,8 @@ class NamedPlacement:
             raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
         missing = [op for op in graph.op_names if op not in self.device_of]
         if missing:
-            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise PlacementError(f"{self.where}: op '{missing[0]}'{others} has no device; place every op")
+            have = f" and {len(missing) - 1} more have" if len(missing) > 1 else " has"
+            raise PlacementError(f"{self.where}: op '{missing[0]}'{have} no device; place every op")
 
 
 def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster) -> Placement:

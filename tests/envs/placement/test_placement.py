@@ -97,7 +97,7 @@ BAD_RECORDS = {
     "another graph": (record(graph="h"), "is for graph 'h', not for 'g'"),
     "another cluster": (record(cluster="4xv100"), "is for cluster '4xv100', not for '2xk80'"),
     "unknown op": (record(device_of=GOOD | {"x": "gpu0"}), "op 'x' is not in graph 'g'"),
-    "missing ops": (record(device_of={"mm": "gpu0"}), "op 'w' and 1 more has no device"),
+    "missing ops": (record(device_of={"mm": "gpu0"}), "op 'w' and 1 more have no device"),
     "unknown device": (record(device_of=GOOD | {"add": "gpu7"}), "'gpu7', but the devices .* are gpu0, gpu1"),
     "split group": (record(device_of=GOOD | {"mm": "gpu0"}), "colocation group 5 is split"),
 }

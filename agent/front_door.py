@@ -130,6 +130,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
     _check_model(model, inputs, split)
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
+    placer = placer or ("auto" if wanted is None else "refine")
+    _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
 
     @cache
@@ -142,11 +144,11 @@ def place(  # type: ignore[misc]  # both plans take all settings
 
     if wanted is None:
         captured, problem = open_problem(1)
-        return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
+        return _place_batch(problem, placer, str(policy), order, limits, seed, captured)
     counts = [wanted.microbatches]
     if split == AUTO:
         counts = counts_to_try(inputs, batch_dim, chosen.n_devices)
-    return _place_pipeline(wanted, counts, open_problem, placer or "refine", limits, seed, batch_dim)
+    return _place_pipeline(wanted, counts, open_problem, placer, limits, seed, batch_dim)
 
 
 def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
@@ -210,7 +212,6 @@ def _place_pipeline(
     seed: int,
     batch_dim: int,
 ) -> PipelinePlan:
-    _check_placer(placer, tuple(PIPELINE_PLACERS))
     tried = try_pipelines(
         _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
     )
@@ -242,7 +243,6 @@ def _runner() -> TrialRunner:
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
-    _check_placer(name, placer_names())
     opened = open_policy(policy, [graph]) if name in LEARNED else None
     return make_placer(name, opened, order)
 

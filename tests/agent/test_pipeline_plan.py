@@ -243,6 +243,11 @@ def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str)
     [
         (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
         (["--split", "2"], "split makes the microbatches of a pipeline"),
+        (["--microbatches", "2"], "microbatches are those of a pipeline; give its schedule too"),
+        (
+            ["--pipeline", "1f1b", "--batch-dim", "1"],
+            "--batch-dim is the dimension that --split cuts; give --",
+        ),
         (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
         (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),
         (

@@ -40,19 +40,30 @@ if TYPE_CHECKING:
 
 @overload
 def place(
-    model: nn.Module | OpGraph, inputs: Any = None, *, pipeline: None = None, **settings: Any
+    model: nn.Module | OpGraph,
+    inputs: Any = None,
+    loss: Loss | None = None,
+    *,
+    pipeline: None = None,
+    **settings: Any,
 ) -> Plan: ...
 
 
 @overload
 def place(
-    model: nn.Module | OpGraph, inputs: Any = None, *, pipeline: Pipeline | str, **settings: Any
+    model: nn.Module | OpGraph,
+    inputs: Any = None,
+    loss: Loss | None = None,
+    *,
+    pipeline: Pipeline | str,
+    **settings: Any,
 ) -> PipelinePlan: ...
 
 
 def place(  # type: ignore[misc]  # both plans take all settings
     model: nn.Module | OpGraph,
     inputs: Any = None,
+    loss: Loss | None = None,
     *,
     cluster: str | Cluster = "4xv100",
     placer: str | None = None,
@@ -66,7 +77,6 @@ def place(  # type: ignore[misc]  # both plans take all settings
     seed: int = 0,
     optimizer: str | None = "adam",
     training: bool = True,
-    loss: Loss | None = None,
     name: str | None = None,
     precision: str | None = None,
     granularity: str = "op",
@@ -77,6 +87,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
         model: a module, which may be on the meta device, or a graph that was captured or read.
         inputs: example inputs of the module: a tensor, a sequence, or a mapping by keyword. For a pipeline,
             those of one microbatch, unless `split` is given.
+        loss: of the module's outputs, as `graphs.capture.capture` takes it.
         cluster: a preset, a cluster file or a cluster.
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
@@ -93,7 +104,6 @@ def place(  # type: ignore[misc]  # both plans take all settings
         seed: of a placer that draws at random; the same seed gives the same plan, if `seconds` are not given.
         optimizer: of the module's training step, as `graphs.capture.capture` takes it.
         training: whether a module's backward pass and update are placed too.
-        loss: of the module's outputs, as `graphs.capture.capture` takes it.
         name: name of a module's graph, which placement files say; `--model` takes that of the function. The
             class of the module by default.
         precision: from `graphs.step_settings.PRECISIONS`, to cost a step in fp32 in; None leaves it as it is.
@@ -120,6 +130,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
     _check_model(model, inputs, split)
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
+    placer = placer or ("auto" if wanted is None else "refine")
+    _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
 
     @cache
@@ -132,11 +144,11 @@ def place(  # type: ignore[misc]  # both plans take all settings
 
     if wanted is None:
         captured, problem = open_problem(1)
-        return _place_batch(problem, placer or "auto", str(policy), order, limits, seed, captured)
+        return _place_batch(problem, placer, str(policy), order, limits, seed, captured)
     counts = [wanted.microbatches]
     if split == AUTO:
         counts = counts_to_try(inputs, batch_dim, chosen.n_devices)
-    return _place_pipeline(wanted, counts, open_problem, placer or "refine", limits, seed, batch_dim)
+    return _place_pipeline(wanted, counts, open_problem, placer, limits, seed, batch_dim)
 
 
 def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
@@ -200,7 +212,6 @@ def _place_pipeline(
     seed: int,
     batch_dim: int,
 ) -> PipelinePlan:
-    _check_placer(placer, tuple(PIPELINE_PLACERS))
     tried = try_pipelines(
         _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
     )
@@ -232,7 +243,6 @@ def _runner() -> TrialRunner:
 
 
 def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
-    _check_placer(name, placer_names())
     opened = open_policy(policy, [graph]) if name in LEARNED else None
     return make_placer(name, opened, order)
 

@@ -24,6 +24,7 @@ from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages
 from graphs.system.errors import shortened
+from graphs.system.numbers import in_ms
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,5 +130,5 @@ class PipelinePlan(PlacedGraph):
     def __str__(self) -> str:
         advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]
         where = f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}"
-        bound = f"at least {self.lower_bound_s * 1e3:.4g} ms is needed"
-        return "\n".join([advice, f"{where}: {shape}", *paces, f"{bound}; {self._ops_line()}"])
+        bound = f"at least {in_ms(self.lower_bound_s)} is needed"
+        return "\n".join([advice, f"{where}: {shape}", *paces, bound, self._ops_line()])

@@ -26,6 +26,7 @@ from envs.simulator.fastest_single import FastestSingle
 from envs.simulator.simulate import StepTime
 from graphs.op_graph import OpGraph
 from graphs.system.errors import shortened
+from graphs.system.numbers import in_ms
 
 if TYPE_CHECKING:
     from torch import nn
@@ -243,8 +244,8 @@ class Plan(PlacedGraph):
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
             f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}: a step takes "
-            f"{self.step_time.total_s * 1e3:.4g} ms (simulated)\n"
-            f"{worth}; at least {self.lower_bound_s * 1e3:.4g} ms is needed\n"
+            f"{in_ms(self.step_time.total_s)} (simulated)\n"
+            f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
             f"{self._ops_line()}\n"
             f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
         )

@@ -109,6 +109,7 @@ def test_a_small_comparison_end_to_end(here):
         (("--graphs", "toy.json", "toy.json", "mine.json", "--out", "new"), "mine.json"),
         (("--graphs", "toy.json", "--cluster", "9xv9", "--placers", "single", "--out", "new"), "4xv100"),
         (("--graphs", "toy.json", "--placers", "singel", "--out", "new"), "unknown placer 'singel'"),
+        (("--model", "time:time", "--placers", "singel", "--out", "new"), "unknown placer 'singel'"),
         (
             ("--graphs", "toy.json", "--placers", "single", "--orders", "zigzag", "--out", "new"),
             "dfs-preorder",

@@ -14,6 +14,7 @@ from agent.placers.base import Budget
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import InfeasibleError, Problem
+from graphs.system.numbers import in_ms
 
 MOST_COUNTS, PER_DEVICE = 5, 4
 """Numbers of microbatches that are tried at most; they are near to so many for each device."""
@@ -28,7 +29,7 @@ class Tried(NamedTuple):
     def __str__(self) -> str:
         pipeline, memory = self.pipelined.pipeline, "" if self.run.fits else ", out of memory"
         name = f"{pipeline.schedule} with {pipeline.microbatches} microbatches"
-        return f"{name}: {1e3 * self.run.step_time_s:.4g} ms{memory}"
+        return f"{name}: {in_ms(self.run.step_time_s)}{memory}"
 
 
 def counts_to_try(inputs: Any, batch_dim: int, n_devices: int) -> list[int]:

@@ -11,7 +11,7 @@ from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.choice import counts_to_try, try_pipelines
 from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
 from agent.evaluation.policies import open_policy
-from agent.evaluation.spec import EvaluationSpec, pipeline_row_names, row_names
+from agent.evaluation.spec import EvaluationSpec, check_placers, pipeline_row_names, row_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import Budget
@@ -54,6 +54,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         )
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
+    if config.split is None and config.batch_dim:
+        raise EvaluationError("--batch-dim is the dimension that --split cuts; give --split")
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
     own = None if config.pipeline else _own_pipeline(instances)
@@ -63,12 +65,13 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         config.split,
         to_run=config.model is not None,
     )
+    placers = _placers(config, row_names() if pipeline is None else _without_policy())
+    check_placers(placers, pipeline)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances]))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
-    placers = _placers(config, row_names() if pipeline is None else _without_policy())
     given = read_given(config.placements, graphs, clusters)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
@@ -199,6 +202,8 @@ def make_pipeline(
             raise EvaluationError(
                 "split makes the microbatches of a pipeline; give a pipeline's schedule too"
             )
+        if microbatches is not None:
+            raise EvaluationError("microbatches are those of a pipeline; give its schedule too")
         return None
     if isinstance(split, str) and split != AUTO:
         if not split.isdecimal() or len(split) > 9:

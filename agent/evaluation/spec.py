@@ -185,11 +185,20 @@ def _infeasible(problem: Problem, recomputes: bool) -> InfeasibleError | None:
     return None
 
 
-def _check(spec: EvaluationSpec) -> None:
-    known = row_names() if spec.pipeline is None else pipeline_row_names()
-    for name in spec.placers:
+def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
+    """Checks that placers exist and place what is asked for, a pipeline or one batch at a time.
+
+    Raises:
+        EvaluationError: a name is unknown.
+    """
+    known = row_names() if pipeline is None else pipeline_row_names()
+    for name in names:
         if name not in known:
             raise EvaluationError(unknown_placer(name, known))
+
+
+def _check(spec: EvaluationSpec) -> None:
+    check_placers(spec.placers, spec.pipeline)
     for order in spec.orders:
         ORDERS.check(order)
     _check_names("placer", spec.placers)
@@ -199,7 +208,7 @@ def _check(spec: EvaluationSpec) -> None:
     given = {name for _, _, name in spec.given}
     _check_names("placement", given)
     for name in given:
-        if name in known:
+        if name in (row_names() if spec.pipeline is None else pipeline_row_names()):
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")

@@ -13,6 +13,7 @@ from envs.pipeline.stages import Stages, phases_of
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
+from graphs.system.numbers import in_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,11 @@ class ModuleCuts:
     planned_s: float
 
     def __str__(self) -> str:
-        moved = "no op moves" if not self.n_moved else f"{self.n_moved:,} ops move"
+        moved = {0: "no op moves", 1: "1 op moves"}.get(self.n_moved, f"{self.n_moved:,} ops move")
         memory = "" if self.step_time.fits else ", out of memory"
         return (
-            f"{moved} to begin stages with modules; a step takes {1e3 * self.step_time.total_s:.4g} ms "
-            f"(planned: {1e3 * self.planned_s:.4g} ms){memory}"
+            f"{moved} to begin stages with modules; a step takes {in_ms(self.step_time.total_s)} "
+            f"(planned: {in_ms(self.planned_s)}){memory}"
         )
 
 

@@ -86,10 +86,10 @@ def check_one_stage_each(pipeline: Pipeline) -> None:
     """Checks that a walk can place a pipeline: it begins one stage on each device that it uses.
 
     Raises:
-        PipelineError: the schedule has several.
+        PipelineError: the schedule has several, or has yet to be chosen.
     """
-    if pipeline.name == INTERLEAVED:
+    if pipeline.name in (INTERLEAVED, AUTO):
         raise PipelineError(
-            f"schedule '{pipeline.schedule}' has several stages on a device, but episodes and policies place "
-            f"one on each; use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
+            f"episodes and policies place one stage on each device, not schedule '{pipeline.schedule}'; "
+            f"use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
         )

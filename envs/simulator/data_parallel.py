@@ -21,6 +21,7 @@ from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.numbers import in_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ class DataParallelStep:
         if not self.fits:
             return "no device has the memory of a replica"
         batches = "1 device" if self.n_replicas == 1 else f"{self.n_replicas} devices, each its own batch"
-        return f"{self.seconds_per_batch * 1e3:.4g} ms a batch on {batches} (simulated)"
+        return f"{in_ms(self.seconds_per_batch)} a batch on {batches} (simulated)"
 
 
 class _Gradients(NamedTuple):

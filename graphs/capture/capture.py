@@ -115,6 +115,8 @@ def capture_step(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
     try:
+        if not isinstance(module, nn.Module):
+            raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)

@@ -94,7 +94,7 @@ def _average(returned: Any) -> tuple[Tensor, list[str]]:
 def averaged_line(names: list[str]) -> str:
     """Says which outputs a loss is the mean of."""
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
-    return f"it returns no loss; the mean of {', '.join(names[:N_NAMED])}{more} is taken for it, see `loss`"
+    return f"it returns no loss; the loss is the mean of {', '.join(names[:N_NAMED])}{more}"
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.capture.structures import split_batch
 from graphs.dataset import load_family
+from graphs.system.numbers import four_digits
 
 GRAPH = load_family("gpt")[0]
 PIPELINE = Pipeline("1f1b", 8, may_replicate=False)
@@ -67,7 +68,7 @@ def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
     first, *others = str(plan).splitlines()
     assert first == pipeline_advice(2, plan.step_time, plan.baselines)
     assert others[0] == f"{GRAPH.name} on 4xv100:2 by refine: 2 stages, 8 microbatches, schedule 1f1b"
-    assert f"{plan.step_time.throughput_per_s:.4g} microbatches a second" in others[1]
+    assert f"{four_digits(plan.step_time.throughput_per_s)} microbatches a second" in others[1]
     assert plan.explain().startswith(first)
     assert "stage 1 on gpu" in plan.explain()
 
@@ -242,6 +243,11 @@ def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str)
     [
         (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
         (["--split", "2"], "split makes the microbatches of a pipeline"),
+        (["--microbatches", "2"], "microbatches are those of a pipeline; give its schedule too"),
+        (
+            ["--pipeline", "1f1b", "--batch-dim", "1"],
+            "--batch-dim is the dimension that --split cuts; give --",
+        ),
         (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
         (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),
         (

@@ -156,6 +156,13 @@ def test_wrong_arguments_are_refused_in_one_line(changes, clause):
     assert "\n" not in str(refused.value)
 
 
+def test_the_loss_that_a_function_returns_is_the_third_argument(capsys: pytest.CaptureFixture[str]):
+    made = nn.Linear(8, 8), torch.zeros(4, 8), lambda outputs: outputs.abs().sum()
+    graph = place(*made, cluster="2xk80", placer="single").graph
+    assert graph.op_types.count("aten.abs") == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_a_module_is_placed_for_inference_and_in_another_precision():
     module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(4, 8),)
     plan = place(module, inputs, placer="single", training=False)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from agent.evaluation.comparison.summary import Line
+from graphs.system.numbers import four_digits
 
 Case = tuple[str, str, str, str]
 """Family, cluster, what was seen in training, and granularity."""
@@ -64,6 +65,4 @@ def number(value: float | None) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds with four digits or more, or a dash."""
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:,.0f}" if seconds >= 1.0 else f"{seconds * 1e3:.4g}"
+    return "-" if seconds is None else four_digits(1e3 * seconds)

@@ -24,6 +24,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
+from graphs.system.numbers import in_ms
 
 
 class DeviceMapError(InputError):
@@ -56,8 +57,8 @@ class DeviceMap:
             "no op moves" if not self.n_changed else f"{self.n_changed:,} of {len(self.device_of):,} ops move"
         )
         return (
-            f"device map: {changed}; a step takes {self.total_s * 1e3:.4g} ms "
-            f"(placed: {self.placed_s * 1e3:.4g} ms){memory}"
+            f"device map: {changed}; a step takes {in_ms(self.total_s)} "
+            f"(placed: {in_ms(self.placed_s)}){memory}"
         )
 
 

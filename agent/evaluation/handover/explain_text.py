@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.evaluation.handover.explain import Explanation
+from graphs.system.numbers import in_ms
 
 
 def explain_lines(found: Explanation) -> list[str]:
@@ -19,7 +20,7 @@ def advice_line(found: Explanation) -> str:
 
 def _use_placement(found: Explanation) -> str:
     if found.single_s is None:
-        return f"use this placement, {_ms(found.total_s)}: no single device has the memory"
+        return f"use this placement, {in_ms(found.total_s)}: no single device has the memory"
     times = _times(found.single_s, found.total_s)
     return f"use this placement: {times} as fast as one device, {found.single}"
 
@@ -29,13 +30,13 @@ def _use_one_device(found: Explanation) -> str:
     saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
     worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
     why = f"placing {worth}, as {CAUSES[found.bottleneck]}"
-    return f"use one device, {found.single}: {_ms(found.single_s)}; {why}"
+    return f"use one device, {found.single}: {in_ms(found.single_s)}; {why}"
 
 
 def _use_data_parallel(found: Explanation) -> str:
     batch_s = found.data_parallel.seconds_per_batch
     if found.bottleneck == "memory":
-        return f"use data parallelism, {_ms(batch_s)} a batch: this placement lacks memory"
+        return f"use data parallelism, {in_ms(batch_s)} a batch: this placement lacks memory"
     return f"use data parallelism: {_times(found.total_s, batch_s)} as fast per batch as this placement"
 
 
@@ -58,15 +59,17 @@ def _times(longer_s: float, shorter_s: float) -> str:
 
 REASONS: dict[str, Callable[[Explanation], str]] = {
     "memory": lambda it: f"memory bounds it: {it.fullest} would need {it.fullest_share:.0%} of what it has",
-    "link": lambda it: f"copies bound it: {it.link} is busy for {_ms(it.link_busy_s)} of {_ms(it.total_s)}",
+    "link": lambda it: (
+        f"copies bound it: {it.link} is busy for {in_ms(it.link_busy_s)} of {in_ms(it.total_s)}"
+    ),
     "load": lambda it: (
-        f"load bounds it: {it.device_names[it.busiest]} computes for {_ms(it.busy_s[it.busiest])} "
-        f"of {_ms(it.total_s)}"
+        f"load bounds it: {it.device_names[it.busiest]} computes for {in_ms(it.busy_s[it.busiest])} "
+        f"of {in_ms(it.total_s)}"
     ),
     "dependencies": lambda it: (
-        f"dependencies bound it: a chain of ops takes {_ms(it.critical_path_s)} on its devices"
+        f"dependencies bound it: a chain of ops takes {in_ms(it.critical_path_s)} on its devices"
     ),
-    "compute": lambda it: f"compute bounds it: all work, spread evenly, takes {_ms(it.balanced_s)}",
+    "compute": lambda it: f"compute bounds it: all work, spread evenly, takes {in_ms(it.balanced_s)}",
 }
 """The line of each bottleneck."""
 CAUSES = {
@@ -83,16 +86,14 @@ def _what_if(found: Explanation) -> list[str]:
         f"{name} {seconds / found.total_s:.0%}" if found.total_s else f"{name} 0%"
         for name, seconds in zip(found.device_names, found.busy_s, strict=True)
     )
-    alone = "no device has the memory" if found.single_s is None else f"{found.single} {_ms(found.single_s)}"
+    alone = (
+        "no device has the memory" if found.single_s is None else f"{found.single} {in_ms(found.single_s)}"
+    )
     return [
-        f"step: {_ms(found.total_s)}; devices busy: {busy}",
-        f"with free copies: {_ms(found.no_copies_s)}",
-        f"with the work spread evenly and no waiting: {_ms(found.balanced_s)}",
-        f"the longest chain of ops, copies free: {_ms(found.critical_path_s)}",
+        f"step: {in_ms(found.total_s)}; devices busy: {busy}",
+        f"with free copies: {in_ms(found.no_copies_s)}",
+        f"with the work spread evenly and no waiting: {in_ms(found.balanced_s)}",
+        f"the longest chain of ops, copies free: {in_ms(found.critical_path_s)}",
         f"one device: {alone}",
         f"fullest memory: {found.fullest} {found.fullest_share:.0%}",
     ]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

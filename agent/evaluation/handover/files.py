@@ -23,6 +23,7 @@ from graphs.io.graph_files import write_graphs
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+from graphs.system.numbers import in_ms
 
 GRAPH = "graph.json.gz"
 EVALUATIONS = 1_000
@@ -80,7 +81,7 @@ def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
     if by_op_s > (1.0 - WORTH_IT) * placed_s:
         return [f"refine by op finds no shorter step {budget}"]
     times = f"{placed_s / by_op_s:.2f} times" if by_op_s else "many times"
-    return [f"refine by op finds {by_op_s * 1e3:.4g} ms {budget}: {times} as fast"]
+    return [f"refine by op finds {in_ms(by_op_s)} {budget}: {times} as fast"]
 
 
 @lru_cache(maxsize=1)

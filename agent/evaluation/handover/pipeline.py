@@ -19,6 +19,7 @@ from envs.pipeline.stages import Stages, phases_of
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
@@ -183,17 +184,19 @@ def pipeline_lines(
     lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
     for name, (step_s, fits) in steps.items():
-        pace = f"{pipeline.microbatches / step_s:.4g} microbatches a second, {1e3 * step_s:.4g} ms a step"
-        lines.append(f"{name}: {pace}" + ("" if fits else ", had it the memory"))
+        pace = f"{four_digits(pipeline.microbatches / step_s)} microbatches a second"
+        given = "" if fits else ", had it the memory"
+        lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}")
     lines[2] += f", {step.bubble_share:.0%} idle"
     lines[-1] += f" on {baselines.data_parallel.n_replicas} devices"
+    lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
     for row in stage_rows(pipelined, stages, step):
         times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
             f"stage {row.stage} on {device}, to {last}: "
             f"{times}{1e3 * row.forward_s:.3g} + {1e3 * row.backward_s:.3g} ms, "
-            f"{row.peak_bytes / GIB:.3g} of {row.memory_bytes / GIB:.3g} GiB{again}"
+            f"{row.peak_bytes / GIB:.2f} of {row.memory_bytes / GIB:.2f} GiB{again}"
         )
     return lines
 

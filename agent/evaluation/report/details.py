@@ -27,6 +27,7 @@ from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
 from graphs.system.json_files import FileFormatError
+from graphs.system.numbers import four_digits
 
 GIB = 2**30
 
@@ -128,7 +129,7 @@ def _pipeline_side(placed: PlacedPipeline, graph: str, until_s: float) -> dict[s
         "name": placed.trial.placer,
         "href": placement_path(Path(), placed.trial).as_posix(),
         "step": milliseconds(step.total_s),
-        "more": f"{step.throughput_per_s:,.4g} microbatches a second, {step.bubble_share:.0%} bubble",
+        "more": f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble",
         "devices": Table(columns, rows),
         "timeline": as_svg(
             pipeline_timeline_figure(pipelined, step, until_s),

@@ -57,7 +57,7 @@ def test_learns_pipelines_by_imitation_and_reinforcement(tmp_path: Path) -> None
     ("change", "message"),
     [
         ({"pipeline": "2f2b"}, "unknown schedule '2f2b'"),
-        ({"pipeline": "interleaved-1f1b"}, "place one on each"),
+        ({"pipeline": "interleaved-1f1b"}, "place one stage"),
         ({"pipeline": "1f1b", "mdp": "improve"}, "use --mdp construct, --order topo"),
         ({"pipeline": "1f1b", "cluster": ("2xk80",)}, "'egress'"),
     ],

@@ -195,7 +195,14 @@ def test_batched_equals_single() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pipeline": Pipeline("interleaved-1f1b:2", 4)}, "several stages on a device"),
+        (
+            {"pipeline": Pipeline("interleaved-1f1b:2", 4)},
+            "not schedule 'interleaved-1f1b:2'; use gpipe",
+        ),
+        (
+            {"pipeline": Pipeline("auto", 4)},
+            "not schedule 'auto'; use gpipe",
+        ),
         ({"pipeline": Pipeline(), "mdp": "improve"}, "need the mdp construct, not improve"),
         ({"pipeline": Pipeline(), "orders": ("random",)}, "in forward order; leave out"),
     ],

@@ -37,6 +37,11 @@ def test_what_cannot_be_captured_says_why_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_is_no_module_is_not_captured() -> None:
+    with pytest.raises(CaptureError, match=r"^model 'Tensor' cannot be captured: it is no torch\.nn\.Module"):
+        capture(torch.zeros(2, 4), Mlp())  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_a_module_that_cannot_be_copied_says_so() -> None:
     with pytest.raises(CaptureError, match=r"model 'LazyLinear' cannot be captured: a copy .* uninitialized"):

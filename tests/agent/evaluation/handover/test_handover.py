@@ -42,7 +42,7 @@ def test_the_copy_is_what_bounds_a_chain_that_is_cut():
     assert (found.link, found.link_busy_s) == ("slow out", 0.5)
     assert (found.single, found.single_s) == ("fast", 1.5)
     assert found.advice == "one device"
-    assert advice_line(found) == "use one device, fast: 1500 ms; placing saves nothing, as copies bound it"
+    assert advice_line(found) == "use one device, fast: 1,500 ms; placing saves nothing, as copies bound it"
 
 
 def test_the_advice_is_data_parallelism_only_where_it_is_faster():

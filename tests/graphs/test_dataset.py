@@ -10,6 +10,7 @@ import pytest
 from graphs import dataset
 from graphs.dataset import (
     FOLDER,
+    FORMAT,
     DatasetError,
     content_hash,
     kept_bytes,
@@ -123,12 +124,22 @@ def test_an_unknown_or_missing_family_is_refused(folder: Path) -> None:
         load_family("gpt", folder)
 
 
-@pytest.mark.parametrize("manifest", [None, "[]", '{"format": "other/1", "families": {}}'])
+@pytest.mark.parametrize(
+    "manifest",
+    [None, "[]", '{"format": "other/1", "families": {}}', f'{{"format": "{FORMAT}", "families": 3}}'],
+)
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path, manifest: str | None) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(DatasetError, match=r"manifest.*; rebuild it with"):
         load_family("ptb", tmp_path)
+
+
+def test_families_of_absent_plug_ins_are_left_out(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["families"]["of-a-plug-in"] = manifest["families"]["vit"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert list(read_manifest(folder)) == ["ptb", "vit"]
 
 
 def test_a_manifest_entry_must_be_whole(folder: Path) -> None:

@@ -84,5 +84,13 @@ def test_rows_of_other_placers_are_not_those_of_a_run_without_suiting_ones(tmp_p
         assert sorted(row.instance for row in rows if row.seconds) == sorted(placed)
 
 
+def test_a_better_submission_of_an_earlier_run_stays(tmp_path: Path) -> None:
+    words = f"benchmark --graphs {NAME} --seconds 0.1 --out {tmp_path} --placers".split()
+    for placer in ("refine", "single"):
+        assert main([*words, placer]) == 0
+    (submission,) = (tmp_path / "placements").iterdir()
+    assert json.loads(submission.read_text())["method"] == "refine"
+
+
 def test_the_loop_takes_time() -> None:
     assert calibrated_loop_s() > 0

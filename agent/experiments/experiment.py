@@ -65,7 +65,6 @@ QUESTIONS = (
     "pipelines",
     "pipeline_searches",
     "inference",
-    "recomputation",
     "recorded",
     "others",
 )

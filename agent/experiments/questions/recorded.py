@@ -29,20 +29,18 @@ SETTLED = {
         "costs_of_layers": "How wrong are costs on boards without measurements?",
         "calibrated_costs": "What do calibrated costs change?",
         "measured_placements": "How wrong are simulated placements?",
+        "recomputation": "Which solver saves the right activations for a budget?",
     },
 }
 """Questions by their names, which the functions that yield their tables bear, by the modules of these."""
-ROWS = {
-    "neighbourhoods": ("neighbourhoods.csv.gz",),
-    "pipeline_policy": ("pipeline_policy.csv.gz",),
-    "adaptation": ("adaptation.csv.gz",),
+COMPRESSED = ("neighbourhoods", "pipeline_policy", "adaptation", "costs_of_links", "recomputation")
+ROWS = {name: (f"{name}.csv.gz",) for name in COMPRESSED} | {
     "bounds": tuple(f"bounds_{level}.csv" for level in LEVELS),
     "bounds_memory": tuple(
         f"bounds_memory_{cluster}_{level}.csv" for cluster in ("gpu+cpu", "a100+v100") for level in LEVELS[:2]
     ),
     "costs_of_ops": ("costs_of_ops.csv", "costs_of_ops_ranks.csv"),
     "costs_of_steps": ("costs_of_steps.csv", "costs_of_steps_held_back.csv"),
-    "costs_of_links": ("costs_of_links.csv.gz",),
 }
 """Files of rows, where these are others than `NAME.csv`."""
 for module, questions in SETTLED.items():

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from agent.evaluation.comparison.ratios import geometric_mean
 from agent.evaluation.measured.fidelity import Fidelity, FidelityRow, fidelity_of
-from agent.experiments.rows import RecordedRow, grouped, markdown_table, number_cell, read_rows, read_table
+from agent.experiments.rows import (
+    RecordedRow,
+    grouped,
+    markdown_table,
+    mean_cell,
+    number_cell,
+    read_rows,
+    read_table,
+)
 
 ALL_DEVICES = "all"
 """Stands for all devices together."""
@@ -132,3 +141,46 @@ def measured_placements_tables(file: Path) -> Iterator[str]:
         return f"{value:.3f}" if isinstance(value, float) else str(value)
 
     yield markdown_table([["measure", "found"], *([title, cell(name)] for name, title in MEASURES.items())])
+
+
+OURS = "placewalk"
+"""Name of our solver of recomputation in the rows; the others are torch's."""
+SHOWN = (0.05, 0.2, 0.5, 0.8)
+"""Budgets of saved bytes whose measured steps are shown, as shares of what torch saves by default."""
+
+
+def recomputation_tables(file: Path) -> Iterator[str]:
+    """Yields what each solver makes of the budgets, and the measured steps at some of them."""
+    rows = read_table(file)
+    ours = {(row["model"], row["share"]): row for row in rows if row["solver"] == OURS}
+    head = ["solver", "simulated step", "simulated peak", "measured step", "measured peak"]
+    table = [[*head, "over the budget", "by at most", "slower with more budget"]]
+    for solver, own in grouped(rows, lambda row: row["solver"]).items():
+        below = [row for row in own if row["share"] < 1]
+        means = (
+            mean_cell(row[name] / ours[row["model"], row["share"]][name] for row in below)
+            for name in ("simulated_s", "simulated_peak_bytes", "measured_s", "measured_peak_bytes")
+        )
+        over = [
+            row["saved_bytes"] / (row["share"] * ours[row["model"], 1.0]["saved_bytes"]) - 1 for row in below
+        ]
+        exceeded = f"{sum(share > 0 for share in over)} of {len(over)}", f"{max(0.0, *over):.1%}"
+        table.append([solver, *means, *exceeded, str(_slower_with_more(own))])
+    yield markdown_table(table)
+    table = [["model", "solver", *(f"{share:.0%}" for share in SHOWN)]]
+    for (model, solver), own in grouped(rows, lambda row: (row["model"], row["solver"])).items():
+        whole, found = ours[model, 1.0], {row["share"]: row for row in own}
+        cells = (
+            f"{found[share]['measured_s'] / whole['measured_s']:.3f} "
+            f"({found[share]['measured_peak_bytes'] / whole['measured_peak_bytes']:.3f})"
+            for share in SHOWN
+        )
+        table.append([model, solver, *cells])
+    yield markdown_table(table)
+
+
+def _slower_with_more(rows: Sequence[RecordedRow]) -> int:
+    """Counts the budgets whose simulated step is longer than that of the next smaller budget."""
+    of_models = grouped(rows, lambda row: row["model"]).values()
+    pairs = (pair for own in of_models for pair in pairwise(own))
+    return sum(more["simulated_s"] > less["simulated_s"] * (1 + 1e-9) for more, less in pairs)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from agent.evaluation.inputs import prepared
-from agent.experiments.inference_cases import HOST, MACHINES, MODELS, PROMPT
+from agent.experiments.inference_cases import HOST, MACHINES, MODELS, PROMPT, Made
 from agent.experiments.launcher import followed
-from agent.experiments.rows import axis, grouped, markdown_table, read_rows, write_rows
+from agent.experiments.rows import axis, grouped, kept_rows, markdown_table, read_rows
 from agent.placers.base import PLACERS, Budget
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
@@ -60,20 +60,17 @@ def split_rows(folder: Path, graphs: Sequence[str], evaluations: int) -> Iterato
         graphs: names of `MODELS`; none for all.
         evaluations: of `refine`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     found: list[SplitRow] = []
     for make in followed([each for each in MODELS if not graphs or each.__name__ in graphs], "models"):
         file = folder / f"{make.__name__}, {evaluations}.csv"
-        if not file.exists():
-            (model, inputs), name = make(), make.__name__
-            token = capture_decoding(model, inputs, PROMPT + GENERATED, name=name).graph
-            prompt = capture(model, inputs, training=False, name=name)
-            write_rows(file, list(_rows(token, prompt, evaluations)))
-        found += read_rows(file, SplitRow)
+        found += kept_rows(file, SplitRow, partial(_rows, make, evaluations))
     yield found
 
 
-def _rows(token: OpGraph, prompt: OpGraph, evaluations: int) -> Iterator[SplitRow]:
+def _rows(model_of: Callable[[], Made], evaluations: int) -> Iterator[SplitRow]:
+    (model, inputs), model_name = model_of(), model_of.__name__
+    token = capture_decoding(model, inputs, PROMPT + GENERATED, name=model_name).graph
+    prompt = capture(model, inputs, training=False, name=model_name)
     for precision in ("bf16", "int4"):
         for name, make in MACHINES.items():
             first = Problem(prepared(prompt, precision, "op"), make())

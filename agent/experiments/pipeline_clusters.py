@@ -14,18 +14,16 @@ import numpy as np
 
 from agent.experiments.equal_time.sealed import sealed_graphs
 from agent.experiments.launcher import followed
-from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, write_rows
+from agent.experiments.rows import Row, grouped, kept_rows, markdown_table, mean_cell, read_rows
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
-from agent.policy.seen import NOT_SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.links import Link, measured_links
 from envs.cluster.presets import INFINIBAND_BYTES_PER_S, NODE_LATENCY_S, calibrated, get_cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
-from graphs.op_graph import OpGraph
 
 KNOWN = ("resnet", "moe", "llama", "t5", "large-gpt")
 """Families of the benchmark set, drawn from sealed seeds."""
@@ -110,30 +108,37 @@ def cluster_rows(
         families: of `KNOWN` and `NEW`; none for all.
         seconds: processor seconds of `refine`.
     """
-    graphs = sealed_graphs(
-        n_known=1,
-        n_new=1,
-        how_seen=lambda graph: NOT_SEEN,
-        families=families or (*KNOWN, *NEW),
-        first_seed=first_seed,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [(graph, cluster) for cluster in CLUSTERS for graph in graphs]
-    found: list[ClusterRow] = []
+    graphs = sealed_graphs(families or (*KNOWN, *NEW), first_seed=first_seed)
+    parts = [(Problem(graph, make()), name) for name, make in CLUSTERS.items() for graph in graphs]
+    yield rows_of_parts(folder, ClusterRow, parts, _rows, seconds)
+
+
+def rows_of_parts(
+    folder: Path,
+    row: type[Row],
+    parts: Sequence[tuple[Problem, str]],
+    rows_of: Callable[[Problem, str, float], Iterator[Row]],
+    seconds: float,
+) -> list[Row]:
+    """Makes the rows of graphs on clusters, in processor seconds, after all is compiled.
+
+    Args:
+        folder: keeps the rows of each graph on each cluster.
+        parts: problems, and the names of their clusters on the page.
+        rows_of: makes the rows of a part from its problem, the name and the seconds.
+    """
+    found: list[Row] = []
     with patch("time.perf_counter", time.process_time):
-        list(_rows(*parts[0], seconds))  # compiles
-        for graph, cluster in followed(parts, "graphs on clusters"):
-            file = folder / f"{graph.name}, {cluster.replace('/', ' per ')}, {seconds:g} s.csv"
-            if not file.exists():
-                write_rows(file, list(_rows(graph, cluster, seconds)))
-            found += read_rows(file, ClusterRow)
-    yield found
+        list(rows_of(*parts[0], seconds))  # compiles
+        for problem, cluster in followed(parts, "graphs on clusters"):
+            file = folder / f"{problem.graph.name}, {cluster.replace('/', ' per ')}, {seconds:g} s.csv"
+            found += kept_rows(file, row, partial(rows_of, problem, cluster, seconds))
+    return found
 
 
-def _rows(graph: OpGraph, cluster: str, seconds: float) -> Iterator[ClusterRow]:
-    problem = Problem(graph, CLUSTERS[cluster]())
+def _rows(problem: Problem, cluster: str, seconds: float) -> Iterator[ClusterRow]:
     for count in COUNTS:
-        case = graph.name, graph.family, cluster, count
+        case = problem.graph.name, problem.graph.family, cluster, count
         for plain in (True, False):
             pipelined = PipelinedProblem(
                 problem, Pipeline("1f1b", count, may_replicate=not plain, may_recompute=not plain)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
 from agent.evaluation.comparison.intervals import nested_interval
 from agent.experiments.equal_time.sealed import sealed_graphs
-from agent.experiments.launcher import followed
-from agent.experiments.pipeline_clusters import CLUSTERS
-from agent.experiments.rows import grouped, markdown_table, read_rows, write_rows
+from agent.experiments.pipeline_clusters import CLUSTERS, rows_of_parts
+from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.instances.profiles import UNEQUAL, profile_cluster, profile_graph, profile_paths
 from agent.pipelines.search import PipelineResult, PipelineSearch, place_pipeline
 from agent.placers.base import Budget
-from agent.policy.seen import NOT_SEEN
 from envs.pipeline.pipeline import INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE, Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
@@ -68,28 +64,13 @@ def schedule_rows(
         families: of `FAMILIES`; none for all, and the profiles.
         seconds: processor seconds of a search.
     """
-    graphs = sealed_graphs(
-        n_known=1,
-        n_new=1,
-        how_seen=lambda graph: NOT_SEEN,
-        families=families or FAMILIES,
-        first_seed=first_seed,
-    )
+    graphs = sealed_graphs(families or FAMILIES, first_seed=first_seed)
     parts = [(Problem(graph, CLUSTERS[cluster]()), cluster) for graph in graphs for cluster in USED]
     if not families:
         unequal = profile_cluster(PROFILE_DEVICES, UNEQUAL)
         files = [profile_paths()[f"pipedream_{name}"] for name in PROFILES_USED]
         parts += [(Problem(profile_graph(file), unequal), PROFILED) for file in files]
-    folder.mkdir(parents=True, exist_ok=True)
-    found: list[ScheduleRow] = []
-    with patch("time.perf_counter", time.process_time):
-        next(_rows(*parts[0], seconds))  # compiles
-        for problem, cluster in followed(parts, "graphs on clusters"):
-            name = f"{problem.graph.name}, {cluster.replace('/', ' per ')}, {seconds:g} s.csv"
-            if not (folder / name).exists():
-                write_rows(folder / name, list(_rows(problem, cluster, seconds)))
-            found += read_rows(folder / name, ScheduleRow)
-    yield found
+    yield rows_of_parts(folder, ScheduleRow, parts, _rows, seconds)
 
 
 def _rows(problem: Problem, cluster: str, seconds: float) -> Iterator[ScheduleRow]:

@@ -54,6 +54,14 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
             raise ExperimentError(f"{path}: holds no rows of {row.__name__} ({error})") from None
 
 
+def kept_rows(path: Path, row: type[Row], make: Callable[[], Iterable[Row]]) -> list[Row]:
+    """Reads the rows of a part of an experiment; makes them first if the file is not there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_rows(path, list(make()))
+    return read_rows(path, row)
+
+
 def read_table(path: Path) -> list[RecordedRow]:
     """Reads rows of any kind: numbers, truth values and texts; an empty cell is None.
 

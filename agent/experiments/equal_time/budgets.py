@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.policies import make_placer, open_policy
 from agent.experiments.equal_time.sealed import ALL, sealed_graphs
 from agent.experiments.launcher import followed
-from agent.experiments.rows import axis, grouped, markdown_table, read_rows, write_rows
+from agent.experiments.rows import axis, grouped, kept_rows, markdown_table, read_rows
 from agent.placers.base import Budget, Placer
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import learned_placer
@@ -85,29 +86,20 @@ def budget_rows(
         first_seed: as `sealed_graphs` takes it.
     """
     policy = open_policy("pretrained", [])
-    graphs = sealed_graphs(
-        n_known=1,
-        n_new=1,
-        how_seen=policy.stored.card.how_seen,
-        families=families or ALL,
-        first_seed=first_seed,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
+    graphs = sealed_graphs(families or ALL, first_seed=first_seed, how_seen=policy.stored.card.how_seen)
+    placers = [make_placer(name, policy, "topo") for name in (AUTO, *unlearned, *learned)]
+    placers.append(control(policy.stored.card.shape))
     found: list[BudgetRow] = []
     for granularity, budget in itertools.product(granularities, seconds):
-        file = folder / f"{granularity}-{budget:g}-s.csv"
-        if not file.exists():
-            chosen = [
-                with_granularity(graph, granularity)
-                for graph in graphs
-                if (budget >= LONG_S if graph.n_ops >= LARGE_OPS else budget <= LONGEST_S)
-            ]
-            problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in chosen]
-            placers = [make_placer(name, policy, "topo") for name in (AUTO, *unlearned, *learned)]
-            placers.append(control(policy.stored.card.shape))
-            with patch("time.perf_counter", time.process_time):
-                write_rows(file, list(_rows(problems, placers, granularity, budget, seeds)))
-        found += read_rows(file, BudgetRow)
+        chosen = [
+            with_granularity(graph, granularity)
+            for graph in graphs
+            if (budget >= LONG_S if graph.n_ops >= LARGE_OPS else budget <= LONGEST_S)
+        ]
+        problems = [Problem(graph, get_cluster(cluster)) for cluster in clusters for graph in chosen]
+        make = partial(_rows, problems, placers, granularity, budget, seeds)
+        with patch("time.perf_counter", time.process_time):
+            found += kept_rows(folder / f"{granularity}-{budget:g}-s.csv", BudgetRow, make)
     yield found
 
 

@@ -25,51 +25,47 @@ KEPT = DATA / "sealed.jsonl.gz"
 NEW = ("unet", "dit", "towers", "recommender", "conformer", "mixer")
 LARGE = ("large-nmt", "large-ptb", "large-gpt", "large-llama", "large-moe", "large-t5", "large-ssm")
 """Graphs of thousands of ops."""
-STANDARD = (*FAMILIES, *NEW)
-ALL = (*STANDARD, *LARGE)
+ALL = (*FAMILIES, *NEW, *LARGE)
 
 
 def sealed_graphs(
+    families: Collection[str] = ALL,
     *,
-    n_known: int,
-    n_new: int,
-    how_seen: Callable[[OpGraph], str],
-    families: Collection[str] = STANDARD,
     first_seed: int = FIRST_SEED,
+    how_seen: Callable[[OpGraph], str] = lambda graph: NOT_SEEN,
 ) -> list[OpGraph]:
-    """Captures draws of the families of the benchmark set, and reads those of the others.
+    """Captures a draw of each family of the benchmark set, and reads one of each of the others.
 
     Args:
-        n_known: draws of each family of the benchmark set.
-        n_new: draws of each family that nothing was tuned on, those of large graphs among them.
-        how_seen: what a policy was shown of a graph; if it saw the structure, the next draw is taken.
         families: of which to draw.
-        first_seed: draws from here on; a part of the set that was looked at is not to be used for a test of
-            what was seen there.
+        first_seed: the draw, if it was not seen; a part of the set that was looked at is not to be used for a
+            test of what was seen there.
+        how_seen: what a policy was shown of a graph; if it saw the structure, the next draw is taken.
 
     Raises:
-        InputError: an unknown family, a seed that is not sealed, or too few draws are kept.
+        InputError: an unknown family, a seed that is not sealed, or no draw is kept.
     """
     if unknown := [family for family in families if family not in ALL]:
         raise InputError(f"no sealed family {', '.join(unknown)}; use some of {', '.join(ALL)}")
     if first_seed < FIRST_SEED:
         raise InputError(f"first seed {first_seed}: draws are sealed from {FIRST_SEED} on")
 
-    def unseen(draws: Iterable[OpGraph], count: int) -> list[OpGraph]:
-        return list(itertools.islice((graph for graph in draws if how_seen(graph) == NOT_SEEN), count))
+    def first_unseen(draws: Iterable[OpGraph]) -> OpGraph | None:
+        return next((graph for graph in draws if how_seen(graph) == NOT_SEEN), None)
 
     found = []
-    for family in followed([name for name in FAMILIES if name in families], "capturing sealed graphs"):
-        found += unseen((capture_draw(family, seed) for seed in itertools.count(first_seed)), n_known)
-    for family in (name for name in (*NEW, *LARGE) if name in families):
-        draws = (graph for seed, graph in _kept() if graph.family == family and seed >= first_seed)
-        kept = unseen(draws, n_new)
-        if len(kept) < n_new:
-            raise InputError(
-                f"{KEPT.name} holds only {len(kept)} draws of {family} from seed {first_seed} on; "
-                "give another first seed, or fewer draws"
+    for family in followed([name for name in ALL if name in families], "sealed graphs"):
+        if family in FAMILIES:
+            graph = first_unseen(capture_draw(family, seed) for seed in itertools.count(first_seed))
+        else:
+            graph = first_unseen(
+                graph for seed, graph in _kept() if graph.family == family and seed >= first_seed
             )
-        found += kept
+        if graph is None:
+            raise InputError(
+                f"{KEPT.name} holds no draw of {family} from seed {first_seed} on; give another first seed"
+            )
+        found.append(graph)
     return found
 
 

@@ -115,6 +115,7 @@ def test_a_small_comparison_end_to_end(here):
             "dfs-preorder",
         ),
         (("--graphs", "toy.json", "--placers", "single", "--budget", "0", "--out", "new"), "at least 1"),
+        (("--graphs", "toy.json", "--jobs", "0", "--out", "new"), "jobs is 0; use at least 1"),
         (("--graphs", "toy.json", "--placers", "single", "--seconds", "nan", "--out", "new"), "finite"),
         (("--graphs", "toy.json", "--placers", "single", "--seeds", "0", "--out", "new"), "at least 1"),
         (("--graphs", "huge.json", "--placers", "single", "--out", "new"), "largest device"),
@@ -147,7 +148,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, w
         ("--graphs", "toy.json"),
         ("--out", "x", "--seeds", "two"),
         ("--out", "x", "--why"),
-        ("--out", "x", "--jobs", "0"),
+        ("--out", "x", "--jobs", "some"),
     ],
 )
 def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):

@@ -6,16 +6,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.commands.evaluate_flags import LOCAL, NAME, RAY, make_parser
+from agent.commands.evaluate_flags import LOCAL, NAME, RAY, RunFlags, make_parser
 from agent.contexts.workers.ray_cluster import check_ray_is_installed
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from envs.pipeline.pipeline import AUTO
 from graphs.system.command_line import interruptible, run_command
 from graphs.system.errors import printable
+from graphs.system.settings import field_types
 
 if TYPE_CHECKING:
     from agent.evaluation.measured.session import MeasuringSession
@@ -34,39 +34,38 @@ def _main(words: Sequence[str]) -> int:
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     options = vars(make_parser().parse_args(words))
-    run = {key: options.pop(key) for key in ("out", "jobs", "trial_timeout", "engine")}
-    trace, tensorboard, exports = (options.pop(key) for key in ("trace", "tensorboard", "export"))
-    measure = MeasureFlags(**{item.name: options.pop(item.name) for item in fields(MeasureFlags)})
-    if measure.adapt and not measure.measured:
+    out = options.pop("out")
+    given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
+    run = RunFlags.from_json(given, "command line")
+    if run.adapt and not run.measured:
         raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
-    out = run["out"]
     config = EvaluationConfig.from_json(options, "command line")
     from agent.evaluation.inputs import make_spec
     from agent.exports.export import EXPORTS
 
-    for name in exports:
+    for name in run.export:
         EXPORTS.check(name)
     spec, left_out = make_spec(config)
-    if run["engine"] == RAY:
+    if run.engine == RAY:
         check_ray_is_installed()
     from agent.evaluation.run import open_folder
 
-    measuring = _measuring(measure, config, spec, out)
+    measuring = _measuring(run, config, spec, out)
     try:
         with interruptible():
-            if measuring and measure.profile:
+            if measuring and run.profile:
                 spec = _profiled(measuring, spec)
             open_folder(out, spec)
             _tell_left_out(left_out)
             command = shlex.join(["python", NAME, *words])
-            found, n_failed = _compare(spec, **run, command=command)
-            if trace or config.model is not None:
-                _hand_over(spec, out, found, trace)
-            without = _export(spec, out, found, exports) if exports else []
-            if tensorboard:
+            found, n_failed = _compare(spec, out, run, command)
+            if run.trace or config.model is not None:
+                _hand_over(spec, out, found, run.trace)
+            without = _export(spec, out, found, run.export) if run.export else []
+            if run.tensorboard:
                 _write_events(spec, out, found)
             if measuring:
-                _measure(measuring, measure, spec, found, out)
+                _measure(measuring, run, spec, found, out)
     except KeyboardInterrupt:
         print(
             f"{NAME}: interrupted; run the same command again to resume in {printable(str(out))}",
@@ -78,36 +77,18 @@ def _main(words: Sequence[str]) -> int:
     return 1 if n_failed else 0
 
 
-@dataclass(frozen=True)
-class MeasureFlags:
-    """The measurements that an evaluation is asked for.
-
-    Attributes:
-        profile: whether ops are timed before they are placed.
-        adapt: whether each of them corrects the costs that the next one is found with.
-        fidelity: number of varied placements that are simulated and measured.
-        measure_timeout: seconds after which a placement has taken too long.
-    """
-
-    profile: bool
-    measured: int | None
-    adapt: bool
-    fidelity: int | None
-    measure_timeout: float
-
-
 def _measuring(
-    measure: MeasureFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path
+    run: RunFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path
 ) -> MeasuringSession | None:
-    if not (measure.profile or measure.measured or measure.fidelity):
+    if not (run.profile or run.measured or run.fidelity):
         return None
-    if config.pipeline and (measure.measured or measure.fidelity):
+    if config.pipeline and (run.measured or run.fidelity):
         raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
     if AUTO in (config.pipeline, config.split):
         raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
     from agent.evaluation.measured.session import MeasuringSession
 
-    return MeasuringSession(config, spec.clusters, out, measure.measure_timeout)
+    return MeasuringSession(config, spec.clusters, out, run.measure_timeout)
 
 
 def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSpec:
@@ -118,25 +99,21 @@ def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSp
 
 
 def _measure(
-    measuring: MeasuringSession,
-    measure: MeasureFlags,
-    spec: EvaluationSpec,
-    trials: Sequence[Trial],
-    out: Path,
+    measuring: MeasuringSession, run: RunFlags, spec: EvaluationSpec, trials: Sequence[Trial], out: Path
 ) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
     from agent.evaluation.terminal_report import measuring_bars, print_lines
 
-    if measure.measured:
+    if run.measured:
         with measuring_bars() as report:
-            rows = measuring.best(spec, trials, measure.measured, report, adapts=measure.adapt)
+            rows = measuring.best(spec, trials, run.measured, report, adapts=run.adapt)
         print_lines(measured_lines(rows))
-        if measure.adapt:
+        if run.adapt:
             print(f"placements of the shortest measured steps: {out / 'adapted'}")
-    if measure.fidelity:
+    if run.fidelity:
         with measuring_bars() as report:
-            fidelity = measuring.fidelity(spec, measure.fidelity, report)
+            fidelity = measuring.fidelity(spec, run.fidelity, report)
         print_lines(fidelity_lines(fidelity))
 
 
@@ -146,9 +123,7 @@ def _tell_left_out(left_out: Sequence[str]) -> None:
         print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
 
 
-def _compare(
-    spec: EvaluationSpec, out: Path, jobs: int, trial_timeout: float | None, engine: str, command: str
-) -> tuple[list[Trial], int]:
+def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tuple[list[Trial], int]:
     """Makes the trials, the tables and the report; returns the trials, and how many failed."""
     from agent.evaluation.comparison.summary import summarise
     from agent.evaluation.report.headline import learned_line
@@ -159,9 +134,9 @@ def _compare(
         found = evaluate(
             spec,
             out,
-            jobs=jobs,
-            trial_timeout_s=trial_timeout,
-            make_trials=_trial_maker(engine),
+            jobs=run.jobs,
+            trial_timeout_s=run.trial_timeout,
+            make_trials=_trial_maker(run.engine),
             report=report,
             write_partial=lambda found: _write_report(spec, out, found, command),
         )

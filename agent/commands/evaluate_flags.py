@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.evaluation.config import CLUSTERS, GRAPHS, PLACERS, RUN, EvaluationConfig
+from agent.evaluation.config import CLUSTERS, GRAPHS, PLACERS, RUN, EvaluationConfig, EvaluationError
 from graphs.system.command_line import OneLineParser
-from graphs.system.settings import add_flags
+from graphs.system.settings import Settings, add_flags, option
 
 if TYPE_CHECKING:
     from envs.cluster.cluster import Cluster
 
 NAME = "evaluate.py"
-LOCAL, RAY = "local", "ray"
+LOCAL, RAY = ENGINES = ("local", "ray")
+MEASURE = "measuring a --model on the devices of this machine"
+"""Heading of the command line's help."""
 EPILOG = """examples:
   python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
   python evaluate.py --model my_package.models:make --out runs/mine
@@ -72,20 +74,61 @@ def cluster_text(cluster: Cluster) -> str:
     return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number of at least 1")
-    return int(text)
+@dataclass(frozen=True)
+class RunFlags(Settings, error=EvaluationError):
+    """The way in which an evaluation is run, what it measures and what else it writes.
 
+    Raises:
+        EvaluationError: a value of the wrong type or out of range.
+    """
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} seconds; give a finite number above 0")
-    return seconds
+    profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
+    measured: int | None = option(
+        None, "measure the K best placements, and one device", group=MEASURE, least=1, metavar="K"
+    )
+    adapt: bool = option(
+        False,
+        "with --measured K: correct the costs after each placement, and search the next one with them",
+        group=MEASURE,
+    )
+    fidelity: int | None = option(
+        None,
+        "simulate and measure N varied placements, 50 without N, and compare both times",
+        group=MEASURE,
+        least=1,
+        without_value=50,
+    )
+    measure_timeout: float = option(
+        120.0, "stop measuring a placement after S seconds", group=MEASURE, above=0, metavar="S"
+    )
+
+    export: tuple[str, ...] = option(
+        (),
+        "also write placements for other runtimes: split-spec, schedule-csv, accelerate, torchtitan, "
+        "megatron, deepspeed, vllm, sglang, llama.cpp",
+        group=RUN,
+    )
+    trace: bool = option(
+        False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN
+    )
+    tensorboard: bool = option(
+        False, "write placed graphs, timelines and final ratios for TensorBoard", group=RUN
+    )
+    jobs: int = option(1, "processes", group=RUN, least=1)
+    engine: str = option(
+        LOCAL,
+        "where the processes run; ray: the Ray cluster of RAY_ADDRESS, or a new one on this machine",
+        group=RUN,
+        choices=ENGINES,
+    )
+    trial_timeout: float | None = option(
+        None,
+        "end a trial after S seconds, try it once more, then count it as failed",
+        group=RUN,
+        above=0,
+        metavar="S",
+        default_text="never",
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -120,83 +163,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="print a preset as a cluster file (JSON), then exit",
     )
-    measure = parser.add_argument_group("measuring a --model on the devices of this machine")
-    measure.add_argument(
-        "--profile",
-        action="store_true",
-        default=False,
-        help="time the ops first, and place the model by these times",
-    )
-    measure.add_argument(
-        "--measured",
-        type=_count,
-        default=None,
-        metavar="K",
-        help="measure the K best placements, and one device",
-    )
-    measure.add_argument(
-        "--adapt",
-        action="store_true",
-        default=False,
-        help="with --measured K: correct the costs after each placement, and search the next one with them",
-    )
-    measure.add_argument(
-        "--fidelity",
-        type=_count,
-        nargs="?",
-        const=50,
-        default=None,
-        metavar="N",
-        help="simulate and measure N varied placements, and compare both times (default N: 50)",
-    )
-    measure.add_argument(
-        "--measure-timeout",
-        type=_seconds,
-        default=120.0,
-        metavar="S",
-        help="stop measuring a placement after S seconds (default: 120)",
-    )
-    run = parser.add_argument_group(RUN)
-    run.add_argument(
+    groups |= add_flags(parser, RunFlags)
+    groups[RUN].add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
         help="a new folder, or that of an evaluation to resume",
-    )
-    run.add_argument(
-        "--export",
-        nargs="+",
-        default=(),
-        metavar="NAME",
-        help="also write placements for other runtimes: split-spec, schedule-csv, accelerate, torchtitan, "
-        "megatron, deepspeed, vllm, sglang, llama.cpp",
-    )
-    run.add_argument(
-        "--trace",
-        action="store_true",
-        default=False,
-        help="also write a trace (Perfetto) of placements that are not of a --model",
-    )
-    run.add_argument(
-        "--tensorboard",
-        action="store_true",
-        default=False,
-        help="write placed graphs, timelines and final ratios for TensorBoard",
-    )
-    run.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes (default: 1)")
-    run.add_argument(
-        "--engine",
-        choices=(LOCAL, RAY),
-        default=LOCAL,
-        help="where the processes run; ray: the Ray cluster of RAY_ADDRESS, or a new one on this machine "
-        "(default: local)",
-    )
-    run.add_argument(
-        "--trial-timeout",
-        type=_seconds,
-        default=None,
-        metavar="S",
-        help="end a trial after S seconds, try it once more, then count it as failed (default: never)",
     )
     return parser

@@ -29,6 +29,7 @@ class Option:
         some: whether a list must not be empty.
         metavar: how the flag's value is shown; by default by its type, or the choices where they are short.
         default: how the default is described in the help; by default its value.
+        without_value: what the flag means where no value follows it; None: a value must follow.
     """
 
     help: str
@@ -40,6 +41,7 @@ class Option:
     some: bool = False
     metavar: str = ""
     default: str = ""
+    without_value: Any = None
 
 
 def option(default: Any, help: str, *, group: str, default_text: str = "", **rules: Any) -> Any:
@@ -49,7 +51,7 @@ def option(default: Any, help: str, *, group: str, default_text: str = "", **rul
         help: one phrase for the command line's help.
         group: heading of the help under which the flag stands.
         default_text: how the help describes the default, where its value says too little.
-        rules: `least`, `above`, `most`, `choices`, `some`, `metavar` of `Option`.
+        rules: `least`, `above`, `most`, `choices`, `some`, `metavar`, `without_value` of `Option`.
     """
     return field(default=default, metadata={OPTION: Option(help, group, default=default_text, **rules)})
 
@@ -149,7 +151,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Settings]) -> dict[str,
         groups[known.group].add_argument(
             flag,
             type=str if is_list else kind,
-            nargs="+" if is_list else None,
+            nargs="+" if is_list else "?" if known.without_value is not None else None,
+            const=known.without_value,
             metavar=_metavar(known, kind),
             help=_help_of(item),
         )

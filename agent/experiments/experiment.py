@@ -64,7 +64,6 @@ QUESTIONS = (
     "equal_time",
     "pipelines",
     "pipeline_searches",
-    "inference",
     "recorded",
     "others",
 )

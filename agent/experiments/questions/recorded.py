@@ -31,10 +31,13 @@ SETTLED = {
         "measured_placements": "How wrong are simulated placements?",
         "recomputation": "Which solver saves the right activations for a budget?",
     },
+    "inference": {
+        "inference_splits": "What do splits of language models by bytes or by speed lose in tokens a second?",
+    },
 }
 """Questions by their names, which the functions that yield their tables bear, by the modules of these."""
-COMPRESSED = ("neighbourhoods", "pipeline_policy", "adaptation", "costs_of_links", "recomputation")
-ROWS = {name: (f"{name}.csv.gz",) for name in COMPRESSED} | {
+COMPRESSED = {"neighbourhoods", "pipeline_policy", "adaptation", "costs_of_links", "recomputation"}
+ROWS = {name: (f"{name}.csv.gz",) for name in COMPRESSED | {"inference_splits"}} | {
     "bounds": tuple(f"bounds_{level}.csv" for level in LEVELS),
     "bounds_memory": tuple(
         f"bounds_memory_{cluster}_{level}.csv" for cluster in ("gpu+cpu", "a100+v100") for level in LEVELS[:2]

@@ -9,11 +9,13 @@ from itertools import chain, permutations
 
 import numpy as np
 
+from agent.bounds.kind_costs import kinds
 from agent.pipelines.dynamic.placers import pipedream
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted, toggled
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES, TOTAL_S
+from graphs.system.array_types import IntArray
 
 HOT, COLD = 0.5, 1e-4
 """Temperature at first and at last, as a share of the step time."""
@@ -93,19 +95,15 @@ def start_orders(search: PipelineSearch, rng: np.random.Generator) -> Iterator[t
             yield from _orders(search, alike, n_ranks, rng)
 
 
-def _alike(search: PipelineSearch) -> list[int]:
+def _alike(search: PipelineSearch) -> IntArray:
     """A number for each device, equal for devices with equal times and memory whose links are equal too."""
-    cluster, seconds = search.problem.cluster, search.problem.single_device_s
-    keys = [
-        (seconds[at], device.memory_bytes, *sorted(cluster.bytes_per_s[at]), *sorted(cluster.latency_s[at]))
-        for at, device in enumerate(cluster.devices)
-    ]
-    known = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-    return [known[key] for key in keys]
+    cluster = search.problem.cluster
+    links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
+    return kinds(np.vstack([search.problem.single_device_s, cluster.memory_bytes, *links]))[1]
 
 
 def _orders(
-    search: PipelineSearch, alike: Sequence[int], n_ranks: int, rng: np.random.Generator
+    search: PipelineSearch, alike: IntArray, n_ranks: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
     """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
     n_devices, seen = search.problem.n_devices, set()
@@ -113,9 +111,9 @@ def _orders(
     everything = math.perm(n_devices, n_ranks) <= 5_000
     found = permutations(fastest, n_ranks) if everything else _draws(fastest, n_ranks, rng)
     for order in found:
-        kinds = tuple(alike[device] for device in order)
-        if kinds not in seen:
-            seen.add(kinds)
+        key = tuple(alike[list(order)].tolist())
+        if key not in seen:
+            seen.add(key)
             yield tuple(order)
         if len(seen) >= MOST_ORDERS:
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.evaluation.handover.trace import DEVICES, complete, named
 from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
@@ -23,7 +24,6 @@ from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
-MICROSECONDS = 1e6
 UPDATE = "update"
 
 
@@ -103,21 +103,15 @@ def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str,
 
     Source: the trace-event format, "JSON Object Format" with complete events ("X").
     """
-    names = [device.name for device in pipelined.problem.cluster.devices]
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": index, "args": {"name": name}}
-        for index, name in enumerate(names)
-    ]
+    devices = enumerate(pipelined.problem.cluster.devices)
+    events = [named("thread_name", DEVICES, index, device.name) for index, device in devices]
     events += [
-        {
-            "ph": "X",
-            "name": action_name(action),
-            "pid": 0,
-            "tid": action.device,
-            "ts": MICROSECONDS * action.start_s,
-            "dur": MICROSECONDS * (action.end_s - action.start_s),
-            "args": {"stage": action.stage, "microbatch": action.microbatch},
-        }
+        complete(
+            action_name(action),
+            (DEVICES, action.device),
+            (action.start_s, action.end_s),
+            {"stage": action.stage, "microbatch": action.microbatch},
+        )
         for action in step.actions
         if action.end_s > action.start_s
     ]

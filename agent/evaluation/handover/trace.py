@@ -28,9 +28,9 @@ def trace_events(problem: Problem, device_of: IntArray) -> dict[str, Any]:
 
     Source: the trace-event format, "JSON Object Format" with complete events ("X").
     """
-    events = [_name("process_name", DEVICES, 0, "devices"), _name("process_name", LINKS, 0, "links")]
+    events = [named("process_name", DEVICES, 0, "devices"), named("process_name", LINKS, 0, "links")]
     for index, device in enumerate(problem.cluster.devices):
-        events.append(_name("thread_name", DEVICES, index, device.name))
+        events.append(named("thread_name", DEVICES, index, device.name))
     events += _op_events(problem, device_of)
     events += _copy_events(problem, simulated_copies(problem, device_of))
     return {"displayTimeUnit": "ms", "traceEvents": events}
@@ -45,7 +45,7 @@ def _op_events(problem: Problem, device_of: IntArray) -> Iterable[Event]:
             "phase": graph.phases[op],
             "source": graph.sources[op],
         }
-        yield _complete(
+        yield complete(
             graph.op_names[op],
             (DEVICES, int(device_of[op])),
             (float(step.start_s[op]), float(step.finish_s[op])),
@@ -56,7 +56,7 @@ def _op_events(problem: Problem, device_of: IntArray) -> Iterable[Event]:
 def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
     graph = problem.graph
     lanes: dict[str, list[tuple[int, float]]] = {}  # of each link: tracks, and when each is free
-    named: list[Event] = []
+    names: list[Event] = []
     events: list[Event] = []
     for copy in copies:
         link = link_name(problem, copy)
@@ -66,12 +66,12 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
         if lane is None:
             lane, track = len(tracks), sum(map(len, lanes.values()))
             tracks.append((track, 0.0))
-            named.append(_name("thread_name", LINKS, track, f"{link} ({lane + 1})" if lane else link))
+            names.append(named("thread_name", LINKS, track, f"{link} ({lane + 1})" if lane else link))
         track = tracks[lane][0]
         tracks[lane] = (track, copy.end_s)
         to = "all" if copy.target == TO_ALL else problem.cluster.devices[copy.target].name
         events.append(
-            _complete(
+            complete(
                 graph.op_names[graph.tensor_producer[copy.tensor]],
                 (LINKS, track),
                 (copy.start_s, copy.end_s),
@@ -82,10 +82,11 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
                 },
             )
         )
-    return named + events
+    return names + events
 
 
-def _complete(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
+def complete(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
+    """Makes the event of something that takes time, on a track: process and thread."""
     start_s, end_s = span_s
     pid, tid = track
     return {
@@ -99,5 +100,6 @@ def _complete(name: str, track: tuple[int, int], span_s: tuple[float, float], ar
     }
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> Event:
+def named(what: str, pid: int, tid: int, name: str) -> Event:
+    """Makes the event that names a process or a thread."""
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

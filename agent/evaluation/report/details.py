@@ -14,7 +14,6 @@ from agent.evaluation.report import timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.rendering import Table, render
-from agent.evaluation.report.timelines import pipeline_timeline_figure, pipeline_timeline_height_in
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
@@ -132,9 +131,9 @@ def _pipeline_side(placed: PlacedPipeline, graph: str, until_s: float) -> dict[s
         "more": f"{four_digits(step.throughput_per_s)} microbatches a second, {step.bubble_share:.0%} bubble",
         "devices": Table(columns, rows),
         "timeline": as_svg(
-            pipeline_timeline_figure(pipelined, step, until_s),
+            timelines.pipeline_timeline_figure(pipelined, step, until_s),
             timelines.WIDTH_IN,
-            pipeline_timeline_height_in(pipelined),
+            timelines.timeline_height_in(pipelined.problem),
             f"pipeline of {graph} by {placed.trial.placer}",
         ),
     }
@@ -153,7 +152,7 @@ def _side(placed: Placed, graph: str, until_s: float) -> dict[str, object]:
         "timeline": as_svg(
             timelines.timeline_figure(problem, device_of, placed.step, until_s, links),
             timelines.WIDTH_IN,
-            timelines.timeline_height_in(problem, links),
+            timelines.timeline_height_in(problem, len(links)),
             f"timeline of {graph} by {placed.name}",
         ),
     }

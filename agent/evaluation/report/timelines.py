@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
@@ -65,9 +66,9 @@ def link_spans(problem: Problem, device_of: IntArray) -> dict[str, Spans]:
     return {link: np.array(spans[link]) for link in sorted(busiest)}
 
 
-def timeline_height_in(problem: Problem, links: Mapping[str, Spans]) -> float:
-    """Height of the figure in inches."""
-    return 0.9 + ROW_IN * (problem.n_devices + len(links))
+def timeline_height_in(problem: Problem, n_links: int = 0) -> float:
+    """Height of a figure in inches."""
+    return 0.9 + ROW_IN * (problem.n_devices + n_links)
 
 
 def timeline_figure(
@@ -90,12 +91,7 @@ def timeline_figure(
             _add_bars(axes, merged(spans, least_s), device, 0.4, palette.of(phase), label)
         for at, spans in enumerate(links.values(), len(names)):
             _add_bars(axes, merged(spans, least_s), at, 0.2, palette.muted, "copies" if links else None)
-        rows = [shortened(name, LABEL_CHARS) for name in (*names, *links)]
-        axes.set_yticks(range(len(rows)), rows, fontsize=8)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(0.0, 1e3 * until_s)
-        axes.set_xlabel("ms")
-        axes.axvline(1e3 * step.total_s, color=palette.ink, linewidth=0.8, linestyle=":")
+        _set_axes(axes, (*names, *links), until_s, step.total_s, palette, "ms")
         handles, labels = axes.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
         figure.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=4, fontsize=8)
@@ -103,15 +99,22 @@ def timeline_figure(
     return draw
 
 
-def _add_bars(axes: object, spans: Spans, row: int, half: float, colour: str, label: str | None) -> None:
+def _set_axes(
+    axes: Axes, names: Sequence[str], until_s: float, total_s: float, palette: Palette, what: str
+) -> None:
+    """Names the rows, sets the axis of time and marks the end of the step."""
+    rows = [shortened(name, LABEL_CHARS) for name in names]
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0.0, 1e3 * until_s)
+    axes.set_xlabel(what)
+    axes.axvline(1e3 * total_s, color=palette.ink, linewidth=0.8, linestyle=":")
+
+
+def _add_bars(axes: Axes, spans: Spans, row: int, half: float, colour: str, label: str | None) -> None:
     outline = np.column_stack([1e3 * spans, np.full(len(spans), row - half), np.full(len(spans), row + half)])
     patch = PathPatch(rectangles(outline), facecolor=colour, edgecolor="none", label=label or "_")
-    axes.add_patch(patch)  # type: ignore[attr-defined]
-
-
-def pipeline_timeline_height_in(pipelined: PipelinedProblem) -> float:
-    """Height of the figure in inches."""
-    return 0.9 + ROW_IN * pipelined.problem.n_devices
+    axes.add_patch(patch)
 
 
 def pipeline_timeline_figure(pipelined: PipelinedProblem, step: PipelineTime, until_s: float) -> Draw:
@@ -140,11 +143,8 @@ def pipeline_timeline_figure(pipelined: PipelinedProblem, step: PipelineTime, un
                 linewidth=0.3,
             )
             axes.add_patch(patch)
-        names = [shortened(device.name, LABEL_CHARS) for device in pipelined.problem.cluster.devices]
-        axes.set_yticks(range(len(names)), names, fontsize=8)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_xlim(0.0, 1e3 * until_s)
-        axes.set_xlabel("ms; a colour for each microbatch, forward paler than backward, updates grey")
-        axes.axvline(1e3 * step.total_s, color=palette.ink, linewidth=0.8, linestyle=":")
+        names = [device.name for device in pipelined.problem.cluster.devices]
+        what = "ms; a colour for each microbatch, forward paler than backward, updates grey"
+        _set_axes(axes, names, until_s, step.total_s, palette, what)
 
     return draw

@@ -228,7 +228,12 @@ def measure_machine(
     latency_s, bytes_per_s = np.zeros(shape), np.ones(shape)
     for i, j in np.argwhere(~np.eye(len(found), dtype=bool)):
         sender, receiver = found[i].torch_name, found[j].torch_name
-        latency_s[i, j], bytes_per_s[i, j] = _measure_link(path, sender, receiver, effort, report)
+        timer = partial(
+            time_copy, sender=sender, receiver=receiver, repeats=effort.repeats, run_s=effort.run_s
+        )
+        latency_s[i, j], bytes_per_s[i, j] = _fitted_link(
+            path, f"{sender} to {receiver}", "copy", effort.most_bytes, timer, report
+        )
     devices = tuple(device for device, _ in measured)
     cluster = Cluster(CLUSTER_NAME, devices, bytes_per_s, latency_s, sharing="pair")
     write_cluster(own_cluster_file(), cluster)
@@ -255,6 +260,8 @@ def measure_processes(
     """
     import torch
 
+    from envs.runtime.backends.processes import DeviceProcesses
+    from envs.runtime.link_times import time_transfers
     from envs.runtime.machine import n_cores
 
     if not 2 <= n_processes <= n_cores():
@@ -265,7 +272,11 @@ def measure_processes(
     whole = own_devices(threads)[0]
     own = replace(whole, memory_bytes=whole.memory_bytes / n_processes)
     device, calibration = _measure_device(path, own, effort, report)
-    latency_s, bytes_per_s = _measure_process_link(path, n_processes, effort, report)
+    most_bytes = min(effort.most_bytes, LARGEST_BETWEEN_PROCESSES)
+    with DeviceProcesses(n_processes) as processes:
+        timer = partial(time_transfers, repeats=4 * effort.repeats, processes=processes)
+        link = f"{n_processes} processes"
+        latency_s, bytes_per_s = _fitted_link(path, link, "transfer", most_bytes, timer, report)
     shape = (n_processes, n_processes)
     cluster = Cluster(
         name,
@@ -278,22 +289,23 @@ def measure_processes(
     return cluster, {calibration.kind: calibration}
 
 
-def _measure_process_link(
-    path: Path, n_processes: int, effort: Effort, report: Report
+def _fitted_link(
+    path: Path,
+    link: str,
+    what: str,
+    most_bytes: int,
+    timer: Callable[[int], Sequence[float]],
+    report: Report,
 ) -> tuple[float, float]:
-    """Returns the latency in seconds and the bandwidth in bytes a second between two processes."""
-    from envs.runtime.backends.processes import DeviceProcesses
-    from envs.runtime.link_times import time_transfers
+    """Returns the latency in seconds and the bandwidth in bytes a second of a link.
 
-    most_bytes = min(effort.most_bytes, LARGEST_BETWEEN_PROCESSES)
+    Args:
+        link, what: names of the link and of its transfers in the database.
+        timer: returns the seconds of transfers of so many bytes.
+    """
     sizes = [size for size in COPY_BYTES if size <= most_bytes]
-    with DeviceProcesses(n_processes) as processes:
-        timed = [
-            (f"transfer {size}", lambda size=size: time_transfers(size, 4 * effort.repeats, processes))
-            for size in sizes
-        ]
-        link = f"{n_processes} processes"
-        seconds = measured_seconds(path, link, timed, report)
+    timed = [(f"{what} {size}", partial(timer, size)) for size in sizes]
+    seconds = measured_seconds(path, link, timed, report)
     return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
@@ -316,22 +328,6 @@ def _measure_device(path: Path, own: OwnDevice, effort: Effort, report: Report) 
         peaks=dict(kind.peaks),
     )
     return device, calibration
-
-
-def _measure_link(
-    path: Path, sender: str, receiver: str, effort: Effort, report: Report
-) -> tuple[float, float]:
-    """Returns the latency in seconds and the bandwidth in bytes a second between two PyTorch devices."""
-    sizes = [size for size in COPY_BYTES if size <= effort.most_bytes]
-    timed = [
-        (
-            f"copy {size}",
-            lambda size=size: time_copy(size, sender, receiver, effort.repeats, effort.run_s),
-        )
-        for size in sizes
-    ]
-    seconds = measured_seconds(path, f"{sender} to {receiver}", timed, report)
-    return fit_line(np.array(sizes, dtype=np.float64), np.array(seconds))
 
 
 def _check(path: Path, key: str, seconds: float) -> None:

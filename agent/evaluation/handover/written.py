@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,6 @@ from agent.evaluation.handover.pipeline import pipeline_baselines, write_pipelin
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
-from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
 from envs.placement.files import read_placement
@@ -37,45 +36,40 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     Returns:
         Lines: what bounds the best placement of the model on each cluster, or that one device does.
     """
-    if spec.pipeline is not None:
-        return _write_pipelines(spec, spec.pipeline, folder, trials)
     lines: list[str] = []
-    for _, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
-        found: dict[WrittenPlacement, list[str]] = {}
-        for kept in group:
-            name = kept.path.with_suffix("").name
-            if kept.problem.graph.family == MODEL:
-                found[kept] = write_handover(kept.path.parent, name, kept.problem, kept.placement.device_of)
-            elif trace:
-                write_trace(kept.path.parent / f"{name}.trace.json", kept.problem, kept.placement.device_of)
-        if found:
-            best = min(found, key=lambda each: each.trial.rank)
-            lines += ["", *_lines(best, found[best])]
+    for problem, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
+        if spec.pipeline is not None:
+            found = _write_pipelines(PipelinedProblem(problem, spec.pipeline), group)
+        elif problem.graph.family == MODEL:
+            found = {
+                kept: write_handover(*_beside(kept), problem, kept.placement.device_of) for kept in group
+            }
+        else:
+            for kept in group if trace else ():
+                parent, name = _beside(kept)
+                write_trace(parent / f"{name}.trace.json", problem, kept.placement.device_of)
+            continue
+        best = min(found, key=lambda each: each.trial.rank)
+        placer, (first, *others) = name_of(best.trial.placer, best.trial.order), found[best]
+        lines += ["", f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {first}", *others]
     return lines
 
 
 def _write_pipelines(
-    spec: EvaluationSpec, pipeline: Pipeline, folder: Path, trials: Sequence[Trial]
-) -> list[str]:
-    """Writes files beside each pipeline; returns lines on the best one of each graph and cluster."""
-    lines: list[str] = []
-    for problem, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
-        found: dict[WrittenPlacement, list[str]] = {}
-        pipelined = PipelinedProblem(problem, pipeline)
-        baselines = pipeline_baselines(pipelined)
-        for kept in group:
-            stages = stages_of(problem, kept.placement)
-            name = kept.path.with_suffix("").name
-            step = pipelined.simulate(stages)
-            found[kept] = write_pipeline_handover(kept.path.parent, name, pipelined, stages, step, baselines)
-        best = min(found, key=lambda each: each.trial.rank)
-        lines += ["", *_lines(best, found[best])]
-    return lines
+    pipelined: PipelinedProblem, group: Iterable[WrittenPlacement]
+) -> dict[WrittenPlacement, list[str]]:
+    """Writes files beside each pipeline of a graph and cluster; returns the lines on each."""
+    baselines, found = pipeline_baselines(pipelined), {}
+    for kept in group:
+        stages = stages_of(pipelined.problem, kept.placement)
+        step = pipelined.simulate(stages)
+        found[kept] = write_pipeline_handover(*_beside(kept), pipelined, stages, step, baselines)
+    return found
 
 
-def _lines(best: WrittenPlacement, lines: Sequence[str]) -> list[str]:
-    placer = name_of(best.trial.placer, best.trial.order)
-    return [f"{best.trial.graph} on {best.trial.cluster}, by {placer}: {lines[0]}", *lines[1:]]
+def _beside(kept: WrittenPlacement) -> tuple[Path, str]:
+    """Folder of a placement, and the beginning of the names of the files beside it."""
+    return kept.path.parent, kept.path.with_suffix("").name
 
 
 def kept_placements(

@@ -140,7 +140,7 @@ def _cell(memory: str, others: Sequence[str], rows: Sequence[ScheduleRow], *, jo
     Args:
         joined: whether the best of all is compared, with the searched order among them.
     """
-    logs: dict[str, dict[str, list[float]]] = {}
+    logs: list[tuple[str, str, float]] = []
     for (family, graph, *_), own in grouped(
         (row for row in rows if row.memory == memory),
         lambda row: (row.family, row.graph, row.cluster, row.microbatches),
@@ -149,9 +149,8 @@ def _cell(memory: str, others: Sequence[str], rows: Sequence[ScheduleRow], *, jo
         best = min(steps.get(name, np.inf) for name in others)
         found = min(steps[SEARCHED], best) if joined else steps[SEARCHED]
         if max(best, found) < np.inf:
-            logs.setdefault(family, {}).setdefault(graph, []).append(float(np.log(found / best)))
-    flat = np.array([log for graphs in logs.values() for each in graphs.values() for log in each])
-    if not len(flat):
+            logs.append((family, graph, np.log(found / best)))
+    if not logs:
         return ""
-    won, lost = int((flat < -1e-6).sum()), int((flat > 1e-6).sum())
-    return f"{nested_interval([list(graphs.values()) for graphs in logs.values()])}; {won} : {lost}"
+    won, lost = (sum(sign * log > 1e-6 for *_, log in logs) for sign in (-1, 1))
+    return f"{nested_interval(logs)}; {won} : {lost}"

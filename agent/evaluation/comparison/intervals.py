@@ -6,7 +6,7 @@ Bootstrap Methods and their Application, 1997, section 3.8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,21 +29,24 @@ class Interval(NamedTuple):
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def nested_interval(logs: Sequence[Sequence[Sequence[float]]]) -> Interval:
+def nested_interval(logs: Iterable[tuple[str, Hashable, float]]) -> Interval:
     """Resamples groups, the graphs of each group drawn, and the seeds of each graph drawn.
 
     The mean is that over all graphs, each of which counts as the mean of its seeds.
 
     Args:
-        logs: logarithms of ratios by group, graph and seed; none is empty. Where there is one group, or one
-            seed of a graph, nothing is resampled there.
+        logs: group, graph and logarithm of a ratio of each seed, at least one. Where there is one group, or
+            one seed of a graph, nothing is resampled there.
     """
-    graphs = [seeds for group in logs for seeds in group]
+    groups: dict[str, dict[Hashable, list[float]]] = {}
+    for group, graph, log in logs:
+        groups.setdefault(group, {}).setdefault(graph, []).append(float(log))
+    graphs = [seeds for group in groups.values() for seeds in group.values()]
     n_seeds = np.array([len(seeds) for seeds in graphs])
     padded = np.zeros((len(graphs), n_seeds.max()))
     for index, seeds in enumerate(graphs):
         padded[index, : len(seeds)] = seeds
-    n_graphs = np.array([len(group) for group in logs])
+    n_graphs = np.array([len(group) for group in groups.values()])
     rng = np.random.default_rng(0)
     drawn = [_nested_means(padded, n_seeds, n_graphs, rng) for _ in range(RESAMPLES // AT_A_TIME)]
     return _interval(float((padded.sum(axis=1) / n_seeds).mean()), np.concatenate(drawn))

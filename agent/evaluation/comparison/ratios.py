@@ -73,8 +73,5 @@ def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequenc
 
 
 def _interval(logs: Iterable[tuple[Trial, float]]) -> Interval | None:
-    """Resamples families, their graphs on a cluster, and the seeds of each."""
-    groups: dict[str, dict[Where, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for trial, log in logs:
-        groups[trial.family][trial.graph, trial.cluster].append(float(log))
-    return nested_interval([list(group.values()) for group in groups.values()]) if groups else None
+    found = [(trial.family, (trial.graph, trial.cluster), log) for trial, log in logs]
+    return nested_interval(found) if found else None

@@ -178,17 +178,8 @@ def _over(
 ) -> Interval:
     """Compares step times where both are feasible; resamples families, graphs and seeds."""
     both = [
-        row
+        (row.family, row.graph, own[row.graph, row.seed] - other[row.graph, row.seed])
         for row in rows
         if row.placer == AUTO and max(own[row.graph, row.seed], other[row.graph, row.seed]) < np.inf
     ]
-    by_graph = [
-        grouped(family, lambda row: row.graph).values()
-        for family in grouped(both, lambda row: row.family).values()
-    ]
-    return nested_interval(
-        [
-            [[own[row.graph, row.seed] - other[row.graph, row.seed] for row in graph] for graph in graphs]
-            for graphs in by_graph
-        ]
-    )
+    return nested_interval(both)

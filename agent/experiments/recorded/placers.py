@@ -50,12 +50,10 @@ def module_moves_tables(file: Path) -> Iterator[str]:
 
 
 def _moves_cells(rows: Sequence[RecordedRow]) -> list[str]:
-    families: dict[str, list[list[float]]] = defaultdict(list)
-    for row in rows:
-        families[row["family"]].append([float(np.log(row["after_s"] / row["before_s"]))])
-    logs = np.array([seeds for graphs in families.values() for seeds in graphs])
-    ratio = nested_interval(list(families.values()))
-    cell = str(ratio) if len(families) > 1 else f"{ratio.mean:.3f}"
+    families = [row["family"] for row in rows]
+    logs = np.log([row["after_s"] / row["before_s"] for row in rows])
+    ratio = nested_interval(zip(families, range(len(rows)), logs.tolist(), strict=True))
+    cell = str(ratio) if len({*families}) > 1 else f"{ratio.mean:.3f}"
     return [str(len(rows)), cell, f"{(logs < -LEVEL).sum()} : {(logs > LEVEL).sum()}"]
 
 
@@ -106,13 +104,12 @@ def _over(rows: Sequence[RecordedRow], placer: str, other: str, seconds: float) 
         for row in rows
         if row["seconds"] == seconds
     }
-    families: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    logs = []
     for (graph, cluster, seed, name), row in found.items():
         beside = found.get((graph, cluster, seed, other))
         if name == placer and beside and row["feasible"] and beside["feasible"]:
-            log = float(np.log(row["step_s"] / beside["step_s"]))
-            families[row["family"]][graph, cluster].append(log)
-    return str(nested_interval([list(graphs.values()) for graphs in families.values()])) if families else "-"
+            logs.append((row["family"], (graph, cluster), np.log(row["step_s"] / beside["step_s"])))
+    return str(nested_interval(logs)) if logs else "-"
 
 
 def pipeline_policy_tables(file: Path) -> Iterator[str]:
@@ -160,10 +157,8 @@ def _regrets(columns: Mapping[str, Mapping[str, Sequence[RecordedRow]]]) -> list
 
 def _ratio(rows: Sequence[RecordedRow]) -> Interval:
     """Resamples families, graphs on clusters, and worlds."""
-    families: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        families[row["family"]][row["graph"], row["cluster"]].append(float(np.log(row["ratio"])))
-    return nested_interval([list(graphs.values()) for graphs in families.values()])
+    logs = ((row["family"], (row["graph"], row["cluster"]), np.log(row["ratio"])) for row in rows)
+    return nested_interval(logs)
 
 
 def optimality_tables(file: Path) -> Iterator[str]:

@@ -56,18 +56,10 @@ def measure_here(repeats: int, threads: int, n_processes: int | None) -> None:
     Raises:
         MeasurementError: the database of times cannot be used, or a time is impossible.
     """
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
     from agent.calibration.this_machine import Effort, measure_machine, measure_processes
+    from graphs.system.progress import progress_bars
 
-    with Progress(console=Console(stderr=True)) as progress:
-        bars: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            bar = bars[what] if what in bars else bars.setdefault(what, progress.add_task(what))
-            progress.update(bar, completed=done, total=total)
-
+    with progress_bars() as report:
         if n_processes is None:
             cluster, calibrations = measure_machine(Effort(repeats), threads, report)
         else:

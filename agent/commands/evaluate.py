@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,9 +93,9 @@ def _measuring(
 
 
 def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSpec:
-    from agent.evaluation.terminal_report import measuring_bars
+    from graphs.system.progress import progress_bars
 
-    with measuring_bars() as report:
+    with progress_bars() as report:
         return measuring.profile(spec, report)
 
 
@@ -103,16 +104,17 @@ def _measure(
 ) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
-    from agent.evaluation.terminal_report import measuring_bars, print_lines
+    from agent.evaluation.terminal_report import print_lines
+    from graphs.system.progress import progress_bars
 
     if run.measured:
-        with measuring_bars() as report:
+        with progress_bars() as report:
             rows = measuring.best(spec, trials, run.measured, report, adapts=run.adapt)
         print_lines(measured_lines(rows))
         if run.adapt:
             print(f"placements of the shortest measured steps: {out / 'adapted'}")
     if run.fidelity:
-        with measuring_bars() as report:
+        with progress_bars() as report:
             fidelity = measuring.fidelity(spec, run.fidelity, report)
         print_lines(fidelity_lines(fidelity))
 
@@ -128,16 +130,17 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tu
     from agent.evaluation.comparison.summary import summarise
     from agent.evaluation.report.headline import learned_line
     from agent.evaluation.run import evaluate
-    from agent.evaluation.terminal_report import print_lines, print_tables, progress_bar
+    from agent.evaluation.terminal_report import print_lines, print_tables
+    from graphs.system.progress import progress_bars
 
-    with progress_bar() as report:
+    with progress_bars() as report:
         found = evaluate(
             spec,
             out,
             jobs=run.jobs,
             trial_timeout_s=run.trial_timeout,
             make_trials=_trial_maker(run.engine),
-            report=report,
+            report=partial(report, "trials"),
             write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)

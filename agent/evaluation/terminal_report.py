@@ -1,23 +1,11 @@
-"""An evaluation on the terminal: progress while it runs, a table per family and cluster after it."""
+"""An evaluation on the terminal: a table per family and cluster."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from collections.abc import Sequence
 
 from agent.evaluation.comparison.cells import by_case, figures, title
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
@@ -41,28 +29,6 @@ LEGEND = (
     "evals: simulated placements, cpu_s: processor seconds, and s: seconds, means per trial. "
     f"{DATA_PARALLEL_NOTE}"
 )
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar on standard error; gives the function of (trials made, trials in all) that moves it."""
-    with measuring_bars() as report:
-        yield partial(report, "trials")
-
-
-@contextmanager
-def measuring_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows bars on standard error; gives the function of (what is done, done, in all) that moves them."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield report
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from agent.evaluation.policies import EvaluatedPolicy, make_placer, open_policy
 from agent.evaluation.run import file_name
 from agent.evaluation.trial_runner import TrialRunner
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.launcher import followed
 from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, read_table, write_rows
 from agent.instances.best_known import SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
@@ -28,6 +27,7 @@ from envs.placement.files import placement_to_json
 from envs.placement.placement import Placement
 from envs.simulator.simulate import simulate_many
 from graphs.system.json_files import read_json, write_json_atomic
+from graphs.system.progress import followed
 
 OURS = ("auto", "refine", "annealing", "exact", "rollout-refine", "policy-refine")
 """Searches of this project, the default first; the others are methods of the field, in our code."""

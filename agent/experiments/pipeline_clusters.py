@@ -13,7 +13,6 @@ from unittest.mock import patch
 import numpy as np
 
 from agent.experiments.equal_time.sealed import sealed_graphs
-from agent.experiments.launcher import followed
 from agent.experiments.rows import Row, grouped, kept_rows, markdown_table, mean_cell, read_rows
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
@@ -24,6 +23,7 @@ from envs.cluster.presets import INFINIBAND_BYTES_PER_S, NODE_LATENCY_S, calibra
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from graphs.system.progress import followed
 
 KNOWN = ("resnet", "moe", "llama", "t5", "large-gpt")
 """Families of the benchmark set, drawn from sealed seeds."""

@@ -12,7 +12,6 @@ import numpy as np
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.measured.fidelity import agreement
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.launcher import followed
 from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
@@ -28,6 +27,7 @@ from envs.runtime.runnable_model import load_runnable
 from envs.runtime.step_meter import StepMeter
 from graphs.system.array_types import FloatArray
 from graphs.system.json_files import read_json, write_json_atomic
+from graphs.system.progress import followed
 
 MODELS = ("gpt", "unet", "resnet")
 CLUSTER, TIMEOUT_S = "2xcpu", 120.0

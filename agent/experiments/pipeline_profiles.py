@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.experiments.experiment import ExperimentError
-from agent.experiments.launcher import followed
 from agent.experiments.rows import axis, markdown_table, mean_cell, read_rows
 from agent.instances.profiles import EQUAL, UNEQUAL, profile_cluster, profile_graph, profile_paths
 from agent.pipelines.dynamic.placers import max_load_s
@@ -17,6 +16,7 @@ from agent.placers.base import Budget
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from graphs.system.progress import followed
 
 SEARCHES, PROGRAMMES = ("annealing", "refine"), ("pipedream", "ideals", "piper")
 PLACERS = ("single", "equal-layers", "equal-params", "equal-time", *PROGRAMMES, *SEARCHES)

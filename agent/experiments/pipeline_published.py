@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from agent.experiments.launcher import followed
 from agent.experiments.recorded.costs import ERRORS, step_cells
 from agent.experiments.rows import RecordedRow, axis, grouped, markdown_table, read_table
 from envs.cluster.cluster import Cluster, Device
@@ -22,6 +21,7 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.io.layer_graphs import Layer, layer_graph
 from graphs.system.array_types import FloatArray
+from graphs.system.progress import followed
 
 DATA = Path(__file__).parent / "published"
 """Steps of VIA-Research/vTrain, sitar-lab/NeuSight and eth-easl/sailor; their licences are beside them."""

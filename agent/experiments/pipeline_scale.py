@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from agent.experiments.launcher import followed
 from agent.experiments.pipeline_clusters import nodes
 from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.pipelines.equal import balanced
@@ -22,6 +21,7 @@ from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.families import large
 from graphs.op_graph import OpGraph
+from graphs.system.progress import followed
 
 COUNTS, MICROBATCHES, PAPER = (16, 32, 64), 256, 1_000
 """Devices that are measured, microbatches, and devices that are extrapolated."""

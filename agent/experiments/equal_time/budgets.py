@@ -19,7 +19,6 @@ import torch
 from agent.evaluation.comparison.intervals import Interval, nested_interval
 from agent.evaluation.policies import make_placer, open_policy
 from agent.experiments.equal_time.sealed import ALL, sealed_graphs
-from agent.experiments.launcher import followed
 from agent.experiments.rows import axis, grouped, kept_rows, markdown_table, read_rows
 from agent.placers.base import Budget, Placer
 from agent.policy.network import PlacementNetwork
@@ -29,6 +28,7 @@ from agent.policy.shape import NetworkShape
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from graphs.granularity import with_granularity
+from graphs.system.progress import followed
 
 AUTO, CONTROL = "auto", "auto-random-weights"
 """The placer, and the same one with a policy that learned nothing."""

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 
-from agent.experiments.launcher import followed
 from agent.instances.profiles import DATA
 from agent.policy.seen import NOT_SEEN
 from graphs.dataset import capture_draw
@@ -17,6 +16,7 @@ from graphs.families import FAMILIES
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.system.errors import InputError
+from graphs.system.progress import followed
 
 FIRST_SEED = 1000
 """Draws from here on are sealed."""

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from graphs.system.command_line import OneLineParser, interruptible, run_command
+from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
 
 NAME = "python -m agent.calibration"
 
@@ -27,16 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure.add_argument(
         "--repeats", type=_count, default=5, help="number of times that each op is timed (default 5)"
     )
-    return run_command(NAME, lambda: _run(parser.parse_args(arguments)))
+    return run_command(NAME, lambda: _run(parser.parse_args(arguments)), interrupted=RESUMABLE)
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        with interruptible():
-            measure_here(options.repeats, options.threads, options.processes)
-    except KeyboardInterrupt:
-        print(f"{NAME}: interrupted; run the same command again to resume", file=sys.stderr)
-        return 1
+    with interruptible():
+        measure_here(options.repeats, options.threads, options.processes)
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError
-from graphs.system.command_line import OneLineParser, interruptible, run_command
+from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
 from graphs.system.plugins import load_plugins
 
 COMMAND = "agent.experiments"
@@ -37,34 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Lists experiments, or runs one; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
     words = sys.argv[1:] if arguments is None else list(arguments)
 
-    def work() -> None:
+    def work() -> int:
         if not words or words[0] in ("-h", "--help"):
             print(listing())
-            return
-        name = EXPERIMENTS.check(words[0])
-        options = vars(parser_of(name).parse_args(words[1:]))
-        load_plugins(options.pop("plugin"))
-        if options.pop("only"):
-            show(EXPERIMENTS[name], options["out"] or RESULTS)
-        else:
-            run(name, options)
-
-    return exit_code(COMMAND, work)
-
-
-def exit_code(command: str, work: Callable[[], None]) -> int:
-    """Does the work of a command; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
-
-    def run_it() -> int:
-        try:
-            with interruptible():
-                work()
-        except KeyboardInterrupt:
-            print("stopped; run the same command again to resume", file=sys.stderr)
-            return 1
+            return 0
+        with interruptible():
+            name = EXPERIMENTS.check(words[0])
+            options = vars(parser_of(name).parse_args(words[1:]))
+            load_plugins(options.pop("plugin"))
+            if options.pop("only"):
+                show(EXPERIMENTS[name], options["out"] or RESULTS)
+            else:
+                run(name, options)
         return 0
 
-    return run_command(command, run_it)
+    return run_command(COMMAND, work, interrupted=RESUMABLE)
 
 
 def listing() -> str:

@@ -102,10 +102,6 @@ def _row(case: tuple[str, str, str, int], memory: str, schedule: str, found: Pip
     return ScheduleRow(*case, memory, schedule, found.step.total_s, found.step.fits, found.cpu_s)
 
 
-Steps = dict[str, float]
-"""Step times of one case by schedule; infinite where a step does not fit."""
-
-
 def schedule_tables(file: Path) -> Iterator[str]:
     """Yields step times of searched orders over those of fixed schedules, and where they are shorter."""
     rows = read_rows(file, ScheduleRow)

@@ -35,6 +35,8 @@ WRONG_PATH = frozenset(
     }
 )
 """Error numbers of a path that was wrong from the start; all others happen to a right one."""
+RESUMABLE = "interrupted; run the same command again to resume"
+"""Message where an interrupt ends work that the same command resumes."""
 NO_MEMORY = "out of memory; give it fewer graphs at once, or smaller graphs, models or inputs"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SENT_AGAIN_S = 0.01
@@ -51,13 +53,14 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {shown(message)}; see --help\n")
 
 
-def run_command(name: str, work: Callable[[], int]) -> int:
+def run_command(name: str, work: Callable[[], int], *, interrupted: str = "interrupted") -> int:
     """Runs a command; an error becomes one line on stderr that begins with its name.
 
     Until the work is `interruptible`, SIGINT and SIGTERM end the process at once, whatever it does.
 
     Args:
         work: returns the exit code.
+        interrupted: message where an interrupt ends the work.
 
     Returns:
         What the work returned; 2 where the input is wrong, 1 for any other error.
@@ -67,7 +70,7 @@ def run_command(name: str, work: Callable[[], int]) -> int:
             code = work()
             sys.stdout.flush()
         except KeyboardInterrupt:
-            code = _say(name, "interrupted", 1)
+            code = _say(name, interrupted, 1)
         except InputError as error:
             code = _say(name, str(error), error.exit_code)
         except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -158,7 +159,8 @@ def _write_submission(path: Path, instance: Instance, placement: Placement, row:
 
     One that is infeasible, or no better than that of an earlier run, is left out.
     """
-    if row.step_s < (read_json(path)["step_time_s"] if path.exists() else np.inf):
+    before: Any = read_json(path) if path.exists() else {}
+    if row.step_s < before.get("step_time_s", np.inf):
         path.parent.mkdir(parents=True, exist_ok=True)
         claims = {
             "step_time_s": row.step_s,

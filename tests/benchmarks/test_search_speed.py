@@ -34,6 +34,8 @@ from tests.benchmarks.figures import Figure
 Record = Callable[[Figure], None]
 
 CONFIG = TrainConfig()
+SHAPES = [("rollout", CONFIG.hidden), ("consumers", CONFIG.hidden), ("consumers", 32)]
+"""Feature sets and widths of the policies that decode."""
 N_EVALUATIONS = 10_000
 
 
@@ -91,17 +93,17 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
     )
 
 
-@pytest.mark.parametrize("feature_set", ["rollout", "consumers"])
+@pytest.mark.parametrize(("feature_set", "hidden"), SHAPES)
 @pytest.mark.parametrize("n_walks", [1, 64])
-def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set: str) -> None:
+def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set: str, hidden: int) -> None:
     problem = captured("ptb", 1_000)
-    policy, walk = policy_with(feature_set), partial(walk_by_torch, problem=problem, n_walks=n_walks)
+    policy, walk = policy_with(feature_set, hidden), partial(walk_by_torch, problem=problem, n_walks=n_walks)
     decoding = partial(decode, policy, problem, n_samples=n_walks, greedy=False)
     n_decisions = n_walks * len(problem.graph.units)
     record(
         Figure(
             "Decoding, 4 devices, one core, encoding included",
-            f"{n_walks} walks of {decisions(problem):,} decisions, features {feature_set}",
+            f"{n_walks} walks of {decisions(problem):,} decisions, features {feature_set}, width {hidden}",
             n_decisions / stopwatch(decoding, rounds=3),
             "decisions/s",
             n_decisions / seconds_of(lambda: walk(policy), rounds=1),
@@ -110,14 +112,14 @@ def test_decode(stopwatch: Stopwatch, record: Record, n_walks: int, feature_set:
     )
 
 
-@pytest.mark.parametrize("feature_set", ["rollout", "consumers"])
-def test_decode_of_a_large_graph(stopwatch: Stopwatch, record: Record, feature_set: str) -> None:
+@pytest.mark.parametrize(("feature_set", "hidden"), SHAPES)
+def test_decode_of_a_large_graph(stopwatch: Stopwatch, record: Record, feature_set: str, hidden: int) -> None:
     problem = Problem(layered_graph(10_000), v100s(4, "program"))
-    policy = policy_with(feature_set)
+    policy = policy_with(feature_set, hidden)
     record(
         Figure(
             "Decoding, 4 devices, one core, encoding included",
-            f"1 walk of 10,000 decisions, features {feature_set}",
+            f"1 walk of 10,000 decisions, features {feature_set}, width {hidden}",
             stopwatch(lambda: decode(policy, problem), rounds=3) * 1e3,
             "ms",
             seconds_of(lambda: walk_by_torch(policy, problem, 1), rounds=1) * 1e3,
@@ -126,9 +128,8 @@ def test_decode_of_a_large_graph(stopwatch: Stopwatch, record: Record, feature_s
     )
 
 
-def policy_with(feature_set: str) -> Policy:
-    shape = current_shape(CONFIG.encoder, CONFIG.hidden, CONFIG.rounds, feature_set)
-    return Policy(PlacementNetwork(shape))
+def policy_with(feature_set: str, hidden: int = CONFIG.hidden) -> Policy:
+    return Policy(PlacementNetwork(current_shape(CONFIG.encoder, hidden, CONFIG.rounds, feature_set)))
 
 
 @torch.inference_mode()

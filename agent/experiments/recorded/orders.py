@@ -6,6 +6,9 @@
   is left is the order.
 - `improve`: placements are improved on `placeto-k80:3` by reinforcement alone, as Wang et al. 2022
   (arXiv 2201.09676) did, on the three families of theirs.
+- `placeto`: as `improve`, with the message passing of Placeto as the encoder.
+- `attention`: placements are constructed, as GDP does, with an encoder of attention and reinforcement alone;
+  the features are those of `prefix`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ LEARNERS = {
     "rollout": "construction, all features",
     "prefix": "construction, equal features",
     "improve": "improvement, reinforcement alone",
+    "placeto": "improvement in Placeto's style",
+    "attention": "construction in GDP's style",
 }
 """Names of the learners of the arms."""
 
@@ -46,27 +51,35 @@ def order_tables(rows_in: Path, curves_in: Path, arm: str) -> Iterator[str]:
 def learner_tables(rows_in: Path) -> Iterator[str]:
     """Yields the best order of each learner, and what the best order of another learner costs it."""
     by_learner: dict[str, dict[str, OrderScores]] = {}
-    for (arm, family), own in grouped(read_table(rows_in), lambda row: (row["arm"], row["family"])).items():
-        by_learner.setdefault(LEARNERS[arm], {})[family] = scores_of(own)
-    families = axis(family for scores in by_learner.values() for family in scores)
+    for (arm, family), rows in grouped(read_table(rows_in), lambda row: (row["arm"], row["family"])).items():
+        by_learner.setdefault(LEARNERS[arm], {})[family] = scores_of(rows)
     best = [["family", *by_learner]]
-    for family in families:
+    for family in axis(family for scores in by_learner.values() for family in scores):
         found = [scores.get(family) for scores in by_learner.values()]
         best.append([family, *(f"{each.best} {each.means[each.best]:.3f}" if each else "" for each in found)])
     yield markdown_table(best)
-    costs = [["order of", "used by", *families, "Kendall"]]
-    for source, user in itertools.permutations(by_learner, 2):
-        common = [family for family in by_learner[user] if family in by_learner[source]]
-        pairs = {family: (by_learner[source][family], by_learner[user][family]) for family in common}
-        cells = (cost_of(*pairs[family]) if family in pairs else "" for family in families)
-        costs.append([source, user, *cells, f"{np.mean([agreement(*pair) for pair in pairs.values()]):.2f}"])
+    costs = [["used by, order of", *by_learner]]
+    for user, own in by_learner.items():
+        others = (
+            [(source[each], own[each]) for each in own if each in source] for source in by_learner.values()
+        )
+        costs.append([user, *map(cost_of, others)])
     yield markdown_table(costs)
 
 
-def cost_of(source: OrderScores, user: OrderScores) -> str:
-    """Formats a learner's step in the best order of another over that in its own, with its interval."""
-    logs = dict(zip(user.orders, user.logs, strict=True))
-    return "1" if source.best == user.best else str(crossed_interval(logs[source.best] - logs[user.best]))
+def cost_of(pairs: Sequence[tuple[OrderScores, OrderScores]]) -> str:
+    """Formats what the best orders of a learner cost another, by family, and how alike their ranks are.
+
+    Args:
+        pairs: of a family each, the learner that chose the order first.
+
+    Returns:
+        The step in the other's best order over that in the own, the geometric mean and the greatest, and
+        Kendall's rank correlation of the orders, the mean.
+    """
+    costs = [user.means[source.best] / user.means[user.best] for source, user in pairs]
+    alike = np.mean([agreement(*pair) for pair in pairs])
+    return f"{np.exp(np.mean(np.log(costs))):.3f}, at most {max(costs):.3f}; {alike:.2f}"
 
 
 def agreement(one: OrderScores, other: OrderScores) -> float:

@@ -60,10 +60,9 @@ def learner_tables(rows_in: Path) -> Iterator[str]:
     yield markdown_table(best)
     costs = [["used by, order of", *by_learner]]
     for user, own in by_learner.items():
-        others = (
-            [(source[each], own[each]) for each in own if each in source] for source in by_learner.values()
-        )
-        costs.append([user, *map(cost_of, others)])
+        pairs = ([(other[each], own[each]) for each in own if each in other] for other in by_learner.values())
+        others = zip(by_learner, pairs, strict=True)
+        costs.append([user, *("" if learner == user else cost_of(found) for learner, found in others)])
     yield markdown_table(costs)
 
 

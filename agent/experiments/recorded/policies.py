@@ -18,8 +18,8 @@ from agent.experiments.rows import (
     read_table,
 )
 
-SHIPPED = "shipped"
-"""Name of the shipped policy in the rows of the question on trainings."""
+TRAINING = "seed"
+"""Begin of the names of equal trainings in the rows of the question on these; others are beside them."""
 
 
 def ablation_tables(file: Path) -> Iterator[str]:
@@ -60,7 +60,7 @@ def pretraining_tables(file: Path) -> Iterator[str]:
     """Yields how far one decode of each trained policy is from annealing, by cluster and by family."""
     rows = read_table(file)
     policies = axis(row["policy"] for row in rows)
-    trainings = [policy for policy in policies if policy != SHIPPED]
+    trainings = [policy for policy in policies if policy.startswith(TRAINING)]
     for keys in (("cluster", "size"), ("family",)):
         table = [[*keys, "graphs", *policies, "mean of trainings", "spread"]]
         for case, own in grouped(rows, itemgetter(*keys)).items():

@@ -26,9 +26,7 @@ def test_the_table_lists_every_feature() -> None:
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = EXAMPLES[-1]
-    short, n = re.subn(
-        r"n_steps=\d+, (.*)total_timesteps=[\d_]+", r"n_steps=64, \1total_timesteps=64", example
-    )
+    short, n = re.subn(r"n_steps=\d+, (.*)learn\([\d_]+\)", r"n_steps=64, \1learn(64)", example)
     assert n == 1
     names: dict[str, object] = {}
     n_threads = torch.get_num_threads()

@@ -38,19 +38,12 @@ def _main(words: Sequence[str]) -> int:
     out = options.pop("out")
     given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
     run = RunFlags.from_json(given, "command line")
-    if run.adapt and not run.measured:
-        raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
     config = EvaluationConfig.from_json(options, "command line")
+    _check_before_capture(run, config, out)
     from agent.evaluation.inputs import make_spec
-    from agent.exports.export import EXPORTS
-
-    for name in run.export:
-        EXPORTS.check(name)
-    spec, left_out = make_spec(config)
-    if run.engine == RAY:
-        check_ray_is_installed()
     from agent.evaluation.run import open_folder
 
+    spec, left_out = make_spec(config)
     measuring = _measuring(run, config, spec, out)
     try:
         with interruptible():
@@ -78,15 +71,41 @@ def _main(words: Sequence[str]) -> int:
     return 1 if n_failed else 0
 
 
+def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) -> None:
+    """Refuses what no model or graph can make right, before any of them is read.
+
+    Raises:
+        InputError: flags that do not fit together, a folder of something else, or what this machine lacks.
+    """
+    from agent.evaluation.run import check_content
+    from agent.exports.export import EXPORTS
+
+    check_content(out)
+    if run.adapt and not run.measured:
+        raise EvaluationError("--adapt corrects the costs by measured placements; give --measured K as well")
+    if run.engine == RAY:
+        check_ray_is_installed()
+    for name in run.export:
+        EXPORTS.check(name)
+    if run.measures:
+        if config.pipeline and (run.measured or run.fidelity):
+            raise EvaluationError(
+                "pipelines are simulated, not measured; leave out --measured and --fidelity"
+            )
+        if AUTO in (config.pipeline, config.split):
+            raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
+        from agent.evaluation.measured.session import check_can_measure
+        from graphs.system.plugins import load_plugins
+
+        load_plugins(config.plugin)
+        check_can_measure(config)
+
+
 def _measuring(
     run: RunFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path
 ) -> MeasuringSession | None:
-    if not (run.profile or run.measured or run.fidelity):
+    if not run.measures:
         return None
-    if config.pipeline and (run.measured or run.fidelity):
-        raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
-    if AUTO in (config.pipeline, config.split):
-        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
     from agent.evaluation.measured.session import MeasuringSession
 
     return MeasuringSession(config, spec.clusters, out, run.measure_timeout)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent.evaluation.config import CLUSTERS, GRAPHS, PLACERS, RUN, EvaluationConfig, EvaluationError
+from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
 from graphs.system.command_line import OneLineParser
 from graphs.system.settings import Settings, add_flags, option
 
@@ -84,7 +84,7 @@ class RunFlags(Settings, error=EvaluationError):
 
     profile: bool = option(False, "time the ops first, and place the model by these times", group=MEASURE)
     measured: int | None = option(
-        None, "measure the K best placements, and one device", group=MEASURE, least=1, metavar="K"
+        None, "measure the K best placements, and one device", group=MEASURE, least=1, most=MANY, metavar="K"
     )
     adapt: bool = option(
         False,
@@ -96,6 +96,7 @@ class RunFlags(Settings, error=EvaluationError):
         "simulate and measure N varied placements, 50 without N, and compare both times",
         group=MEASURE,
         least=1,
+        most=MANY,
         without_value=50,
     )
     measure_timeout: float = option(
@@ -114,7 +115,7 @@ class RunFlags(Settings, error=EvaluationError):
     tensorboard: bool = option(
         False, "write placed graphs, timelines and final ratios for TensorBoard", group=RUN
     )
-    jobs: int = option(1, "processes", group=RUN, least=1)
+    jobs: int = option(1, "processes", group=RUN, least=1, most=1024)
     engine: str = option(
         LOCAL,
         "where the processes run; ray: the Ray cluster of RAY_ADDRESS, or a new one on this machine",
@@ -129,6 +130,11 @@ class RunFlags(Settings, error=EvaluationError):
         metavar="S",
         default_text="never",
     )
+
+    @property
+    def measures(self) -> bool:
+        """Says whether anything is to be timed."""
+        return bool(self.profile or self.measured or self.fidelity)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from agent.training.trainer import Result
 
 NAME = "train_agent.py"
+CODE = ("model", "plugin")
+"""Settings that name code of the user's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,16 +129,42 @@ def resolve(options: dict[str, Any], *, is_study: bool = False) -> tuple[TrainCo
     given = {key: value for key, value in options.items() if key not in ("config", "resume")}
     if not options["resume"]:
         base = None if options["config"] is None else runs.config_from_file(Path(options["config"]))
+        if base is not None:
+            check_code_is_named(options["config"], base, given)
         config = TrainConfig.from_json(given, "command line", base)
         return config, runs.run_folder(config.name) if is_study else runs.check_is_new(config.name)
-    fixed = [key for key in given if key not in EXTENDABLE] + (
+    fixed = [key for key in given if key not in (*EXTENDABLE, *CODE)] + (
         ["config"] if options["config"] is not None else []
     )
     if fixed:
         raise ConfigError(f"--resume uses the settings of the run; leave out --{fixed[0]}")
     started = runs.read_config(options.get("name", ""))
+    check_code_is_named(runs.run_folder(given["name"]) / runs.CONFIG, started, given)
+    if changed := [
+        key for key in CODE if key in given and _words(given[key]) != _words(getattr(started, key))
+    ]:
+        raise ConfigError(f"--resume uses the settings of the run, which has another --{changed[0]}")
     folder, config = runs.run_folder(given["name"]), TrainConfig.from_json(given, "command line", started)
     return replace(config, minutes=_minutes_of_resumed(folder, config.minutes, "minutes" in given)), folder
+
+
+def check_code_is_named(file: Path | str, config: TrainConfig, given: Mapping[str, Any]) -> None:
+    """Checks that code named in a file of settings is named on the command line too, as it will be run.
+
+    Raises:
+        ConfigError: it is not; the message says what would run, and which flag allows it.
+    """
+    from agent.training.config import ConfigError
+
+    missing = [key for key in CODE if _words(getattr(config, key)) and key not in given]
+    if missing:
+        flags = " ".join(f"--{key} {shlex.join(_words(getattr(config, key)))}" for key in missing)
+        raise ConfigError(f"{file}: names code to run; if you trust it, add {flags}")
+
+
+def _words(value: Any) -> list[str]:
+    """Lists the names in the value of a flag that takes one name or several."""
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
@@ -228,11 +257,13 @@ def closing_lines(result: Result, folder: Path) -> str:
 
 def how_to_resume(config: TrainConfig) -> str:
     """Returns the command that resumes a run."""
+    code = "".join(f" --{key} {shlex.join(words)}" for key in CODE if (words := _words(getattr(config, key))))
     if config.context == "distributed":
         return (
-            f"resume with train_agent.py --resume --name {config.name}, started as before (torchrun or Ray)"
+            f"resume with train_agent.py --resume --name {config.name}{code}, started as before "
+            "(torchrun or Ray)"
         )
-    return f"resume with: python train_agent.py --resume --name {config.name}"
+    return f"resume with: python train_agent.py --resume --name {config.name}{code}"
 
 
 if __name__ == "__main__":

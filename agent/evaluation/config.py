@@ -13,6 +13,8 @@ from graphs.system.settings import Settings, option
 ALL = "all"
 BUDGET = 10_000
 """Evaluations of a trial where neither evaluations nor seconds are given."""
+MANY = 10_000
+"""The greatest number of seeds, and of placements to measure."""
 GRAPHS, CLUSTERS = "graphs (at least one source)", "clusters"
 PLACERS, POLICY, RUN = "placers and what each may spend", "policy", "run"
 """Headings of the command line's help."""
@@ -122,7 +124,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
     seconds: float | None = option(
         None, "wall time per trial", group=PLACERS, above=0, metavar="S", default_text="no limit"
     )
-    seeds: int = option(3, "trials of each placer that uses randomness", group=PLACERS, least=1)
+    seeds: int = option(3, "trials of each placer that uses randomness", group=PLACERS, least=1, most=MANY)
 
     plugin: tuple[str, ...] = option(
         (),

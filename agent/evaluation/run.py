@@ -139,15 +139,19 @@ def open_folder(folder: Path, spec: EvaluationSpec) -> None:
 @contextmanager
 def _opened(folder: Path, spec: EvaluationSpec) -> Iterator[None]:
     """Does what `open_folder` does, and keeps the folder locked."""
-    _check_content(folder)
+    check_content(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _settle(folder / "settings.json", json.loads(json.dumps(spec.to_json())))
         yield
 
 
-def _check_content(folder: Path) -> None:
-    """Refuses a folder of something else; what a killed process leaves in a new one is nothing."""
+def check_content(folder: Path) -> None:
+    """Checks that a folder is new or that of an evaluation; what a killed process leaves counts as nothing.
+
+    Raises:
+        EvaluationError: it is something else.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():

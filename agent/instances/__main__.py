@@ -11,7 +11,7 @@ def main() -> int:
     """Prints a line for each new best; returns the exit code."""
     parser = OneLineParser(prog="agent.instances", description=__doc__)
     parser.add_argument("path", type=Path, help="placement files of instances")
-    lines = list(enter(parser.parse_args().path))
+    lines = enter(parser.parse_args().path)
     print("\n".join([*lines, f"entered: {len(lines)}"]))
     return 0
 

@@ -69,9 +69,8 @@ def read_placements(folder: Path = DATA) -> dict[str, Placement]:
 
 
 def write_best_known(rows: Iterable[BestKnown], placements: Mapping[str, Placement], folder: Path) -> None:
-    """Writes the table and the placements, sorted by instance."""
+    """Writes the placements and then the table, sorted by instance; no step is ever without its placement."""
     ordered = sorted(rows, key=lambda row: row.instance)
-    write_csv(folder / TABLE, [item.name for item in fields(BestKnown)], map(astuple, ordered))
     records = (
         {
             "instance": row.instance,
@@ -83,6 +82,7 @@ def write_best_known(rows: Iterable[BestKnown], placements: Mapping[str, Placeme
         for row in ordered
     )
     write_json_lines_atomic(folder / PLACEMENTS, records)
+    write_csv(folder / TABLE, [item.name for item in fields(BestKnown)], map(astuple, ordered))
 
 
 def listing() -> Iterator[str]:

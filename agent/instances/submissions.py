@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from agent.instances.profiles import DATA
 from envs.placement.files import FORMAT, KEYS, PIPELINE_KEYS, placement_from_json
 from envs.placement.placement import Placement
 from graphs.system.errors import InputError
+from graphs.system.folders import locked
 from graphs.system.json_fields import fields, number, quoted, text
 from graphs.system.json_files import FileFormatError, read_json
 
@@ -155,23 +156,27 @@ def validate(path: Path, command: str) -> int:
     return code
 
 
-def enter(path: Path, table: Path = DATA) -> Iterator[str]:
-    """Enters submissions in the table of the best known answers; yields a line for each new best.
+def enter(path: Path, table: Path = DATA) -> list[str]:
+    """Enters submissions in the table of the best known answers; returns a line for each new best.
 
     Args:
-        table: folder of the table.
+        table: folder of the table; it is locked meanwhile.
 
     Raises:
         InputError: a submission is no placement of an instance, or a claim does not hold; nothing is
             entered then.
+        FolderError: another process enters submissions.
     """
-    known, placements = read_best_known(table), read_placements(table)
-    for file in submissions_of(path):
-        verdict = check_submission(file, known)
-        if verdict.fault:
-            raise InstanceError(f"{file}: {verdict.line}; nothing is entered")
-        if verdict.is_new_best:
-            known[verdict.found.instance] = verdict.found
-            placements[verdict.found.instance] = verdict.placement
-            yield verdict.line
-    write_best_known(known.values(), placements, table)
+    with locked(table):
+        known, placements = read_best_known(table), read_placements(table)
+        lines = []
+        for file in submissions_of(path):
+            verdict = check_submission(file, known)
+            if verdict.fault:
+                raise InstanceError(f"{file}: {verdict.line}; nothing is entered")
+            if verdict.is_new_best:
+                known[verdict.found.instance] = verdict.found
+                placements[verdict.found.instance] = verdict.placement
+                lines.append(verdict.line)
+        write_best_known(known.values(), placements, table)
+    return lines

@@ -90,6 +90,7 @@ class TrainConfig(Settings, error=ConfigError):
         "randomized clusters for each graph; 0 = only the named clusters",
         group=PROBLEMS,
         least=0,
+        most=10_000,
     )
     granularity: tuple[str, ...] = option(
         ("op",),
@@ -116,7 +117,11 @@ class TrainConfig(Settings, error=ConfigError):
     )
 
     demonstrations: int = option(
-        4, "searched placements of each graph that imitation learns from", group=IMITATION, least=0
+        4,
+        "searched placements of each graph that imitation learns from",
+        group=IMITATION,
+        least=0,
+        most=10_000,
     )
     search: int = option(
         50_000, "evaluations of the annealing that searches one demonstration", group=IMITATION, least=1

@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.system.errors import InputError, printable
+from graphs.system.plugins import search_last
 from graphs.system.user_code import users_code
 
 if TYPE_CHECKING:
@@ -114,13 +115,13 @@ def _find_function(spec: str) -> Callable[[], Any]:
     module_name, separator, function_name = spec.partition(":")
     if not (separator and module_name and function_name):
         raise SourceError(f"--model {spec}: give package.module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    search_last(os.getcwd())
     with _users_code(spec, f"cannot import '{module_name}'"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise SourceError(f"--model {spec}: module '{module_name}' has no function '{function_name}'")
+        place = f" ({module.__file__})" if module.__file__ else ""
+        raise SourceError(f"--model {spec}: module '{module_name}'{place} has no function '{function_name}'")
     return function  # type: ignore[no-any-return]
 
 

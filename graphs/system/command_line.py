@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import signal
 import sys
@@ -205,12 +206,19 @@ def _lasting_streams() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         # Python has no stream, but None, for a descriptor that the shell closed.
         out, error = sys.stdout or nowhere, sys.stderr or nowhere
+        _replace_unencodable(out)
         sys.stdout = cast("TextIO", _LastingStream(out, nowhere, (BrokenPipeError,)))
         sys.stderr = cast("TextIO", _LastingStream(error, nowhere, (OSError, ValueError)))
         try:
             yield
         finally:
             sys.stdout, sys.stderr = before
+
+
+def _replace_unencodable(stream: TextIO) -> None:
+    """Makes a stream print `?` for a character that its encoding lacks; Python does so for stderr only."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
 
 
 def _open_closed_descriptors() -> None:

@@ -74,7 +74,7 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
     """A folder that only this user can write: `NUMBA_CACHE_DIR`, by default in the user's folder of caches.
 
     Raises:
-        OSError: it cannot be made or written, or others can write it.
+        OSError: it cannot be made or written, or others can write it or replace a folder above it.
     """
 
     def __init__(self, function: Callable[..., Any], path: str) -> None:
@@ -85,9 +85,11 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
     def ensure_cache_path(self) -> None:
         for folder in (self._root, Path(self._cache_path)):
             folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-            found = folder.stat()
-            if found.st_uid != os.getuid() or found.st_mode & WRITABLE_BY_OTHERS:
+            if not _is_ours_alone(folder.stat()):
                 raise PermissionError(errno.EPERM, f"others can write {folder}")
+        for parent in self._root.resolve().parents:
+            if _others_can_replace_in(parent.stat()):
+                raise PermissionError(errno.EPERM, f"others can replace folders in {parent}")
         super().ensure_cache_path()
 
     @classmethod
@@ -95,6 +97,18 @@ class _OwnFolder(UserProvidedCacheLocator):  # type: ignore[misc]
         found = cls(function, path)
         found.ensure_cache_path()
         return found
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and not found.st_mode & WRITABLE_BY_OTHERS
+
+
+def _others_can_replace_in(parent: os.stat_result) -> bool:
+    """Says whether others can rename what a folder holds; the user's own group counts as the user."""
+    if parent.st_uid not in (0, os.getuid()):
+        return True
+    others = stat.S_IWOTH if parent.st_gid in (0, os.getgid()) else WRITABLE_BY_OTHERS
+    return bool(parent.st_mode & others) and not parent.st_mode & stat.S_ISVTX
 
 
 def _user_cache() -> Path:
@@ -205,11 +219,15 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
 
     def _write_checked(self, path: str, data: bytes) -> None:
         with self._open_for_write(path) as file:
+            os.fchmod(file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
             file.write(hashlib.sha256(data).digest() + data)
 
 
 def _read_checked(path: str) -> bytes:
-    whole = Path(path).read_bytes()
+    with open(path, "rb") as file:
+        if not _is_ours_alone(os.fstat(file.fileno())):
+            raise DamagedError(f"{path}: others can write it")
+        whole = file.read()
     digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise DamagedError(f"{path}: is damaged")

@@ -6,14 +6,18 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import RLock
+from types import ModuleType
 
 from graphs.system.errors import InputError
 from graphs.system.user_code import users_code
 
 VARIABLE = "PLACEWALK_PLUGINS"
-"""Environment variable that names the plugins, joined by `os.pathsep`; child processes inherit it."""
+"""Environment variable that names the plugins, separated by `os.pathsep`; child processes inherit it."""
+LINE_END = "\n"
+"""Separates the plugins in the variable where one of their paths contains `os.pathsep`."""
 _loading = RLock()
 _loaded: set[str] = set()
 
@@ -32,7 +36,8 @@ def load_plugins(named: Sequence[str] = ()) -> None:
         PluginError: one of them is missing or fails.
     """
     with _loading:
-        known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+        variable = os.environ.get(VARIABLE, "")
+        known = [name for name in variable.split(LINE_END if LINE_END in variable else os.pathsep) if name]
         plugins = list(dict.fromkeys(map(_absolute, [*known, *named])))
         for name in plugins:
             if name not in _loaded:
@@ -43,7 +48,7 @@ def load_plugins(named: Sequence[str] = ()) -> None:
                     _loaded.discard(name)
                     raise
         if plugins:
-            os.environ[VARIABLE] = os.pathsep.join(plugins)
+            os.environ[VARIABLE] = LINE_END.join([*plugins, ""])
 
 
 def load_entry_points(group: str) -> None:
@@ -77,17 +82,43 @@ def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
+def search_last(folder: str) -> None:
+    """Adds a folder to the end of the import path, so that its files hide no library."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def _import(name: str) -> None:
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
         raise PluginError(f"--plugin {name}: no such file")
-    folder = os.getcwd() if file is None else str(file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
         with users_code(PluginError):
-            module = importlib.import_module(name if file is None else file.stem)
+            if file is not None:
+                _import_file(file)
+            else:
+                search_last(os.getcwd())
+                importlib.import_module(name)
     except InputError as error:
         raise PluginError(f"--plugin {name}: {error}") from error
-    if file is not None and Path(module.__file__ or "").resolve() != file:
-        raise PluginError(f"--plugin {name}: another module is called '{file.stem}'; rename the file")
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Imports a file by its path; its folder comes last on the import path."""
+    name = file.stem
+    known = find_spec(name) if name.isidentifier() else None
+    search_last(str(file.parent))
+    if known is not None and Path(known.origin or "").resolve() != file:
+        raise PluginError(f"another module is called '{name}'; rename the file")
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, file)
+    assert spec is not None, "the name ends in .py"
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

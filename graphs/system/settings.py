@@ -13,6 +13,7 @@ from graphs.system.errors import InputError
 
 OPTION = "option"
 """Key of the `Option` in a field's metadata."""
+LARGEST_INT = 2**63 - 1
 LONGEST_METAVAR = 24
 """Choices that take more characters are listed in the help text instead."""
 
@@ -185,7 +186,7 @@ def _clean(value: object, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= LARGEST_INT else value
     return value
 
 
@@ -206,6 +207,8 @@ def _problem(item: Field[Any], kind: Any, value: Any) -> str:
 
 
 def _out_of_range(value: float, known: Option) -> str:
+    if isinstance(value, int) and abs(value) > LARGEST_INT:
+        return f"has more than {len(str(LARGEST_INT)) - 1} digits; use at most {known.most or LARGEST_INT}"
     if not math.isfinite(value):
         return f"is {value}; use a finite number"
     if known.least is not None and value < known.least:

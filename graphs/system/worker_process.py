@@ -34,6 +34,8 @@ GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""
 LONGEST_WAIT_S = 3600.0
 """Longest wait at once: the system does not take any number."""
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Environment variable that keeps Python from putting the working directory first on the import path."""
 START_S = 300.0
 """Seconds that a process has to start, if requests have a limit: more than a busy machine takes to import."""
 
@@ -195,14 +197,22 @@ def answers_of(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Makes a process start completely, and ignore SIGINT as long as it lives."""
-    resource_tracker.ensure_running()  # starting it unblocks SIGINT
-    with interrupts_put_off():
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    """Makes a process start completely, ignore SIGINT as long as it lives, and import no file beside it.
+
+    Python would look for the modules of its own library in the working directory first.
+    """
+    before = os.environ.get(SAFE_PATH, "")
+    os.environ[SAFE_PATH] = "1"
+    try:
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT
+        with interrupts_put_off():
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
+            try:
+                yield
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        os.environ[SAFE_PATH] = before
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
+from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import DEFAULT_CLUSTER
 from agent.evaluation.measured.adapted import Placed, adapted
 from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity
 from agent.evaluation.results import Trial
@@ -61,6 +63,28 @@ class MeasuredRow:
     failure: str
 
 
+def check_can_measure(config: EvaluationConfig) -> None:
+    """Checks whether the model of an evaluation can be measured on its clusters, before it is captured.
+
+    Raises:
+        EvaluationError: there is no `--model`, or it is costed in another precision than it runs in.
+        ExecutionError: this machine lacks a device of a cluster.
+        ClusterError: an unknown cluster.
+    """
+    if config.model is None:
+        raise EvaluationError("measuring needs a model; give --model PKG.MOD:FUNCTION")
+    if config.precision is not None:
+        raise EvaluationError(
+            "--precision changes costs, not the model that is measured; capture it under autocast instead"
+        )
+    if config.prompt is not None:
+        raise EvaluationError(
+            "--prompt places a step without weights, which cannot be measured; leave it out"
+        )
+    for name in config.cluster or (DEFAULT_CLUSTER,):
+        torch_devices(get_or_measure_cluster(name))
+
+
 class MeasuringSession:
     """Measures the model of an evaluation on the devices that its clusters are.
 
@@ -78,16 +102,8 @@ class MeasuringSession:
     def __init__(
         self, config: EvaluationConfig, clusters: Sequence[Cluster], folder: Path, timeout_s: float
     ) -> None:
-        if config.model is None:
-            raise EvaluationError("measuring needs a model; give --model PKG.MOD:FUNCTION")
-        if config.precision is not None:
-            raise EvaluationError(
-                "--precision changes costs, not the model that is measured; capture it under autocast instead"
-            )
-        if config.prompt is not None:
-            raise EvaluationError(
-                "--prompt places a step without weights, which cannot be measured; leave it out"
-            )
+        check_can_measure(config)
+        assert config.model is not None
         self._devices = {cluster.name: torch_devices(cluster) for cluster in clusters}
         self._folder, self._timeout_s = folder, timeout_s
         self._model: RunnableModel = load_runnable(

@@ -18,6 +18,7 @@ from agent.instances.submissions import check_submission, enter
 from envs.placement.files import placement_to_json, write_placement
 from envs.placement.placement import single_device
 from graphs.system.errors import InputError
+from graphs.system.folders import FolderError, locked
 
 NAME = "doppler:chain_mm"
 Record = dict[str, Any]
@@ -171,15 +172,37 @@ def test_a_new_best_enters_the_table(tmp_path: Path) -> None:
     before = BestKnown(NAME, instance.simulate(worse).total_s, 0.1, "single", "us", "abc", "2026-01-01", 1.0)
     write_best_known([before], {NAME: worse}, table)
     (given / "it.json").write_text(json.dumps(best(method="refine", seconds=2)))
-    assert len(list(enter(given, table))) == 1
+    assert len(enter(given, table)) == 1
     after = read_best_known(table)[NAME]
     assert (after.method, after.seconds, after.found_by) == ("refine", 2.0, "unknown")
     assert [after.step_time_s, after.bound_s] == pytest.approx([1.20007] * 2)
     assert (read_placements(table)[NAME].device_of == read_placements()[NAME].device_of).all()
-    assert not list(enter(given, table))
+    assert not enter(given, table)
     (given / "later.json").write_text(text_of(step_time_s=1))
     with pytest.raises(InputError, match=r"claims a step of 1 s, but takes 1\.20007 s; nothing is entered"):
-        list(enter(given, table))
+        enter(given, table)
     (given / "later.json").write_text("{}")
     with pytest.raises(InputError, match="are missing"):
-        list(enter(given, table))
+        enter(given, table)
+
+
+def test_one_process_at_a_time_enters_and_a_step_is_never_without_its_placement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, given = tmp_path / "table", tmp_path / "it.json"
+    table.mkdir()
+    given.write_text(json.dumps(best()))
+    write_best_known([], {}, table)
+    with locked(table), pytest.raises(FolderError, match="in use by another process"):
+        enter(given, table)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.instances.best_known.write_csv", killed)
+        with pytest.raises(KeyboardInterrupt):
+            enter(given, table)
+    assert read_best_known(table).keys() < read_placements(table).keys()
+    assert len(enter(given, table)) == 1
+    assert read_best_known(table).keys() == read_placements(table).keys()

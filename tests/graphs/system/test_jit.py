@@ -147,6 +147,23 @@ def test_a_cache_that_others_can_write_is_not_read(tmp_path: Path, run_caller: R
     assert marker.exists()  # the pickle does what the first half says that it did not
 
 
+def test_a_file_that_others_can_write_is_not_read(tmp_path: Path, run_caller: Run) -> None:
+    run_caller()
+    for path in (tmp_path / "cache").rglob("*.nb[ic]"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o666)
+    assert run_caller()[1].startswith("Compiling")
+    assert run_caller() == ("2", "")
+
+
+def test_a_cache_in_a_folder_that_others_can_replace_is_not_read(tmp_path: Path, run_caller: Run) -> None:
+    tmp_path.chmod(0o777)
+    assert_works_without_cache(*run_caller(), f"others can replace folders in {tmp_path}")
+    tmp_path.chmod(0o1777)
+    assert run_caller()[1].startswith("Compiling")
+    assert run_caller() == ("2", "")
+
+
 def test_on_a_full_disk_there_is_no_cache(tmp_path: Path, run_caller: Run) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)); "
     assert_works_without_cache(*run_caller(limit + CALL), "File too large")

@@ -74,8 +74,32 @@ def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
     train = str(ROOT / "train_agent.py")
     assert (done := run(tmp_path, train, "--name", "r", *words, *small)).returncode == 0, done.stderr
     assert json.loads((tmp_path / "runs/r/config.json").read_text())["plugin"] == ["mine.py"]
-    resumed = run(tmp_path, train, "--name", "r", "--resume", "--timesteps", "128")
+    resume = [train, "--name", "r", "--resume", "--timesteps", "128"]
+    resumed = run(tmp_path, *resume, "--plugin", "mine.py")
     assert resumed.returncode == 0, resumed.stderr
+    (tmp_path / "mine.py").write_text("open('marker', 'w')")
+    for words in (resume, [train, "--config", "runs/r/config.json", "--name", "other"]):
+        refused = run(tmp_path, *words)
+        assert refused.returncode == 2
+        assert "names code to run; if you trust it, add --plugin mine.py" in refused.stderr
+    other = run(tmp_path, *resume, "--plugin", "yours.py")
+    assert (other.returncode, "has another --plugin" in other.stderr) == (2, True)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_files_beside_a_plugin_hide_no_library(tmp_path: Path) -> None:
+    """The folder contains the path separator too, and files that are named as modules of libraries."""
+    folder = tmp_path / f"a{os.pathsep}b"
+    folder.mkdir()
+    for name in ("queue", "numpy", "torch", "pickle", "agent"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported')")
+    (folder / "beside.py").write_text("NAME = 'coin-toss'")
+    (folder / "mine.py").write_text("import beside\n" + PLUGIN.replace('"coin-toss"', "beside.NAME"))
+    words = ["--graphs", str(graph_file(tmp_path)), "--placers", "coin-toss", "--out", str(tmp_path / "out")]
+    asked = [str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py", "--seeds", "2", "--jobs", "2"]
+    done = run(folder, *asked)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
 
 
 def test_the_environment_names_plugins(tmp_path: Path) -> None:

@@ -225,3 +225,11 @@ def _links(cluster: Cluster) -> IntArray:
         "egress": first + source,
     }
     return links[cluster.sharing]
+
+
+def kinds(columns: FloatArray) -> tuple[IntArray, IntArray]:
+    """Finds the first of each kind of column, int (n_kinds,), and the kind of each, int (n_columns,)."""
+    first: dict[bytes, int] = {}
+    own = [first.setdefault(column.tobytes(), at) for at, column in enumerate(columns.T)]
+    chosen, kind_of = np.unique(own, return_inverse=True)
+    return chosen, kind_of

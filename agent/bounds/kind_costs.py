@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.bounds.path_kernels import before_and_after, longest_path
-from envs.problem import Problem
+from envs.problem import Problem, kinds
 from graphs.limits import ROUNDING
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
@@ -143,11 +143,3 @@ def kind_costs(problem: Problem, head: FloatArray, tail: FloatArray) -> KindCost
     chosen, kind_of = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
     memory = problem.cluster.memory_bytes[chosen]
     return KindCosts(problem, kind_of, problem.op_seconds[:, chosen], memory, head, tail)
-
-
-def kinds(columns: FloatArray) -> tuple[IntArray, IntArray]:
-    """Finds the first of each kind of column, int (n_kinds,), and the kind of each, int (n_columns,)."""
-    first: dict[bytes, int] = {}
-    own = [first.setdefault(column.tobytes(), at) for at, column in enumerate(columns.T)]
-    chosen, kind_of = np.unique(own, return_inverse=True)
-    return chosen, kind_of

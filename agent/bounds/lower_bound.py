@@ -6,9 +6,8 @@ import numpy as np
 
 from agent.bounds.assignment_bound import assignment_bound_s
 from agent.bounds.bound_kernels import earliest_starts
-from agent.bounds.kind_costs import kinds
 from agent.bounds.windows import heaviest_window
-from envs.problem import Problem
+from envs.problem import Problem, kinds
 from graphs.graph_columns import Csr
 from graphs.limits import MIN_SECONDS, ROUNDING
 from graphs.system.array_types import FloatArray, IntArray
@@ -114,8 +113,10 @@ def device_weights(occupied: FloatArray) -> FloatArray:
         The first weights are proportional to speed, which is optimal where devices differ by a factor.
     """
     load = np.maximum(occupied.sum(axis=0), MIN_SECONDS)
-    weights = (1.0 / load) / (1.0 / load).sum()
-    best: FloatArray = weights
+    weights: FloatArray = (1.0 / load) / (1.0 / load).sum()
+    if len(kinds(occupied)[0]) == 1:  # equal weights are optimal
+        return weights
+    best = weights
     best_bound = -1.0
     for step in range(ROUNDS):
         weighted = occupied * weights

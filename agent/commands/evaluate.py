@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from agent.evaluation.spec import EvaluationSpec
 
 
+MANY_GRAPHS = 1000
+"""Number of graphs from which the report takes seconds to write."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 done, 1 interrupted or failed, 2 wrong input."""
     return run_command(NAME, lambda: _main(list(sys.argv[1:] if arguments is None else arguments)))
@@ -166,6 +170,8 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tu
     print_tables(lines, n_failed)
     if learned := learned_line(found.trials):
         print_lines([learned])
+    if len(spec.graphs) >= MANY_GRAPHS:
+        print(f"writing a report of {len(spec.graphs):,} graphs ...", file=sys.stderr)
     _write_report(spec, out, found, command)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
     return found.trials, n_failed

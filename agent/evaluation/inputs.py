@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -30,10 +32,13 @@ from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
+from graphs.system.errors import printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
 DEFAULT_CLUSTER = "4xv100"
+LARGE_BYTES = 2e7
+"""Size from which a graph file takes seconds to read."""
 CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 
@@ -166,6 +171,7 @@ def _gather_graphs(
         raise SourceError("no graphs; give --families, --graphs or --model")
     graphs = [*load_graphs(dict.fromkeys(config.families)), *of_instances]
     for path in dict.fromkeys(path for path in config.graphs if not names_instance(path)):
+        _tell_if_large(path)
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
         made = make_model(config.model, split=split, batch_dim=config.batch_dim)
@@ -181,6 +187,13 @@ def _gather_graphs(
     if twice is not None:
         raise SourceError(f"two graphs are named '{twice}'; results are stored by name; rename one")
     return graphs
+
+
+def _tell_if_large(path: str) -> None:
+    """Says that a large file is being read, which takes a second for 15 MB."""
+    size = os.stat(path).st_size if os.path.isfile(path) else 0
+    if size > LARGE_BYTES:
+        print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
 
 
 def make_pipeline(

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain
 
 from agent.evaluation.config import EvaluationError
@@ -138,11 +139,16 @@ class EvaluationSpec:
         graph, cluster = self.graphs[task.graph].name, self.clusters[task.cluster].name
         return (graph, cluster, task.placer, task.order, task.seed)
 
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """Hash of each graph, by name."""
+        return {graph.name: content_hash(graph) for graph in self.graphs}
+
     def to_json(self) -> dict[str, object]:
         """The settings: equal settings make an evaluation resumable."""
         return {
             "format": FORMAT,
-            "graphs": {graph.name: content_hash(graph) for graph in self.graphs},
+            "graphs": self.hashes,
             "clusters": [cluster_to_json(cluster) for cluster in self.clusters],
             "placers": list(self.placers),
             "orders": list(self.orders),

@@ -9,12 +9,12 @@ from itertools import chain, permutations
 
 import numpy as np
 
-from agent.bounds.kind_costs import kinds
 from agent.pipelines.dynamic.placers import pipedream
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted, toggled
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES, TOTAL_S
+from envs.problem import kinds
 from graphs.system.array_types import IntArray
 
 HOT, COLD = 0.5, 1e-4

@@ -17,12 +17,12 @@ from itertools import permutations
 
 import numpy as np
 
-from agent.bounds.kind_costs import kinds
 from agent.bounds.lower_bound import heads_and_tails
 from agent.pipelines.annealing import refine
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.base import Budget
 from agent.placers.scores import TOTAL_S
+from envs.problem import kinds
 from graphs.limits import ROUNDING
 from graphs.system.array_types import FloatArray
 

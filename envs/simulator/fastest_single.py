@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.problem import Problem
+from envs.problem import Problem, kinds
 from envs.simulator.simulate import simulate_problem
 
 
@@ -24,9 +24,10 @@ class FastestSingle(NamedTuple):
 
 
 def fastest_single(problem: Problem) -> FastestSingle:
-    """Finds the fastest single device; each device is simulated once."""
+    """Finds the fastest single device; one device of each kind is simulated."""
     found = []
-    for device in range(problem.n_devices):
+    of_kind, _ = kinds(np.vstack([problem.op_seconds, problem.cluster.memory_bytes]))
+    for device in of_kind.tolist():
         step = simulate_problem(problem, np.full(problem.graph.n_ops, device, dtype=np.int64))
         found.append((not step.fits, step.total_s, device))
     overflows, step_s, device = min(found)

@@ -103,7 +103,8 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
     amounts = {key: _json_column(getattr(graph, key)) for key in AMOUNTS}
     measured = {kind: _json_column(values) for kind, values in graph.seconds.items()}
     sizes = _json_column(graph.tensor_bytes)
-    colocate, gemm, image = graph.colocate.tolist(), graph.gemm.tolist(), graph.image.tolist()
+    colocate = graph.colocate.tolist()
+    gemm, image = map(_nonzero_rows, (graph.gemm, graph.image))
     ops = []
     for op, op_name in enumerate(graph.op_names):
         record: dict[str, Any] = {
@@ -118,8 +119,8 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
         known = {
             "seconds": seconds,
             "dtype": graph.dtypes[op],
-            "gemm": gemm[op] if any(gemm[op]) else None,
-            "image": image[op] if any(image[op]) else None,
+            "gemm": gemm[op],
+            "image": image[op],
             "source": graph.sources[op],
         }
         shape = graph.shapes[op]
@@ -128,8 +129,9 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
             | {key: value for key, value in known.items() if value}
             | ({} if shape is None else {"shape": list(shape)})
         )
+    readers, ends = graph.consumers.items.tolist(), graph.consumers.ptr.tolist()
     tensors = [
-        {"producer": producer, "bytes": sizes[tensor], "consumers": graph.consumers.row(tensor).tolist()}
+        {"producer": producer, "bytes": sizes[tensor], "consumers": readers[ends[tensor] : ends[tensor + 1]]}
         for tensor, producer in enumerate(graph.tensor_producer.tolist())
     ]
     return {"format": FORMAT, "name": graph.name, "family": graph.family, "ops": ops, "tensors": tensors}
@@ -162,6 +164,12 @@ def _consumers(tensors: Sequence[Record], where: str) -> Csr:
     return Csr.from_pairs(
         owner, np.array([v for row in rows for v in sorted(row)], dtype=np.int64), len(rows)
     )
+
+
+def _nonzero_rows(table: IntArray) -> list[list[int] | None]:
+    """Lists the rows of a table; None for a row of zeros."""
+    rows: list[list[int]] = table.tolist()
+    return [row if any(row) else None for row in rows]
 
 
 def _json_column(values: FloatArray) -> list[int | float | None]:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.bounds.kind_costs import kinds
 from agent.pipelines.dynamic.max_load import StageCosts, StageSums
+from envs.problem import kinds
 from graphs.limits import ROUNDING
 from graphs.system.array_types import BoolArray, IntArray
 

@@ -130,7 +130,7 @@ def test_a_policy_learns_from_measured_step_times(place: Path, capsys: pytest.Ca
     assert [row["timesteps"] for row in rows] == [24, 48]
     # One device takes what was measured, not what the slow cluster file says.
     assert all(0.2 < row["step_time/train_over_single"] < 20 for row in rows)
-    assert train.main(["--resume", "--name", "own", "--timesteps", "72"]) == 0
+    assert train.main(["--resume", "--name", "own", "--model", "own_model:net", "--timesteps", "72"]) == 0
 
 
 def test_a_device_that_is_lost_while_ops_are_timed_is_no_wrong_input(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline
+from agent.exports.module_tree import MTP, ModuleTree, above
+from envs.pipeline.module_cuts import cut_at_modules
+from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.placement.placement import Placement
 from envs.problem import Problem
-from graphs.granularity import blocks
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, shortened
 from graphs.system.registry import Registry
@@ -23,6 +26,11 @@ BY_LAYER = "place with granularity layer"
 
 class ExportError(InputError):
     """An unknown target, or a placement that it cannot run; the message says what would be right."""
+
+
+def comments(lines: Sequence[str]) -> str:
+    """Makes comments of lines, but of empty ones, for texts in which `#` begins them."""
+    return "".join(f"# {line}\n" for line in lines if line)
 
 
 @dataclass(frozen=True)
@@ -71,19 +79,18 @@ def export_text(name: str, placed: PlacedModules) -> str:
     return made(placed)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A module with forward ops that no repeated block contains: a block, or what is before or after them.
+class Ranks(NamedTuple):
+    """The ranks of a target that counts the layers of one list.
 
     Attributes:
-        path: of the module.
-        is_layer: whether it is a repeated block.
-        place: the stage of a pipeline, or the index of a device.
+        places: stage or device of each rank.
+        counts: layers of each.
+        notes: lines on what the target runs elsewhere than placed.
     """
 
-    path: str
-    is_layer: bool
-    place: int
+    places: list[int]
+    counts: list[int]
+    notes: list[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +100,16 @@ class PlacedModules:
     Attributes:
         pipeline: schedule and microbatches; None for one batch at a time.
         stages: of the pipeline; None without one.
+        layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
+        note: what differs from the placement, where stages were made to begin with modules.
     """
 
     problem: Problem
     placement: Placement
     pipeline: Pipeline | None = None
     stages: Stages | None = None
+    layers: str = ""
+    note: str = ""
 
     @property
     def place_of(self) -> IntArray:
@@ -106,74 +117,132 @@ class PlacedModules:
         return self.placement.device_of if self.stages is None else self.stages.stage_of
 
     @cached_property
-    def layers(self) -> set[str]:
-        """Paths of the repeated blocks."""
-        return blocks(self.problem.graph)
+    def tree(self) -> ModuleTree:
+        """The modules of the model."""
+        return ModuleTree(self.problem.graph)
 
-    @cached_property
-    def paths(self) -> Mapping[str, list[int]]:
-        """Forward ops that compute, in program order, by the path of their unit.
+    def cut_at(self, begins: Callable[[str], bool]) -> tuple[PlacedModules, tuple[str, ...]]:
+        """Makes the stages of a pipeline begin with given modules, the nearest ones; returns these too.
 
         Raises:
-            ExportError: no module repeats.
+            PipelineError: there are too few.
         """
-        graph, layers = self.problem.graph, self.layers
-        if not layers:
-            raise ExportError(
-                f"graph '{shortened(graph.name)}' has no numbered modules that repeat, so no layers to "
-                "split; use the placement itself"
-            )
-        above = {path[:at] for path in layers for at in _dots(path)}
-        found: dict[str, list[int]] = {}
-        for op in range(graph.n_ops):
-            if graph.phases[op] == "forward" and not graph.is_source[op]:
-                path = graph.modules[op]
-                ends = (path[:at] for at in (*_dots(path), len(path)))
-                if unit := next((end for end in ends if end in layers or end not in above), ""):
-                    found.setdefault(unit, []).append(op)
-        return found
+        assert self.pipeline is not None
+        assert self.stages is not None
+        cuts = cut_at_modules(PipelinedProblem(self.problem, self.pipeline), self.stages, begins)
+        note = str(cuts) if cuts.n_moved else ""
+        placement = Placement(cuts.stages.device_of)
+        return replace(self, placement=placement, stages=cuts.stages, note=note), cuts.modules
 
-    @cached_property
-    def units(self) -> tuple[Unit, ...]:
-        """Units in program order, each in one place, the places one after the other.
+    def whole(self, modules: Sequence[str]) -> tuple[PlacedModules, dict[str, list[int]]]:
+        """Moves the cuts of a pipeline out of modules, where that is possible.
+
+        Returns:
+            The placement, and the forward ops of each module, as `ModuleTree.ops`.
+        """
+        ops = self.tree.ops(modules)
+        if self.stages is None or all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
+            return self, ops
+        try:
+            return self.cut_at(ops.__contains__)[0], ops
+        except PipelineError:
+            return self, ops
+
+    def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The place of each module; one that does nothing is where the module before it is, or the first.
 
         Raises:
             ExportError: a module is in several places, or a place has modules apart.
         """
-        units = []
-        for path, ops in self.paths.items():
-            places = np.unique(self.place_of[ops]).tolist()
-            if len(places) > 1:
-                names = " and ".join(self.place_name(place) for place in places[:2])
+        found = {}
+        for path, own in ops.items():
+            several = np.unique(self.place_of[own]).tolist()
+            if len(several) > 1:
+                names = " and ".join(self.place_name(place) for place in several[:2])
                 raise ExportError(
                     f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
                     f"{BY_LAYER}"
                 )
-            units.append(Unit(path, path in self.layers, places[0]))
-        runs = [place for place, _ in groupby(unit.place for unit in units)]
+            found |= {path: several[0]} if several else {}
+        place = next(iter(found.values()), 0)
+        places = {path: (place := found.get(path, place)) for path in ops}
+        runs = [place for place, _ in groupby(places.values())]
         for place in runs:
             if runs.count(place) > 1:
                 raise ExportError(
                     f"{self.place_name(place)} has layers that are not next to each other, and this target "
                     f"gives each device one range; place with --pipeline, or {BY_LAYER}"
                 )
-        return tuple(units)
+        return places
 
-    @property
-    def parts(self) -> list[list[Unit]]:
-        """The units of each stage, or of each device that has some, in program order."""
-        return [list(units) for _, units in groupby(self.units, key=lambda unit: unit.place)]
+    def parts(self, modules: Sequence[str]) -> tuple[PlacedModules, list[tuple[int, list[str]]]]:
+        """The modules of each stage, or of each device that has some, with its place, in program order.
 
-    @property
-    def counts(self) -> list[int]:
-        """Layers of each part."""
-        return [sum(unit.is_layer for unit in part) for part in self.parts]
+        Raises:
+            ExportError: as `places`, or the ops have no module paths.
+        """
+        if not modules:
+            raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
+        placed, ops = self.whole(modules)
+        places = placed.places(ops)
+        return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
 
-    @property
-    def part_devices(self) -> list[int]:
-        """Device of each part."""
-        places = [part[0].place for part in self.parts]
-        return places if self.stages is None else [int(self.stages.devices[place]) for place in places]
+    def layer_list(self, target: str) -> list[str]:
+        """The layers that a target counts: of the lists that are named, or of the language model's.
+
+        Raises:
+            ExportError: a name is that of no list, or none is named, and there are none or several.
+        """
+        if self.layers:
+            found = {name: self.tree.members(name) for name in self.layers.split(",")}
+            if unknown := [name for name, layers in found.items() if not layers]:
+                known = ", ".join(self.tree.lists()) or "none"
+                raise ExportError(f"'{shortened(unknown[0])}' is no list of layers; those found: {known}")
+            return [layer for layers in found.values() for layer in layers]
+        lists = {name: layers for name, layers in self.tree.lists().items() if MTP not in name.lower()}
+        if not lists:
+            raise ExportError(
+                f"graph '{shortened(self.problem.graph.name)}' has no numbered modules that repeat, so no "
+                "layers to split; use the placement itself, or name a list: layers=, or --export-layers"
+            )
+        if len(lists) > 1:
+            known = " and ".join(sorted(lists))
+            lists = {name: lists[name] for name in lists if self.tree.after_tokens(lists[name])}
+            if len(lists) != 1:
+                raise ExportError(
+                    f"{target} splits one list of layers, and this model has {known}; name one: layers=, or "
+                    "--export-layers"
+                )
+        return next(iter(lists.values()))
+
+    def ranks(self, target: str) -> tuple[PlacedModules, Ranks]:
+        """Counts the layers of each rank; what is before them is on the first rank, all else on the last.
+
+        Raises:
+            ExportError: as `layer_list` and `places`.
+        """
+        layers = dict.fromkeys(self.layer_list(target))
+        opened = {path for layer in layers for path in above(layer)} - layers.keys()
+        placed, ops = self.whole(self.tree.modules(opened.__contains__))
+        places = list(placed.places({path: own for path, own in ops.items() if path in layers}).values())
+        begin = min((own[0] for path, own in ops.items() if own and path in layers), default=0)
+        others = {path: own for path, own in ops.items() if own and path not in layers}
+        before = [int(placed.place_of[own[0]]) for own in others.values() if own[0] < begin][:1]
+        after = [int(placed.place_of[own[0]]) for own in others.values() if own[0] >= begin][-1:]
+        ranks = list(dict.fromkeys([*(each for each in before if each not in places), *places, *after]))
+        if placed.stages is not None:
+            ranks = list(range(len(placed.stages.devices)))
+        ends = {True: (ranks[0], "first"), False: (ranks[-1], "last")}
+        notes = [placed.note] if placed.note else []
+        for path, own in others.items():
+            rank, name = ends[own[0] < begin]
+            if (placed.place_of[own] != rank).any():
+                notes.append(f"{target} runs '{path}' on the {name} rank, where it was not placed as a whole")
+        return placed, Ranks(ranks, list(map(places.count, ranks)), notes)
+
+    def devices(self, places: Sequence[int]) -> list[int]:
+        """Device of each place."""
+        return list(places) if self.stages is None else [int(self.stages.devices[each]) for each in places]
 
     def place_name(self, place: int) -> str:
         """Names a stage, or a device without a pipeline."""
@@ -184,30 +253,14 @@ class PlacedModules:
         """Names of the cluster's devices."""
         return [device.name for device in self.problem.cluster.devices]
 
-    def check_one_list(self, target: str) -> None:
-        """Refuses models of several lists of layers for a target that splits one.
-
-        Raises:
-            ExportError: several lists of layers.
-        """
-        lists = sorted({path.rpartition(".")[0] for path in self.paths if path in self.layers})
-        if len(lists) > 1:
-            raise ExportError(f"{target} splits one list of layers, and this model has {' and '.join(lists)}")
-
     def check_ranges(self, target: str) -> None:
-        """Refuses what a target that gives each device one range of one list of layers cannot run.
+        """Refuses several stages on a device for a target that gives each device one range of layers.
 
         Raises:
-            ExportError: several stages on a device, or several lists of layers.
+            ExportError: several stages on a device.
         """
-        self.check_one_list(target)
         if self.pipeline is not None and self.pipeline.name == INTERLEAVED:
             raise ExportError(
                 f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "
                 f"{self.pipeline.stages_per_device}; place with --pipeline 1f1b"
             )
-
-
-def _dots(path: str) -> Iterator[int]:
-    """Yields where a path has dots."""
-    return (at for at, letter in enumerate(path) if letter == ".")

@@ -7,6 +7,8 @@ import json
 from agent.evaluation.handover.device_map import project
 from agent.exports.export import ExportError, PlacedModules, export
 from envs.pipeline.schedules import schedule_csv
+from graphs.graph_columns import LIST
+from graphs.system.errors import shortened
 
 
 @export("split-spec", ending=".split_spec.json")
@@ -14,9 +16,26 @@ def torch_split_spec(placed: PlacedModules) -> str:
     """Names the modules that stages but the first begin with, as JSON.
 
     `torch.distributed.pipelining.pipeline` takes them as
-    `split_spec={path: SplitPoint.BEGINNING for path in names}`.
+    `split_spec={path: SplitPoint.BEGINNING for path in names}`. The cuts of a pipeline move to the nearest
+    beginnings of modules, as those of `plan.pipeline_stages`.
+
+    Raises:
+        ExportError: a device has modules apart, or a module to split at is called several times.
     """
-    return json.dumps([part[0].path for part in placed.parts[1:]]) + "\n"
+    tree, graph = placed.tree, placed.problem.graph
+    if placed.stages is not None:
+        _, names = placed.cut_at(lambda path: tree.kind[path] != LIST)
+        return json.dumps(names) + "\n"
+    modules = tree.modules(lambda path: path not in tree.layers and tree.opens(path))
+    _, parts = placed.parts(modules)
+    names = tuple(run[0] for _, run in parts[1:])
+    for op, path in enumerate(graph.modules):
+        called = graph.op_names[op].partition("/")[0]
+        if (module := called.partition("@")[0]) in names and called != module:
+            raise ExportError(
+                f"module '{shortened(module)}' is called several times, and torch splits at each call"
+            )
+    return json.dumps(names) + "\n"
 
 
 @export("schedule-csv", ending=".schedule.csv")

@@ -18,6 +18,7 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
+from graphs.capture.module_calls import module_tree
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, unwrapped
@@ -139,7 +140,7 @@ def capture_step(
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             builder = GraphBuilder(traced, step.state, update, sources=sources)
             return CapturedStep(
-                graph=builder.build(name, family),
+                graph=builder.build(name, family, module_tree(step.model)),
                 step=step,
                 trace=traced,
                 storages=builder.storages,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from graphs.graph_columns import LIST, MODULE, SEQUENCE
+
 CALL = "placewalk.call"
 """Key under which torch keeps the `ModuleCall` of a node."""
 
@@ -62,6 +64,20 @@ def record_calls(model: nn.Module) -> Iterator[None]:
             leave()
         for hook in hooks:
             hook.remove()
+
+
+def module_tree(model: nn.Module) -> dict[str, str]:
+    """Returns the kind of each module by path, as `GraphColumns.tree`.
+
+    A module that stands in several places of one parent is there several times, any other once.
+    """
+    kinds = {nn.Module.forward: LIST, nn.Sequential.forward: SEQUENCE}
+    parent_of: dict[nn.Module, str] = {}
+    return {
+        path: kinds.get(type(module).forward, MODULE)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if parent_of.setdefault(module, path.rpartition(".")[0]) == path.rpartition(".")[0]
+    }
 
 
 def call_of(node: fx.Node) -> ModuleCall | None:

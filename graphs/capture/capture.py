@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.loss import CaptureError, Loss, averaged_line
+from graphs.capture.loss import CaptureError, Loss, averaged_line, check_loss, sum_line
 from graphs.capture.module_calls import module_tree
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
@@ -118,6 +118,7 @@ def capture_step(
     try:
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
+        check_loss(loss)
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
@@ -130,6 +131,8 @@ def capture_step(
                 )
             for line in checkpointing if training else ():
                 notify(f"model '{name}': {line}")
+            if isinstance(loss, list | tuple):
+                notify(f"model '{name}': {sum_line(loss)}")
             if step.averaged:
                 notify(f"model '{name}': {averaged_line(step.averaged)}")
             if regions.lost:

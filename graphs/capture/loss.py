@@ -12,8 +12,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from graphs.capture.structures import leaves_of
 from graphs.graph_rules import GraphError
 
-Loss: TypeAlias = str | Callable[[Any], Tensor]
-"""A key or attribute of what a module returns, or a function of that."""
+Loss: TypeAlias = str | list[str] | Callable[[Any], Tensor]
+"""A key or attribute of what a module returns, several of them, whose sum it is, or a function of that."""
 LOSS = "loss"
 N_NAMED = 6
 
@@ -35,6 +35,9 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     Raises:
         CaptureError: nothing is found, or what is found is no real float scalar.
     """
+    if isinstance(loss, list | tuple):
+        first, *others = (_scalar(_chosen(returned, key), key) for key in loss)
+        return sum(others, first), []
     if loss is not None:
         return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
     own = _part(returned, LOSS)
@@ -47,6 +50,28 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
             if isinstance(item, Tensor) and item.dim() == 0 and item.is_floating_point():
                 return item.clone(), []
     return _average(returned)
+
+
+def check_loss(loss: object) -> None:
+    """Refuses what names no loss.
+
+    Raises:
+        CaptureError: it is no key, no list of keys and no function.
+    """
+    keys = loss if isinstance(loss, list | tuple) and loss else [loss]
+    if loss is not None and not callable(loss) and not all(isinstance(key, str) for key in keys):
+        raise CaptureError(
+            f"the loss is {type(loss).__name__}; give a key, a list of keys or a function of what it returns; "
+            "several inputs are one tuple: (module, (x, y))"
+        )
+
+
+def sum_line(loss: list[str]) -> str:
+    """Says what a list of losses trains."""
+    return (
+        f"the loss is the sum of {', '.join(loss)}, for all parameters; place the module once for each loss to "
+        "train parts by their own"
+    )
 
 
 def _part(returned: Any, key: str) -> Any:

@@ -20,6 +20,8 @@ from graphs.system.errors import shortened
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""
+BUSY = 0.5
+"""Share of the step for which a link that bounds it is busy."""
 WORTH_IT = 0.02
 """Share of one device's step that a placement must save."""
 
@@ -71,6 +73,12 @@ class Explanation:
         if copies.fits and copies.seconds_per_batch < (1.0 - WORTH_IT) * found[1]:
             found = "data parallel", copies.seconds_per_batch
         return found[0]
+
+    @property
+    def cause(self) -> str:
+        """Returns the bottleneck, or `waiting` if devices wait for copies on links that are mostly idle."""
+        idle = self.link_busy_s < BUSY * self.total_s
+        return "waiting" if self.bottleneck == "link" and idle else self.bottleneck
 
     @property
     def busiest(self) -> int:

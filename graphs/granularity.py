@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from string import digits as DIGITS
 
 import numpy as np
 
@@ -121,26 +120,23 @@ def _keep_together(graph: OpGraph, groups: Sequence[str]) -> list[str]:
     ]
 
 
-def blocks(graph: OpGraph, *, named: bool = False) -> set[str]:
+def blocks(graph: OpGraph) -> set[str]:
     """Returns paths of numbered modules beside which, or at which, one repeats another of the model.
 
     Modules repeat each other if their forward ops have equal types at equal paths below them.
-
-    Args:
-        named: whether names that end in a number, such as `layer3`, are numbered too.
     """
     ops_of = defaultdict[str, list[tuple[str, str]]](list)
     for op in range(graph.n_ops):
         if graph.phases[op] == "forward" and not graph.is_source[op]:
             path = graph.modules[op]
-            for parent in _numbered(path, named):
+            for parent in _numbered(path):
                 ops_of[parent].append((path[len(parent) :], graph.op_types[op]))
     alike = defaultdict[tuple[tuple[str, str], ...], list[str]](list)
     for path, ops in ops_of.items():
         alike[tuple(ops)].append(path)
     repeated = {path for paths in alike.values() if len(paths) > 1 for path in paths}
-    containers = {path.rstrip(DIGITS) for path in repeated}
-    return {path for path in ops_of if path.rstrip(DIGITS) in containers}
+    containers = {path.rpartition(".")[0] for path in repeated}
+    return {path for path in ops_of if path.rpartition(".")[0] in containers}
 
 
 def _block(path: str, known: Iterable[str]) -> str:
@@ -150,14 +146,10 @@ def _block(path: str, known: Iterable[str]) -> str:
     return next((beginning for beginning in beginnings if beginning in known), "")
 
 
-def _numbered(path: str, named: bool) -> list[str]:
+def _numbered(path: str) -> list[str]:
     """Returns the numbered modules that a module is in, itself included."""
     parts = path.split(".")
-    return [
-        ".".join(parts[: index + 1])
-        for index, part in enumerate(parts)
-        if (part[-1:] if named else part).isdecimal()
-    ]
+    return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdecimal()]
 
 
 def graph_by_op(graph: OpGraph) -> OpGraph | None:

@@ -14,8 +14,6 @@ from graphs.system.array_types import FloatArray, IntArray
 
 SOURCE_TYPES = ("parameter", "input")
 """Types of ops that are available from time 0 and never occupy a device."""
-LIST, SEQUENCE, MODULE = MODULE_KINDS = ("list", "sequence", "module")
-"""Kinds of modules: without a forward pass, `nn.Sequential` or with its forward pass, and any other."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,8 @@ class GraphColumns:
             default).
         sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
-        tree: kind of each module of the model, from `MODULE_KINDS`, by path in the order of registration;
-            empty where it is not known (the default). Files do not hold it.
+        tree: whether each module of the model has a forward pass, as lists of modules have none, by path in
+            the order of registration; empty where it is not known (the default). Files do not hold it.
     """
 
     name: str
@@ -102,7 +100,7 @@ class GraphColumns:
     image: IntArray = field(default_factory=_no_image)
     sources: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...] | None, ...] = ()
-    tree: Mapping[str, str] = field(default_factory=dict)
+    tree: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def n_ops(self) -> int:

@@ -109,11 +109,7 @@ class RunFlags(Settings, error=EvaluationError):
         group=RUN,
     )
     export_layers: str = option(
-        "",
-        "lists of layers that servers and megatron count, such as model.layers, separated by commas",
-        group=RUN,
-        metavar="PATH",
-        default_text="that of the language model",
+        "", "lists of layers that servers and megatron count, such as model.layers", group=RUN
     )
     trace: bool = option(
         False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN

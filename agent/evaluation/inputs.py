@@ -31,7 +31,7 @@ from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
-from graphs.system.errors import printable, shortened
+from graphs.system.errors import printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -259,9 +259,8 @@ def read_given(
     for path in paths:
         named = read_named_placement(path)
         same = [graph.name for graph in graphs if named.device_of.keys() == set(graph.op_names)]
-        if named.graph not in graph_of and len(same) == 1:  # `place` names a graph by class, --model by function
-            other = f"is for graph '{shortened(named.graph)}', whose ops are those of '{same[0]}'"
-            print(f"{printable(path)}: {other}", file=sys.stderr)
+        if named.graph not in graph_of and len(same) == 1:  # `place` names it by class, --model by function
+            print(f"{printable(path)}: is for graph '{named.graph}', here '{same[0]}'", file=sys.stderr)
             named = replace(named, graph=same[0])
         if named.graph not in graph_of:
             raise EvaluationError(

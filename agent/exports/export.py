@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
-from agent.exports.module_tree import MTP, ModuleTree, above
+from agent.exports.module_tree import ModuleTree, above
 from envs.pipeline.module_cuts import cut_at_modules
-from envs.pipeline.pipeline import INTERLEAVED, Pipeline, PipelineError
+from envs.pipeline.pipeline import INTERLEAVED, Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.placement.placement import Placement
@@ -28,9 +27,9 @@ class ExportError(InputError):
     """An unknown target, or a placement that it cannot run; the message says what would be right."""
 
 
-def comments(lines: Sequence[str]) -> str:
-    """Makes comments of lines, but of empty ones, for texts in which `#` begins them."""
-    return "".join(f"# {line}\n" for line in lines if line)
+def comments(lines: Iterable[str]) -> str:
+    """Makes comments of lines, as texts have them in which `#` begins one."""
+    return "".join(f"# {line}\n" for line in lines)
 
 
 @dataclass(frozen=True)
@@ -79,20 +78,6 @@ def export_text(name: str, placed: PlacedModules) -> str:
     return made(placed)
 
 
-class Ranks(NamedTuple):
-    """The ranks of a target that counts the layers of one list.
-
-    Attributes:
-        places: stage or device of each rank.
-        counts: layers of each.
-        notes: lines on what the target runs elsewhere than placed.
-    """
-
-    places: list[int]
-    counts: list[int]
-    notes: list[str]
-
-
 @dataclass(frozen=True, eq=False)
 class PlacedModules:
     """A placement for an export.
@@ -101,7 +86,7 @@ class PlacedModules:
         pipeline: schedule and microbatches; None for one batch at a time.
         stages: of the pipeline; None without one.
         layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
-        note: what differs from the placement, where stages were made to begin with modules.
+        notes: lines on what differs from the placement.
     """
 
     problem: Problem
@@ -109,7 +94,7 @@ class PlacedModules:
     pipeline: Pipeline | None = None
     stages: Stages | None = None
     layers: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def place_of(self) -> IntArray:
@@ -122,7 +107,7 @@ class PlacedModules:
         return ModuleTree(self.problem.graph)
 
     def cut_at(self, begins: Callable[[str], bool]) -> tuple[PlacedModules, tuple[str, ...]]:
-        """Makes the stages of a pipeline begin with given modules, the nearest ones; returns these too.
+        """Makes the stages of a pipeline begin with the nearest of given modules; returns these too.
 
         Raises:
             PipelineError: there are too few.
@@ -130,23 +115,16 @@ class PlacedModules:
         assert self.pipeline is not None
         assert self.stages is not None
         cuts = cut_at_modules(PipelinedProblem(self.problem, self.pipeline), self.stages, begins)
-        note = str(cuts) if cuts.n_moved else ""
-        placement = Placement(cuts.stages.device_of)
-        return replace(self, placement=placement, stages=cuts.stages, note=note), cuts.modules
+        notes = (str(cuts),) if cuts.n_moved else ()
+        cut = replace(self, placement=Placement(cuts.stages.device_of), stages=cuts.stages, notes=notes)
+        return cut, cuts.modules
 
-    def whole(self, modules: Sequence[str]) -> tuple[PlacedModules, dict[str, list[int]]]:
-        """Moves the cuts of a pipeline out of modules, where that is possible.
-
-        Returns:
-            The placement, and the forward ops of each module, as `ModuleTree.ops`.
-        """
+    def whole(self, modules: Sequence[str]) -> PlacedModules:
+        """Moves the cuts of a pipeline out of modules."""
         ops = self.tree.ops(modules)
         if self.stages is None or all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
-            return self, ops
-        try:
-            return self.cut_at(ops.__contains__)[0], ops
-        except PipelineError:
-            return self, ops
+            return self
+        return self.cut_at(ops.__contains__)[0]
 
     def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The place of each module; one that does nothing is where the module before it is, or the first.
@@ -154,18 +132,16 @@ class PlacedModules:
         Raises:
             ExportError: a module is in several places, or a place has modules apart.
         """
-        found = {}
-        for path, own in ops.items():
-            several = np.unique(self.place_of[own]).tolist()
+        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items() if own}
+        for path, several in found.items():
             if len(several) > 1:
-                names = " and ".join(self.place_name(place) for place in several[:2])
+                names = " and ".join(map(self.place_name, several[:2]))
                 raise ExportError(
                     f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
                     f"{BY_LAYER}"
                 )
-            found |= {path: several[0]} if several else {}
-        place = next(iter(found.values()), 0)
-        places = {path: (place := found.get(path, place)) for path in ops}
+        last = next(iter(found.values()), [0])
+        places = {path: (last := found.get(path, last))[0] for path in ops}
         runs = [place for place, _ in groupby(places.values())]
         for place in runs:
             if runs.count(place) > 1:
@@ -179,70 +155,57 @@ class PlacedModules:
         """The modules of each stage, or of each device that has some, with its place, in program order.
 
         Raises:
-            ExportError: as `places`, or the ops have no module paths.
+            ExportError: as `places`.
         """
-        if not modules:
-            raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
-        placed, ops = self.whole(modules)
-        places = placed.places(ops)
+        placed = self.whole(modules)
+        places = placed.places(placed.tree.ops(modules))
         return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
 
     def layer_list(self, target: str) -> list[str]:
         """The layers that a target counts: of the lists that are named, or of the language model's.
 
         Raises:
-            ExportError: a name is that of no list, or none is named, and there are none or several.
+            ExportError: there are none or several.
         """
-        if self.layers:
-            found = {name: self.tree.members(name) for name in self.layers.split(",")}
-            if unknown := [name for name, layers in found.items() if not layers]:
-                known = ", ".join(self.tree.lists()) or "none"
-                raise ExportError(f"'{shortened(unknown[0])}' is no list of layers; those found: {known}")
-            return [layer for layers in found.values() for layer in layers]
-        lists = {name: layers for name, layers in self.tree.lists().items() if MTP not in name.lower()}
-        if not lists:
+        found = self.tree.lists(self.layers)
+        known, name_it = " and ".join(sorted(found)), "name a list: layers=, or --export-layers"
+        if not found or not all(found.values()):
+            kind = f"modules in '{shortened(known)}'" if known else "numbered modules that repeat"
             raise ExportError(
-                f"graph '{shortened(self.problem.graph.name)}' has no numbered modules that repeat, so no "
-                "layers to split; use the placement itself, or name a list: layers=, or --export-layers"
+                f"graph '{shortened(self.problem.graph.name)}' has no {kind}, so no layers to split; use the "
+                f"placement itself, or {name_it}"
             )
-        if len(lists) > 1:
-            known = " and ".join(sorted(lists))
-            lists = {name: lists[name] for name in lists if self.tree.after_tokens(lists[name])}
-            if len(lists) != 1:
-                raise ExportError(
-                    f"{target} splits one list of layers, and this model has {known}; name one: layers=, or "
-                    "--export-layers"
-                )
-        return next(iter(lists.values()))
+        if not self.layers and len(found) > 1 and len(found := self.tree.of_language(found)) != 1:
+            raise ExportError(f"{target} splits one list of layers, and this model has {known}; {name_it}")
+        return [layer for layers in found.values() for layer in layers]
 
-    def ranks(self, target: str) -> tuple[PlacedModules, Ranks]:
-        """Counts the layers of each rank; what is before them is on the first rank, all else on the last.
+    def ranks(self, target: str) -> tuple[PlacedModules, dict[int, int]]:
+        """Counts the layers by place, in the order of ranks; what is not in the list is on the first or last.
 
         Raises:
             ExportError: as `layer_list` and `places`.
         """
         layers = dict.fromkeys(self.layer_list(target))
         opened = {path for layer in layers for path in above(layer)} - layers.keys()
-        placed, ops = self.whole(self.tree.modules(opened.__contains__))
-        places = list(placed.places({path: own for path, own in ops.items() if path in layers}).values())
-        begin = min((own[0] for path, own in ops.items() if own and path in layers), default=0)
+        modules = self.tree.modules(opened.__contains__)
+        placed, ops = self.whole(modules), self.tree.ops(modules)
+        places = [*placed.places({path: ops[path] for path in ops if path in layers}).values()]
+        begin = min((ops[path][0] for path in layers if ops[path]), default=0)
         others = {path: own for path, own in ops.items() if own and path not in layers}
-        before = [int(placed.place_of[own[0]]) for own in others.values() if own[0] < begin][:1]
-        after = [int(placed.place_of[own[0]]) for own in others.values() if own[0] >= begin][-1:]
-        ranks = list(dict.fromkeys([*(each for each in before if each not in places), *places, *after]))
+        first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
+        last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
+        order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
         if placed.stages is not None:
-            ranks = list(range(len(placed.stages.devices)))
-        ends = {True: (ranks[0], "first"), False: (ranks[-1], "last")}
-        notes = [placed.note] if placed.note else []
-        for path, own in others.items():
-            rank, name = ends[own[0] < begin]
-            if (placed.place_of[own] != rank).any():
-                notes.append(f"{target} runs '{path}' on the {name} rank, where it was not placed as a whole")
-        return placed, Ranks(ranks, list(map(places.count, ranks)), notes)
+            order = list(range(len(placed.stages.devices)))
+        ends = {path: order[-1 if own[0] > begin else 0] for path, own in others.items()}
+        if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
+            note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
+            placed = replace(placed, notes=(*placed.notes, note))
+        return placed, {place: places.count(place) for place in order}
 
-    def devices(self, places: Sequence[int]) -> list[int]:
+    def devices(self, places: Iterable[int]) -> list[int]:
         """Device of each place."""
-        return list(places) if self.stages is None else [int(self.stages.devices[each]) for each in places]
+        return [int(each if self.stages is None else self.stages.devices[each]) for each in places]
 
     def place_name(self, place: int) -> str:
         """Names a stage, or a device without a pipeline."""

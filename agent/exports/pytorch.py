@@ -7,8 +7,6 @@ import json
 from agent.evaluation.handover.device_map import project
 from agent.exports.export import ExportError, PlacedModules, export
 from envs.pipeline.schedules import schedule_csv
-from graphs.graph_columns import LIST
-from graphs.system.errors import shortened
 
 
 @export("split-spec", ending=".split_spec.json")
@@ -22,19 +20,13 @@ def torch_split_spec(placed: PlacedModules) -> str:
     Raises:
         ExportError: a device has modules apart, or a module to split at is called several times.
     """
-    tree, graph = placed.tree, placed.problem.graph
     if placed.stages is not None:
-        _, names = placed.cut_at(lambda path: tree.kind[path] != LIST)
-        return json.dumps(names) + "\n"
-    modules = tree.modules(lambda path: path not in tree.layers and tree.opens(path))
-    _, parts = placed.parts(modules)
-    names = tuple(run[0] for _, run in parts[1:])
-    for op, path in enumerate(graph.modules):
-        called = graph.op_names[op].partition("/")[0]
-        if (module := called.partition("@")[0]) in names and called != module:
-            raise ExportError(
-                f"module '{shortened(module)}' is called several times, and torch splits at each call"
-            )
+        return json.dumps(placed.cut_at(placed.tree.is_called)[1]) + "\n"
+    _, parts = placed.parts(placed.tree.modules(placed.tree.opens))
+    names = [modules[0] for _, modules in parts[1:]]
+    again = {name.partition("@")[0] for name in placed.problem.graph.op_names if "@" in name}
+    if called := again.intersection(names):
+        raise ExportError(f"torch splits at each call of '{min(called)}', which is called several times")
     return json.dumps(names) + "\n"
 
 

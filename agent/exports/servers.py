@@ -30,9 +30,9 @@ def sglang_partition(placed: PlacedModules) -> str:
 def _partition(placed: PlacedModules, variable: str, target: str) -> str:
     placed.check_ranges(target)
     placed, ranks = placed.ranks(target)
-    names = ", ".join(placed.device_names[device] for device in placed.devices(ranks.places))
-    head = f"--pipeline-parallel-size {len(ranks.places)}; ranks in order: {names}"
-    return f"{comments([head, *ranks.notes])}{variable}={','.join(map(str, ranks.counts))}\n"
+    names = ", ".join(placed.device_names[device] for device in placed.devices(ranks))
+    head = f"--pipeline-parallel-size {len(ranks)}; ranks in order: {names}"
+    return f"{comments([head, *placed.notes])}{variable}={','.join(map(str, ranks.values()))}\n"
 
 
 @export("llama.cpp", ending=".llama.cpp.txt")

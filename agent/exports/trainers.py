@@ -6,9 +6,8 @@ import json
 from itertools import accumulate
 
 from agent.exports.export import ExportError, PlacedModules, comments, export
-from agent.exports.module_tree import MTP
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
-from graphs.graph_columns import LIST
+from graphs.system.errors import InputError
 
 TORCH_SCHEDULES = {
     GPIPE: "GPipe",
@@ -22,28 +21,22 @@ TORCH_SCHEDULES = {
 
 @export("megatron", ending=".megatron.txt")
 def megatron_layout(placed: PlacedModules) -> str:
-    """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `m` a layer for multi-token prediction, `L`
-    loss, `|` between stages.
+    """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `m` one for further tokens, `L` loss.
 
-    With several stages on a device, all stages of the first round come first. All `m` are in one stage of the
-    last round, after the last `t`, and one `L` at the end stands for all losses. Source: `parse_str_to_list`
-    and `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
+    `|` is between stages. With several on a device, all stages of the first round come first. All `m` are in
+    one stage of the last round, after all `t`. One `L` ends the layout, for all losses. Source:
+    `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
     """
     placed, ranks = placed.ranks("Megatron-LM")
-    n_devices = len(set(placed.devices(ranks.places)))
-    cells = [_repeated("t", count) for count in ranks.counts]
-    notes = [note for note in ranks.notes if MTP not in note.lower()]
-    if predicted := placed.tree.predicted():
+    predicted, n_devices = placed.tree.predicted(), len(set(placed.devices(ranks)))
+    cells = [_repeated("t", count) for count in ranks.values()]
+    if predicted:
         ops = [op for own in placed.tree.ops(predicted).values() for op in own]
-        used = {ranks.places.index(place) for place in placed.place_of[ops].tolist() if place in ranks.places}
-        last = max(at for at, count in enumerate(ranks.counts) if count)
-        at = max([last, len(cells) - n_devices, *used])
-        cells[at] += _repeated("m", len(predicted))
-        if used - {at}:
-            notes.append(f"Megatron-LM runs all of '{predicted[0]}' and the like in stage {at}")
+        used = [at for at, place in enumerate(ranks) if ranks[place] or place in placed.place_of[ops]]
+        cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
     flags = f"--pipeline-model-parallel-size {n_devices}"
-    return f'{comments(notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'
+    return f'{comments(placed.notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'
 
 
 def _repeated(letter: str, count: int) -> str:
@@ -58,13 +51,12 @@ def deepspeed_parts(placed: PlacedModules) -> str:
     `_partition_layers` in deepspeed/runtime/pipe/module.py.
     """
     placed.check_ranges("DeepSpeed")
-    tree = placed.tree
-    placed, parts = placed.parts(tree.modules(lambda path: path not in tree.layers and tree.opens(path)))
+    placed, parts = placed.parts(placed.tree.modules(placed.tree.opens))
     bounds = list(accumulate((len(run) for _, run in parts), initial=0))
-    named = [path for _, run in parts for path in run]
+    named = ", ".join(path for _, run in parts for path in run)
     return f"""from deepspeed.pipe import PipelineModule
 
-{comments([placed.note])}# layers: {", ".join(named)}
+{comments(placed.notes)}# layers: {named}
 
 
 class PlacedPipeline(PipelineModule):
@@ -79,15 +71,16 @@ class PlacedPipeline(PipelineModule):
 def torchtitan_parts(placed: PlacedModules) -> str:
     """Names the modules of each stage for torchtitan: children of the model, and the members of its lists.
 
-    Source: `ParallelismConfig` and `pipeline_module_split` of torchtitan 0.3, which keeps a `Sequential` whole.
+    Source: `ParallelismConfig` and `pipeline_module_split` of torchtitan 0.3; a `Sequential` stays whole.
 
     Raises:
         ExportError: a child of the model is on several devices.
     """
     tree = placed.tree
     try:
-        placed, parts = placed.parts(tree.modules(lambda path: "." not in path and tree.kind[path] == LIST))
-    except ExportError as error:
+        modules = tree.modules(lambda path: "." not in path and not tree.is_called(path))
+        placed, parts = placed.parts(modules)
+    except InputError as error:
         raise ExportError(
             f"torchtitan splits the children of a model and its ModuleLists and ModuleDicts alone: {error}, "
             "or place the module that has the layers in a list of its own"
@@ -100,5 +93,5 @@ def torchtitan_parts(placed: PlacedModules) -> str:
         if placed.pipeline.name == SEARCHED:
             settings.append('pipeline_parallel_schedule_csv="schedule.csv"')
     lines = "".join(f"    {setting},\n" for setting in settings)
-    head = f"from torchtitan.config import ParallelismConfig\n\n{comments([placed.note])}"
+    head = f"from torchtitan.config import ParallelismConfig\n\n{comments(placed.notes)}"
     return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

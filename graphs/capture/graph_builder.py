@@ -48,7 +48,7 @@ class GraphBuilder:
         self.n_groups = 0
         self.times_named: dict[str, int] = {}
 
-    def build(self, name: str, family: str, tree: Mapping[str, str]) -> OpGraph:
+    def build(self, name: str, family: str) -> OpGraph:
         """Builds the op graph of the trace; what cannot be printed in a name is escaped."""
         live = live_nodes(self.trace)
         for node in self.trace.nodes:
@@ -64,7 +64,7 @@ class GraphBuilder:
             for storage, op in self.op_of.items()
             if storage in kept
         ]
-        return build_graph(name, family, self.ops, tensors, {printable(path): tree[path] for path in tree})
+        return build_graph(name, family, self.ops, tensors)
 
     def _allocates(self, node: fx.Node) -> bool:
         """Says whether a node computes something: it is no source, no view and no metadata."""

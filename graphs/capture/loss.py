@@ -30,14 +30,14 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     that of its real and imaginary parts.
 
     Returns:
-        The loss, and the names of the outputs that were averaged; no names if the loss is an output.
+        The loss, and the names of the outputs that were averaged or added; none if the loss is an output.
 
     Raises:
         CaptureError: nothing is found, or what is found is no real float scalar.
     """
-    if isinstance(loss, list | tuple):
-        first, *others = (_scalar(_chosen(returned, key), key) for key in loss)
-        return sum(others, first), []
+    if isinstance(loss, list):
+        parts = [_scalar(_chosen(returned, key), key) for key in loss]
+        return torch.stack(parts).sum(), loss
     if loss is not None:
         return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
     own = _part(returned, LOSS)
@@ -52,34 +52,17 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     return _average(returned)
 
 
-def check_loss(loss: object) -> None:
-    """Refuses what names no loss.
-
-    Raises:
-        CaptureError: it is no key, no list of keys and no function.
-    """
-    keys = loss if isinstance(loss, list | tuple) and loss else [loss]
-    if loss is not None and not callable(loss) and not all(isinstance(key, str) for key in keys):
-        raise CaptureError(
-            f"the loss is {type(loss).__name__}; give a key, a list of keys or a function of what it returns; "
-            "several inputs are one tuple: (module, (x, y))"
-        )
-
-
-def sum_line(loss: list[str]) -> str:
-    """Says what a list of losses trains."""
-    return (
-        f"the loss is the sum of {', '.join(loss)}, for all parameters; place the module once for each loss to "
-        "train parts by their own"
-    )
-
-
 def _part(returned: Any, key: str) -> Any:
     """An item or attribute of what a module returns; None if there is none."""
     return returned.get(key) if isinstance(returned, Mapping) else getattr(returned, key, None)
 
 
 def _chosen(returned: Any, key: str) -> Any:
+    if not isinstance(key, str):
+        raise CaptureError(
+            f"the loss is {type(key).__name__}; give a key, a list of keys or a function of what it returns; "
+            "several inputs are one tuple: (module, (x, y))"
+        )
     found = _part(returned, key)
     if found is None:
         keys = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
@@ -116,8 +99,12 @@ def _average(returned: Any) -> tuple[Tensor, list[str]]:
     return means[0] if len(means) == 1 else torch.stack(means).mean(), [f"output{name}" for name in floats]
 
 
-def averaged_line(names: list[str]) -> str:
-    """Says which outputs a loss is the mean of."""
+def averaged_line(names: list[str], *, summed: bool = False) -> str:
+    """Says which outputs a loss is the mean or the sum of."""
+    if summed:
+        return (
+            f"the loss is the sum of {', '.join(names)} for all parameters; place once for each to split them"
+        )
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
     return f"it returns no loss; the loss is the mean of {', '.join(names[:N_NAMED])}{more}"
 

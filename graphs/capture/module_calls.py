@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from graphs.graph_columns import LIST, MODULE, SEQUENCE
+from graphs.system.errors import printable
 
 CALL = "placewalk.call"
 """Key under which torch keeps the `ModuleCall` of a node."""
@@ -66,17 +66,13 @@ def record_calls(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def module_tree(model: nn.Module) -> dict[str, str]:
-    """Returns the kind of each module by path, as `GraphColumns.tree`.
-
-    A module that stands in several places of one parent is there several times, any other once.
-    """
-    kinds = {nn.Module.forward: LIST, nn.Sequential.forward: SEQUENCE}
-    parent_of: dict[nn.Module, str] = {}
+def module_tree(model: nn.Module) -> dict[str, bool]:
+    """Returns `GraphColumns.tree`; a module is there once, or at each of its places in its first parent."""
+    parents: dict[nn.Module, str] = {}
     return {
-        path: kinds.get(type(module).forward, MODULE)
+        printable(path): type(module).forward is not nn.Module.forward
         for path, module in model.named_modules(remove_duplicate=False)
-        if parent_of.setdefault(module, path.rpartition(".")[0]) == path.rpartition(".")[0]
+        if parents.setdefault(module, path.rpartition(".")[0]) == path.rpartition(".")[0]
     }
 
 

@@ -20,8 +20,6 @@ from graphs.system.errors import shortened
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""
-BUSY = 0.5
-"""Share of the step for which a link that bounds it is busy."""
 WORTH_IT = 0.02
 """Share of one device's step that a placement must save."""
 
@@ -76,9 +74,9 @@ class Explanation:
 
     @property
     def cause(self) -> str:
-        """Returns the bottleneck, or `waiting` if devices wait for copies on links that are mostly idle."""
-        idle = self.link_busy_s < BUSY * self.total_s
-        return "waiting" if self.bottleneck == "link" and idle else self.bottleneck
+        """Returns the bottleneck; `waiting` for copies, where no link is busy for half of the step."""
+        waits = self.bottleneck == "link" and 2.0 * self.link_busy_s < self.total_s
+        return "waiting" if waits else self.bottleneck
 
     @property
     def busiest(self) -> int:

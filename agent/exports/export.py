@@ -127,12 +127,12 @@ class PlacedModules:
         return self.cut_at(ops.__contains__)[0]
 
     def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The place of each module; one that does nothing is where the module before it is, or the first.
+        """The place of each module.
 
         Raises:
             ExportError: a module is in several places, or a place has modules apart.
         """
-        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items() if own}
+        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items()}
         for path, several in found.items():
             if len(several) > 1:
                 names = " and ".join(map(self.place_name, several[:2]))
@@ -140,8 +140,7 @@ class PlacedModules:
                     f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
                     f"{BY_LAYER}"
                 )
-        last = next(iter(found.values()), [0])
-        places = {path: (last := found.get(path, last))[0] for path in ops}
+        places = {path: place for path, (place,) in found.items()}
         runs = [place for place, _ in groupby(places.values())]
         for place in runs:
             if runs.count(place) > 1:
@@ -155,8 +154,10 @@ class PlacedModules:
         """The modules of each stage, or of each device that has some, with its place, in program order.
 
         Raises:
-            ExportError: as `places`.
+            ExportError: as `places`, or there are no modules.
         """
+        if not modules:
+            raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
         placed = self.whole(modules)
         places = placed.places(placed.tree.ops(modules))
         return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
@@ -169,8 +170,9 @@ class PlacedModules:
         """
         found = self.tree.lists(self.layers)
         known, name_it = " and ".join(sorted(found)), "name a list: layers=, or --export-layers"
-        if not found or not all(found.values()):
-            kind = f"modules in '{shortened(known)}'" if known else "numbered modules that repeat"
+        empty = [name for name, layers in found.items() if not layers]
+        if empty or not found:
+            kind = f"modules in '{shortened(empty[0])}'" if empty else "numbered modules that repeat"
             raise ExportError(
                 f"graph '{shortened(self.problem.graph.name)}' has no {kind}, so no layers to split; use the "
                 f"placement itself, or {name_it}"
@@ -179,19 +181,21 @@ class PlacedModules:
             raise ExportError(f"{target} splits one list of layers, and this model has {known}; {name_it}")
         return [layer for layers in found.values() for layer in layers]
 
-    def ranks(self, target: str) -> tuple[PlacedModules, dict[int, int]]:
-        """Counts the layers by place, in the order of ranks; what is not in the list is on the first or last.
+    def ranks(self, target: str, more: Sequence[str] = ()) -> tuple[PlacedModules, dict[int, list[str]]]:
+        """The layers of each place, in the order of ranks; what is not in the list is on the first or last.
+
+        Args:
+            more: modules beside the list that the target also gives a rank.
 
         Raises:
             ExportError: as `layer_list` and `places`.
         """
-        layers = dict.fromkeys(self.layer_list(target))
+        layers = self.tree.ops([*self.layer_list(target), *more])
         opened = {path for layer in layers for path in above(layer)} - layers.keys()
         modules = self.tree.modules(opened.__contains__)
-        placed, ops = self.whole(modules), self.tree.ops(modules)
-        places = [*placed.places({path: ops[path] for path in ops if path in layers}).values()]
-        begin = min((ops[path][0] for path in layers if ops[path]), default=0)
-        others = {path: own for path, own in ops.items() if own and path not in layers}
+        placed, begin = self.whole(modules), min(own[0] for own in layers.values())
+        places = list((place_of := placed.places(layers)).values())
+        others = self.tree.ops([path for path in modules if path not in layers])
         first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
         last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
         order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
@@ -201,7 +205,7 @@ class PlacedModules:
         if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
             note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
             placed = replace(placed, notes=(*placed.notes, note))
-        return placed, {place: places.count(place) for place in order}
+        return placed, {each: [path for path, place in place_of.items() if place == each] for each in order}
 
     def devices(self, places: Iterable[int]) -> list[int]:
         """Device of each place."""

@@ -57,7 +57,7 @@ class ModuleTree:
         return found
 
     def ops(self, modules: Sequence[str]) -> dict[str, list[int]]:
-        """Forward ops that compute by module, in program order; one without follows the module before it."""
+        """Forward ops that compute by module, in program order; one without has those before it."""
         known, found = set(modules), dict[str, list[int]]()
         for op in self.forward:
             if module := next((path for path in above(self.graph.modules[op]) if path in known), None):
@@ -66,7 +66,8 @@ class ModuleTree:
         for at, path in enumerate(modules):
             if path not in found:
                 order.insert(order.index(modules[at - 1]) + 1 if at else 0, path)
-        return {path: found.get(path, []) for path in order}
+        last = next(iter(found.values()), self.forward[:1])
+        return {path: (last := found.get(path, last)) for path in order}
 
     def lists(self, names: str) -> dict[str, list[str]]:
         """The layers of lists that are named, `layer3` in `layer`, or of all that repeat, by path."""

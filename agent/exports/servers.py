@@ -32,7 +32,8 @@ def _partition(placed: PlacedModules, variable: str, target: str) -> str:
     placed, ranks = placed.ranks(target)
     names = ", ".join(placed.device_names[device] for device in placed.devices(ranks))
     head = f"--pipeline-parallel-size {len(ranks)}; ranks in order: {names}"
-    return f"{comments([head, *placed.notes])}{variable}={','.join(map(str, ranks.values()))}\n"
+    counts = ",".join(str(len(layers)) for layers in ranks.values())
+    return f"{comments([head, *placed.notes])}{variable}={counts}\n"
 
 
 @export("llama.cpp", ending=".llama.cpp.txt")
@@ -85,7 +86,7 @@ def _layer_devices(placed: PlacedModules, is_cpu: Sequence[bool]) -> tuple[list[
     devices: list[int] = []
     on_cpu: list[int] = []
     for path, ops in placed.tree.ops(placed.layer_list("llama.cpp")).items():
-        used = set(device_of[ops].tolist()) or set(devices[-1:])
+        used = set(device_of[ops].tolist())
         rest = {int(device_of[op]) for op in ops if EXPERTS not in graph.modules[op].split(".")}
         if len(used) > 1 and len(rest) == 1 and all(is_cpu[device] for device in used - rest):
             on_cpu.append(len(devices))

@@ -27,13 +27,11 @@ def megatron_layout(placed: PlacedModules) -> str:
     one stage of the last round, after all `t`. One `L` ends the layout, for all losses. Source:
     `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
     """
-    placed, ranks = placed.ranks("Megatron-LM")
-    predicted, n_devices = placed.tree.predicted(), len(set(placed.devices(ranks)))
-    cells = [_repeated("t", count) for count in ranks.values()]
-    if predicted:
-        ops = [op for own in placed.tree.ops(predicted).values() for op in own]
-        used = [at for at, place in enumerate(ranks) if ranks[place] or place in placed.place_of[ops]]
-        cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
+    predicted = placed.tree.predicted()
+    placed, ranks = placed.ranks("Megatron-LM", predicted)
+    n_devices, used = len(set(placed.devices(ranks))), [at for at, each in enumerate(ranks.values()) if each]
+    cells = [_repeated("t", sum(path not in predicted for path in layers)) for layers in ranks.values()]
+    cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
     flags = f"--pipeline-model-parallel-size {n_devices}"
     return f'{comments(placed.notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'

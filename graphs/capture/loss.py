@@ -35,7 +35,7 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     Raises:
         CaptureError: nothing is found, or what is found is no real float scalar.
     """
-    if isinstance(loss, list):
+    if isinstance(loss, list) and loss:
         parts = [_scalar(_chosen(returned, key), key) for key in loss]
         return torch.stack(parts).sum(), loss
     if loss is not None:

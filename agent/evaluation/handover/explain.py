@@ -74,8 +74,8 @@ class Explanation:
 
     @property
     def cause(self) -> str:
-        """Returns the bottleneck; `waiting` for copies, where no link is busy for half of the step."""
-        waits = self.bottleneck == "link" and 2.0 * self.link_busy_s < self.total_s
+        """Returns the bottleneck; `waiting` for copies, where no link is busy for a tenth of the step."""
+        waits = self.bottleneck == "link" and 10.0 * self.link_busy_s < self.total_s
         return "waiting" if waits else self.bottleneck
 
     @property

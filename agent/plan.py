@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,17 +70,19 @@ class PlacedGraph:
     def _problem(self) -> Problem:
         return Problem(self.graph, self.cluster)
 
-    def export(self, target: str) -> str:
+    def export(self, target: str, *, layers: str = "") -> str:
         """Says the placement in the words of another runtime.
 
         Args:
             target: from `agent.exports.export.EXPORTS`: `split-spec`, `schedule-csv`, `accelerate`,
                 `torchtitan`, `megatron`, `deepspeed`, `vllm`, `sglang` or `llama.cpp`.
+            layers: paths of the lists of layers that a server or Megatron-LM counts, such as
+                `model.layers`, separated by commas; by default that of the language model.
 
         Raises:
             ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
         """
-        return export_text(target, self._placed_modules())
+        return export_text(target, replace(self._placed_modules(), layers=layers))
 
     def _placed_modules(self) -> PlacedModules:
         return PlacedModules(self._problem, self.placement)

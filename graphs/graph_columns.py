@@ -77,6 +77,8 @@ class GraphColumns:
             default).
         sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
+        tree: whether each module of the model has a forward pass, as lists of modules have none, by path in
+            the order of registration; empty where it is not known (the default). Files do not hold it.
     """
 
     name: str
@@ -98,6 +100,7 @@ class GraphColumns:
     image: IntArray = field(default_factory=_no_image)
     sources: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...] | None, ...] = ()
+    tree: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def n_ops(self) -> int:

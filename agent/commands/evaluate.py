@@ -59,7 +59,7 @@ def _main(words: Sequence[str]) -> int:
             found, n_failed = _compare(spec, out, run, command)
             if run.trace or config.model is not None:
                 _hand_over(spec, out, found, run.trace)
-            without = _export(spec, out, found, run.export) if run.export else []
+            without = _export(spec, out, found, run) if run.export else []
             if run.tensorboard:
                 _write_events(spec, out, found)
             if measuring:
@@ -209,12 +209,12 @@ def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: 
     print_lines(write_handovers(spec, out, trials, trace=trace))
 
 
-def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], names: Sequence[str]) -> list[str]:
+def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], run: RunFlags) -> list[str]:
     """Writes placements for other runtimes and prints what could not be; returns exports without a file."""
     from agent.evaluation.terminal_report import print_lines
     from agent.exports.written import write_exports
 
-    lines, without = write_exports(spec, out, trials, names)
+    lines, without = write_exports(spec, out, trials, run.export, run.export_layers)
     print_lines(lines)
     return without
 

@@ -109,6 +109,9 @@ class RunFlags(Settings, error=EvaluationError):
         "megatron, deepspeed, vllm, sglang, llama.cpp",
         group=RUN,
     )
+    export_layers: str = option(
+        "", "lists of layers that servers and megatron count, such as model.layers", group=RUN
+    )
     trace: bool = option(
         False, "also write a trace (Perfetto) of placements that are not of a --model", group=RUN
     )

@@ -25,7 +25,7 @@ from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
-from graphs.capture.user_model import SourceError, capture_model, make_model
+from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs
@@ -269,6 +269,13 @@ def read_given(
     given: dict[tuple[str, str, str], Placement] = {}
     for path in paths:
         named = read_named_placement(path)
+        models = [
+            graph for graph in graphs if graph.family == MODEL
+        ]  # named by function, by `place` by class
+        same = [graph.name for graph in models if named.device_of.keys() == set(graph.op_names)]
+        if same and named.graph not in graph_of:
+            print(f"{printable(path)}: is for graph '{named.graph}', here '{same[0]}'", file=sys.stderr)
+            named = replace(named, graph=same[0])
         if named.graph not in graph_of:
             raise EvaluationError(
                 f"{path}: is for graph '{named.graph}', which is not one of the given graphs"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
+from agent.exports.module_tree import ModuleTree, above
+from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
+from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.placement.placement import Placement
 from envs.problem import Problem
-from graphs.granularity import blocks
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, shortened
 from graphs.system.registry import Registry
@@ -23,6 +25,11 @@ BY_LAYER = "place with granularity layer"
 
 class ExportError(InputError):
     """An unknown target, or a placement that it cannot run; the message says what would be right."""
+
+
+def comments(lines: Iterable[str]) -> str:
+    """Makes comments of lines, as texts have them in which `#` begins one."""
+    return "".join(f"# {line}\n" for line in lines)
 
 
 @dataclass(frozen=True)
@@ -71,21 +78,6 @@ def export_text(name: str, placed: PlacedModules) -> str:
     return made(placed)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A module with forward ops that no repeated block contains: a block, or what is before or after them.
-
-    Attributes:
-        path: of the module.
-        is_layer: whether it is a repeated block.
-        place: the stage of a pipeline, or the index of a device.
-    """
-
-    path: str
-    is_layer: bool
-    place: int
-
-
 @dataclass(frozen=True, eq=False)
 class PlacedModules:
     """A placement for an export.
@@ -93,12 +85,16 @@ class PlacedModules:
     Attributes:
         pipeline: schedule and microbatches; None for one batch at a time.
         stages: of the pipeline; None without one.
+        layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
+        notes: lines on what differs from the placement.
     """
 
     problem: Problem
     placement: Placement
     pipeline: Pipeline | None = None
     stages: Stages | None = None
+    layers: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def place_of(self) -> IntArray:
@@ -106,74 +102,114 @@ class PlacedModules:
         return self.placement.device_of if self.stages is None else self.stages.stage_of
 
     @cached_property
-    def layers(self) -> set[str]:
-        """Paths of the repeated blocks."""
-        return blocks(self.problem.graph)
+    def tree(self) -> ModuleTree:
+        """The modules of the model."""
+        return ModuleTree(self.problem.graph)
 
-    @cached_property
-    def paths(self) -> Mapping[str, list[int]]:
-        """Forward ops that compute, in program order, by the path of their unit.
+    def cut_at(self, begins: Callable[[str], bool]) -> tuple[PlacedModules, tuple[str, ...]]:
+        """Makes the stages of a pipeline begin with the nearest of given modules; returns these too.
 
         Raises:
-            ExportError: no module repeats.
+            PipelineError: there are too few.
         """
-        graph, layers = self.problem.graph, self.layers
-        if not layers:
-            raise ExportError(
-                f"graph '{shortened(graph.name)}' has no numbered modules that repeat, so no layers to "
-                "split; use the placement itself"
-            )
-        above = {path[:at] for path in layers for at in _dots(path)}
-        found: dict[str, list[int]] = {}
-        for op in range(graph.n_ops):
-            if graph.phases[op] == "forward" and not graph.is_source[op]:
-                path = graph.modules[op]
-                ends = (path[:at] for at in (*_dots(path), len(path)))
-                if unit := next((end for end in ends if end in layers or end not in above), ""):
-                    found.setdefault(unit, []).append(op)
-        return found
+        assert self.pipeline is not None
+        assert self.stages is not None
+        cuts = cut_at_modules(PipelinedProblem(self.problem, self.pipeline), self.stages, begins)
+        notes = (str(cuts),) if cuts.n_moved else ()
+        cut = replace(self, placement=Placement(cuts.stages.device_of), stages=cuts.stages, notes=notes)
+        return cut, cuts.modules
 
-    @cached_property
-    def units(self) -> tuple[Unit, ...]:
-        """Units in program order, each in one place, the places one after the other.
+    def whole(self, modules: Sequence[str]) -> PlacedModules:
+        """Moves the cuts of a pipeline out of modules."""
+        ops = self.tree.ops(modules)
+        if self.stages is None or all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
+            return self
+        return self.cut_at(ops.__contains__)[0]
+
+    def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The place of each module.
 
         Raises:
             ExportError: a module is in several places, or a place has modules apart.
         """
-        units = []
-        for path, ops in self.paths.items():
-            places = np.unique(self.place_of[ops]).tolist()
-            if len(places) > 1:
-                names = " and ".join(self.place_name(place) for place in places[:2])
+        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items()}
+        for path, several in found.items():
+            if len(several) > 1:
+                names = " and ".join(map(self.place_name, several[:2]))
                 raise ExportError(
                     f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
                     f"{BY_LAYER}"
                 )
-            units.append(Unit(path, path in self.layers, places[0]))
-        runs = [place for place, _ in groupby(unit.place for unit in units)]
+        places = {path: place for path, (place,) in found.items()}
+        runs = [place for place, _ in groupby(places.values())]
         for place in runs:
             if runs.count(place) > 1:
                 raise ExportError(
                     f"{self.place_name(place)} has layers that are not next to each other, and this target "
                     f"gives each device one range; place with --pipeline, or {BY_LAYER}"
                 )
-        return tuple(units)
+        return places
 
-    @property
-    def parts(self) -> list[list[Unit]]:
-        """The units of each stage, or of each device that has some, in program order."""
-        return [list(units) for _, units in groupby(self.units, key=lambda unit: unit.place)]
+    def parts(self, modules: Sequence[str]) -> tuple[PlacedModules, list[tuple[int, list[str]]]]:
+        """The modules of each stage, or of each device that has some, with its place, in program order.
 
-    @property
-    def counts(self) -> list[int]:
-        """Layers of each part."""
-        return [sum(unit.is_layer for unit in part) for part in self.parts]
+        Raises:
+            ExportError: as `places`, or there are no modules.
+        """
+        if not modules:
+            raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
+        placed = self.whole(modules)
+        places = placed.places(placed.tree.ops(modules))
+        return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
 
-    @property
-    def part_devices(self) -> list[int]:
-        """Device of each part."""
-        places = [part[0].place for part in self.parts]
-        return places if self.stages is None else [int(self.stages.devices[place]) for place in places]
+    def layer_list(self, target: str) -> list[str]:
+        """The layers that a target counts: of the lists that are named, or of the language model's.
+
+        Raises:
+            ExportError: there are none or several.
+        """
+        found = self.tree.lists(self.layers)
+        known, name_it = " and ".join(sorted(found)), "name a list: layers=, or --export-layers"
+        empty = [name for name, layers in found.items() if not layers]
+        if empty or not found:
+            kind = f"modules in '{shortened(empty[0])}'" if empty else "numbered modules that repeat"
+            raise ExportError(
+                f"graph '{shortened(self.problem.graph.name)}' has no {kind}, so no layers to split; use the "
+                f"placement itself, or {name_it}"
+            )
+        if not self.layers and len(found) > 1 and len(found := self.tree.of_language(found)) != 1:
+            raise ExportError(f"{target} splits one list of layers, and this model has {known}; {name_it}")
+        return [layer for layers in found.values() for layer in layers]
+
+    def ranks(self, target: str, more: Sequence[str] = ()) -> tuple[PlacedModules, dict[int, list[str]]]:
+        """The layers of each place, in the order of ranks; what is not in the list is on the first or last.
+
+        Args:
+            more: modules beside the list that the target also gives a rank.
+
+        Raises:
+            ExportError: as `layer_list` and `places`.
+        """
+        layers = self.tree.ops([*self.layer_list(target), *more])
+        opened = {path for layer in layers for path in above(layer)} - layers.keys()
+        modules = self.tree.modules(opened.__contains__)
+        placed, begin = self.whole(modules), min(own[0] for own in layers.values())
+        places = list((place_of := placed.places(layers)).values())
+        others = self.tree.ops([path for path in modules if path not in layers])
+        first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
+        last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
+        order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
+        if placed.stages is not None:
+            order = list(range(len(placed.stages.devices)))
+        ends = {path: order[-1 if own[0] > begin else 0] for path, own in others.items()}
+        if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
+            note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
+            placed = replace(placed, notes=(*placed.notes, note))
+        return placed, {each: [path for path, place in place_of.items() if place == each] for each in order}
+
+    def devices(self, places: Iterable[int]) -> list[int]:
+        """Device of each place."""
+        return [int(each if self.stages is None else self.stages.devices[each]) for each in places]
 
     def place_name(self, place: int) -> str:
         """Names a stage, or a device without a pipeline."""
@@ -184,30 +220,14 @@ class PlacedModules:
         """Names of the cluster's devices."""
         return [device.name for device in self.problem.cluster.devices]
 
-    def check_one_list(self, target: str) -> None:
-        """Refuses models of several lists of layers for a target that splits one.
-
-        Raises:
-            ExportError: several lists of layers.
-        """
-        lists = sorted({path.rpartition(".")[0] for path in self.paths if path in self.layers})
-        if len(lists) > 1:
-            raise ExportError(f"{target} splits one list of layers, and this model has {' and '.join(lists)}")
-
     def check_ranges(self, target: str) -> None:
-        """Refuses what a target that gives each device one range of one list of layers cannot run.
+        """Refuses several stages on a device for a target that gives each device one range of layers.
 
         Raises:
-            ExportError: several stages on a device, or several lists of layers.
+            ExportError: several stages on a device.
         """
-        self.check_one_list(target)
         if self.pipeline is not None and self.pipeline.name == INTERLEAVED:
             raise ExportError(
                 f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "
                 f"{self.pipeline.stages_per_device}; place with --pipeline 1f1b"
             )
-
-
-def _dots(path: str) -> Iterator[int]:
-    """Yields where a path has dots."""
-    return (at for at, letter in enumerate(path) if letter == ".")

@@ -14,9 +14,20 @@ def torch_split_spec(placed: PlacedModules) -> str:
     """Names the modules that stages but the first begin with, as JSON.
 
     `torch.distributed.pipelining.pipeline` takes them as
-    `split_spec={path: SplitPoint.BEGINNING for path in names}`.
+    `split_spec={path: SplitPoint.BEGINNING for path in names}`. The cuts of a pipeline move to the nearest
+    beginnings of modules, as those of `plan.pipeline_stages`.
+
+    Raises:
+        ExportError: a device has modules apart, or a module to split at is called several times.
     """
-    return json.dumps([part[0].path for part in placed.parts[1:]]) + "\n"
+    if placed.stages is not None:
+        return json.dumps(placed.cut_at(placed.tree.is_called)[1]) + "\n"
+    _, parts = placed.parts(placed.tree.modules(placed.tree.opens))
+    names = [modules[0] for _, modules in parts[1:]]
+    again = {name.partition("@")[0] for name in placed.problem.graph.op_names if "@" in name}
+    if called := again.intersection(names):
+        raise ExportError(f"torch splits at each call of '{min(called)}', which is called several times")
+    return json.dumps(names) + "\n"
 
 
 @export("schedule-csv", ending=".schedule.csv")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.exports.export import ExportError, PlacedModules, export
+from agent.exports.export import ExportError, PlacedModules, comments, export
 from envs.runtime.machine import CPU_KINDS
 from graphs.system.errors import shortened
 
@@ -29,9 +29,11 @@ def sglang_partition(placed: PlacedModules) -> str:
 
 def _partition(placed: PlacedModules, variable: str, target: str) -> str:
     placed.check_ranges(target)
-    names = ", ".join(placed.device_names[device] for device in placed.part_devices)
-    head = f"# --pipeline-parallel-size {len(placed.parts)}; ranks in order: {names}"
-    return f"{head}\n{variable}={','.join(map(str, placed.counts))}\n"
+    placed, ranks = placed.ranks(target)
+    names = ", ".join(placed.device_names[device] for device in placed.devices(ranks))
+    head = f"--pipeline-parallel-size {len(ranks)}; ranks in order: {names}"
+    counts = ",".join(str(len(layers)) for layers in ranks.values())
+    return f"{comments([head, *placed.notes])}{variable}={counts}\n"
 
 
 @export("llama.cpp", ending=".llama.cpp.txt")
@@ -83,9 +85,7 @@ def _layer_devices(placed: PlacedModules, is_cpu: Sequence[bool]) -> tuple[list[
     graph, device_of = placed.problem.graph, placed.placement.device_of
     devices: list[int] = []
     on_cpu: list[int] = []
-    for path, ops in placed.paths.items():
-        if path not in placed.layers:
-            continue
+    for path, ops in placed.tree.ops(placed.layer_list("llama.cpp")).items():
         used = set(device_of[ops].tolist())
         rest = {int(device_of[op]) for op in ops if EXPERTS not in graph.modules[op].split(".")}
         if len(used) > 1 and len(rest) == 1 and all(is_cpu[device] for device in used - rest):

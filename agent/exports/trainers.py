@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 
-from agent.exports.export import ExportError, PlacedModules, export
+from agent.exports.export import ExportError, PlacedModules, comments, export
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
-from graphs.system.errors import shortened
+from graphs.system.errors import InputError
 
 TORCH_SCHEDULES = {
     GPIPE: "GPipe",
@@ -20,19 +21,20 @@ TORCH_SCHEDULES = {
 
 @export("megatron", ending=".megatron.txt")
 def megatron_layout(placed: PlacedModules) -> str:
-    """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `L` loss, `|` between stages.
+    """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `m` one for further tokens, `L` loss.
 
-    With several stages on a device, all stages of the first round come first. Source: `parse_str_to_list` in
-    megatron/core/transformer/pipeline_parallel_layer_layout.py.
-
-    Raises:
-        ExportError: several lists of layers.
+    `|` is between stages. With several on a device, all stages of the first round come first. All `m` are in
+    one stage of the last round, after all `t`. One `L` ends the layout, for all losses. Source:
+    `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
     """
-    placed.check_one_list("Megatron-LM")
-    cells = [_repeated("t", count) for count in placed.counts]
+    predicted = placed.tree.predicted()
+    placed, ranks = placed.ranks("Megatron-LM", predicted)
+    n_devices, used = len(set(placed.devices(ranks))), [at for at, each in enumerate(ranks.values()) if each]
+    cells = [_repeated("t", sum(path not in predicted for path in layers)) for layers in ranks.values()]
+    cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
     layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
-    flags = f"--pipeline-model-parallel-size {len(dict.fromkeys(placed.part_devices))}"
-    return f'{flags} --pipeline-model-parallel-layout "{layout}"\n'
+    flags = f"--pipeline-model-parallel-size {n_devices}"
+    return f'{comments(placed.notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'
 
 
 def _repeated(letter: str, count: int) -> str:
@@ -47,13 +49,12 @@ def deepspeed_parts(placed: PlacedModules) -> str:
     `_partition_layers` in deepspeed/runtime/pipe/module.py.
     """
     placed.check_ranges("DeepSpeed")
-    bounds = [0]
-    for part in placed.parts:
-        bounds.append(bounds[-1] + len(part))
-    named = [unit.path for unit in placed.units]
+    placed, parts = placed.parts(placed.tree.modules(placed.tree.opens))
+    bounds = list(accumulate((len(run) for _, run in parts), initial=0))
+    named = ", ".join(path for _, run in parts for path in run)
     return f"""from deepspeed.pipe import PipelineModule
 
-# layers: {", ".join(named)}
+{comments(placed.notes)}# layers: {named}
 
 
 class PlacedPipeline(PipelineModule):
@@ -66,25 +67,29 @@ class PlacedPipeline(PipelineModule):
 
 @export("torchtitan", ending=".torchtitan.py")
 def torchtitan_parts(placed: PlacedModules) -> str:
-    """Names the modules of each stage for torchtitan: children of the model, and the layers of its lists.
+    """Names the modules of each stage for torchtitan: children of the model, and the members of its lists.
 
-    Source: `ParallelismConfig` and `_pipeline_module_split` of torchtitan 0.3.
+    Source: `ParallelismConfig` and `pipeline_module_split` of torchtitan 0.3; a `Sequential` stays whole.
 
     Raises:
-        ExportError: a layer is deeper in the model than in a list of its own.
+        ExportError: a child of the model is on several devices.
     """
-    for unit in placed.units:
-        if unit.path.count(".") > unit.is_layer:
-            raise ExportError(
-                f"torchtitan splits the children of a model and their lists, and '{shortened(unit.path)}' is "
-                "deeper; place the module that has the layers in a list of its own"
-            )
-    names = json.dumps([[unit.path for unit in part] for part in placed.parts])
-    degree = len(dict.fromkeys(placed.part_devices))
+    tree = placed.tree
+    try:
+        modules = tree.modules(lambda path: "." not in path and not tree.is_called(path))
+        placed, parts = placed.parts(modules)
+    except InputError as error:
+        raise ExportError(
+            f"torchtitan splits the children of a model and its ModuleLists and ModuleDicts alone: {error}, "
+            "or place the module that has the layers in a list of its own"
+        ) from None
+    names = json.dumps([run for _, run in parts])
+    degree = len(set(placed.devices([place for place, _ in parts])))
     settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
     if placed.pipeline is not None:
         settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
         if placed.pipeline.name == SEARCHED:
             settings.append('pipeline_parallel_schedule_csv="schedule.csv"')
     lines = "".join(f"    {setting},\n" for setting in settings)
-    return f"from torchtitan.config import ParallelismConfig\n\nparallelism = ParallelismConfig(\n{lines})\n"
+    head = f"from torchtitan.config import ParallelismConfig\n\n{comments(placed.notes)}"
+    return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

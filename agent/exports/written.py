@@ -15,14 +15,14 @@ from graphs.system.json_files import write_bytes_atomic
 
 
 def write_exports(
-    spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], names: Sequence[str]
+    spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], names: Sequence[str], layers: str = ""
 ) -> tuple[list[str], list[str]]:
-    """Writes each export of each placement, where the target can run it.
+    """Writes each export of each placement, where the target can run it; `layers` as in `PlacedModules`.
 
     Returns:
         Lines: how many files of an export were written, and why others were not; exports without a file.
     """
-    kept = [(each, _placed(spec, each)) for each in kept_placements(spec, folder, trials)]
+    kept = [(each, _placed(spec, each, layers)) for each in kept_placements(spec, folder, trials)]
     lines, without = [], []
     for name in names:
         written, refused = 0, dict[str, int]()
@@ -43,6 +43,6 @@ def write_exports(
     return lines, without
 
 
-def _placed(spec: EvaluationSpec, kept: WrittenPlacement) -> PlacedModules:
+def _placed(spec: EvaluationSpec, kept: WrittenPlacement, layers: str) -> PlacedModules:
     stages = None if spec.pipeline is None else stages_of(kept.problem, kept.placement)
-    return PlacedModules(kept.problem, kept.placement, spec.pipeline, stages)
+    return PlacedModules(kept.problem, kept.placement, spec.pipeline, stages, layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
+from graphs.capture.module_calls import module_tree
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, unwrapped
@@ -130,7 +132,7 @@ def capture_step(
             for line in checkpointing if training else ():
                 notify(f"model '{name}': {line}")
             if step.averaged:
-                notify(f"model '{name}': {averaged_line(step.averaged)}")
+                notify(f"model '{name}': {averaged_line(step.averaged, summed=step.averaged == loss)}")
             if regions.lost:
                 notify(
                     f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "
@@ -139,7 +141,7 @@ def capture_step(
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             builder = GraphBuilder(traced, step.state, update, sources=sources)
             return CapturedStep(
-                graph=builder.build(name, family),
+                graph=replace(builder.build(name, family), tree=module_tree(step.model)),
                 step=step,
                 trace=traced,
                 storages=builder.storages,

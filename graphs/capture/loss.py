@@ -12,8 +12,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from graphs.capture.structures import leaves_of
 from graphs.graph_rules import GraphError
 
-Loss: TypeAlias = str | Callable[[Any], Tensor]
-"""A key or attribute of what a module returns, or a function of that."""
+Loss: TypeAlias = str | list[str] | Callable[[Any], Tensor]
+"""A key or attribute of what a module returns, several of them, whose sum it is, or a function of that."""
 LOSS = "loss"
 N_NAMED = 6
 
@@ -30,11 +30,14 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     that of its real and imaginary parts.
 
     Returns:
-        The loss, and the names of the outputs that were averaged; no names if the loss is an output.
+        The loss, and the names of the outputs that were averaged or added; none if the loss is an output.
 
     Raises:
         CaptureError: nothing is found, or what is found is no real float scalar.
     """
+    if isinstance(loss, list) and loss:
+        parts = [_scalar(_chosen(returned, key), key) for key in loss]
+        return torch.stack(parts).sum(), loss
     if loss is not None:
         return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
     own = _part(returned, LOSS)
@@ -55,6 +58,11 @@ def _part(returned: Any, key: str) -> Any:
 
 
 def _chosen(returned: Any, key: str) -> Any:
+    if not isinstance(key, str):
+        raise CaptureError(
+            f"the loss is {type(key).__name__}; give a key, a list of keys or a function of what it returns; "
+            "several inputs are one tuple: (module, (x, y))"
+        )
     found = _part(returned, key)
     if found is None:
         keys = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""
@@ -91,8 +99,12 @@ def _average(returned: Any) -> tuple[Tensor, list[str]]:
     return means[0] if len(means) == 1 else torch.stack(means).mean(), [f"output{name}" for name in floats]
 
 
-def averaged_line(names: list[str]) -> str:
-    """Says which outputs a loss is the mean of."""
+def averaged_line(names: list[str], *, summed: bool = False) -> str:
+    """Says which outputs a loss is the mean or the sum of."""
+    if summed:
+        return (
+            f"the loss is the sum of {', '.join(names)} for all parameters; place once for each to split them"
+        )
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
     return f"it returns no loss; the loss is the mean of {', '.join(names[:N_NAMED])}{more}"
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from graphs.system.errors import printable
+
 CALL = "placewalk.call"
 """Key under which torch keeps the `ModuleCall` of a node."""
 
@@ -62,6 +64,16 @@ def record_calls(model: nn.Module) -> Iterator[None]:
             leave()
         for hook in hooks:
             hook.remove()
+
+
+def module_tree(model: nn.Module) -> dict[str, bool]:
+    """Returns `GraphColumns.tree`; a module is there once, or at each of its places in its first parent."""
+    parents: dict[nn.Module, str] = {}
+    return {
+        printable(path): type(module).forward is not nn.Module.forward
+        for path, module in model.named_modules(remove_duplicate=False)
+        if parents.setdefault(module, path.rpartition(".")[0]) == path.rpartition(".")[0]
+    }
 
 
 def call_of(node: fx.Node) -> ModuleCall | None:

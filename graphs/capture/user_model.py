@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """Family of a graph that was captured from a model of the user's."""
-RETURNS = "return (module, inputs) or (module, inputs, loss)"
+RETURNS = "return (module, inputs) or (module, inputs, loss), with several inputs in one tuple"
 
 
 class UserModel(NamedTuple):
@@ -101,8 +101,8 @@ def make_model(spec: str, *, split: int | None = None, batch_dim: int = 0) -> Us
     model = UserModel(*made)
     if not isinstance(model.module, nn.Module):
         raise SourceError(
-            f"--model {spec}: the first thing returned is {type(model.module).__name__}; {RETURNS} "
-            "with a torch.nn.Module"
+            f"--model {spec}: the first thing returned is {type(model.module).__name__}, not a "
+            f"torch.nn.Module; {RETURNS}"
         )
     if split is None:
         return model

@@ -73,6 +73,12 @@ class Explanation:
         return found[0]
 
     @property
+    def cause(self) -> str:
+        """Returns the bottleneck; `waiting` for copies, where no link is busy for a tenth of the step."""
+        waits = self.bottleneck == "link" and 10.0 * self.link_busy_s < self.total_s
+        return "waiting" if waits else self.bottleneck
+
+    @property
     def busiest(self) -> int:
         """Device that computes longest, by index."""
         return int(np.argmax(self.busy_s))

@@ -10,7 +10,7 @@ from graphs.system.numbers import in_ms
 
 def explain_lines(found: Explanation) -> list[str]:
     """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
-    return [advice_line(found), REASONS[found.bottleneck](found), *_what_if(found)]
+    return [advice_line(found), REASONS[found.cause](found), *_what_if(found)]
 
 
 def advice_line(found: Explanation) -> str:
@@ -29,7 +29,7 @@ def _use_one_device(found: Explanation) -> str:
     assert found.single_s is not None
     saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
     worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
-    why = f"placing {worth}, as {CAUSES[found.bottleneck]}"
+    why = f"placing {worth}, as {CAUSES[found.cause]}"
     return f"use one device, {found.single}: {in_ms(found.single_s)}; {why}"
 
 
@@ -62,6 +62,9 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
     "link": lambda it: (
         f"copies bound it: {it.link} is busy for {in_ms(it.link_busy_s)} of {in_ms(it.total_s)}"
     ),
+    "waiting": lambda it: (
+        f"waiting for copies bounds it: {it.link} is busy for {in_ms(it.link_busy_s)} of {in_ms(it.total_s)}"
+    ),
     "load": lambda it: (
         f"load bounds it: {it.device_names[it.busiest]} computes for {in_ms(it.busy_s[it.busiest])} "
         f"of {in_ms(it.total_s)}"
@@ -75,6 +78,7 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
 CAUSES = {
     "memory": "memory bounds it",
     "link": "copies bound it",
+    "waiting": "waiting for copies bounds it",
     "load": "one device's load bounds it",
     "dependencies": "a chain of ops bounds it",
     "compute": "compute bounds it",

@@ -50,6 +50,7 @@ def megatron_stages(text: str) -> list[str]:
         letters = re.sub(pattern, lambda found: found[1] * int(found[2]), letters)
     assert set(letters) <= set("EtmL|")
     flat = letters.replace("|", "")
+    assert "t" not in flat.partition("m")[2]
     assert flat[0] == "E"
     assert flat[-1] == "L"
     assert flat.count("E") == flat.count("L") == 1
@@ -57,6 +58,9 @@ def megatron_stages(text: str) -> list[str]:
     size = re.search(r"--pipeline-model-parallel-size (\d+)", text)
     assert size
     assert len(stages) % int(size[1]) == 0
+    predicting = [at for at, stage in enumerate(stages) if "m" in stage]
+    assert len(predicting) < 2
+    assert all(at >= len(stages) - int(size[1]) for at in predicting)
     return stages
 
 

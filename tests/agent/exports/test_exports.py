@@ -247,11 +247,12 @@ def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
     with pytest.raises(ExportError, match="no numbered modules that repeat"):
         export("vllm", PlacedModules(Problem(flat, cluster), Placement(np.zeros(flat.n_ops, dtype=np.int64))))
     deep = graph_of(nn.Sequential(Model(), nn.Identity()))
+    one = PlacedModules(Problem(deep, cluster), Placement(np.zeros(deep.n_ops, dtype=np.int64)))
+    named = targets.torchtitan_settings(export("torchtitan", one))["module_fqns_per_model_part"]
+    assert named == [["0", "1"]]
+    last = np.array([int(path.startswith(("0.layers.5", "0.norm", "0.out"))) for path in deep.modules])
     with pytest.raises(ExportError, match="torchtitan splits the children of a model"):
-        export(
-            "torchtitan",
-            PlacedModules(Problem(deep, cluster), Placement(np.zeros(deep.n_ops, dtype=np.int64))),
-        )
+        export("torchtitan", replace(one, placement=Placement(last)))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +126,56 @@ def test_a_module_is_placed_under_a_name_of_ones_own() -> None:
         nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4), cluster="2xk80", placer="heft", name="mine"
     )
     assert plan.graph.name == "mine"
+
+
+class Two(nn.Module):
+    """Two losses of the same layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.layer(x)
+        return {"first": y.square().mean(), "second": y.abs().mean()}
+
+
+def test_losses_that_are_named_in_a_list_are_added_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    module, x = Two(), torch.randn(5, 4)
+    expected = sum(float(value.detach()) for value in module(x).values())
+    assert first_step(module, x, loss=["first", "second"]) == pytest.approx(expected, abs=1e-6)
+    assert "the loss is the sum of first, second for all parameters; place once for each" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(CaptureError, match="loss='third' is no key or attribute"):
+        capture(module, x, loss=["first", "third"])
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2), [], [torch.ones(2)], [["first"]], 3])
+def test_what_names_no_loss_is_one_line(loss: Any) -> None:
+    with pytest.raises(CaptureError, match="give a key, a list of keys or a function of what it returns"):
+        capture(Two(), torch.randn(5, 4), loss=loss)
+
+
+def test_the_recipe_for_a_gan_trains_each_part_by_its_own_loss() -> None:
+    readme = (Path(__file__).parents[3] / "envs" / "README.md").read_text(encoding="utf-8")
+    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Gan" in code)
+    torch.manual_seed(0)
+    found: dict[str, Any] = {}
+    start = "module, batch = Gan()"
+    exec(recipe.replace(start, f"torch.manual_seed(1)\n{start}"), found)
+    torch.manual_seed(1)
+    module, batch = found["Gan"](), found["batch"]
+    for _ in range(3):
+        for part in ("d", "g"):
+            own = list(module.get_submodule(part).parameters())
+            gradients = torch.autograd.grad(module(*batch)[f"{part}_loss"], own)
+            with torch.no_grad():
+                for parameter, gradient in zip(own, gradients, strict=True):
+                    parameter -= 1e-3 * gradient
+    for name, trained in found["module"].named_parameters():
+        torch.testing.assert_close(trained.detach(), module.get_parameter(name).detach())
+        assert (found["plans"][name[0]].captured.op_of_update.keys()) == {
+            f"{name[0]}.weight",
+            f"{name[0]}.bias",
+        }

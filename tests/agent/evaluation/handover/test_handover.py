@@ -45,6 +45,14 @@ def test_the_copy_is_what_bounds_a_chain_that_is_cut():
     assert advice_line(found) == "use one device, fast: 1,500 ms; placing saves nothing, as copies bound it"
 
 
+def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
+    found = replace(explain(chain_problem(), np.array([0, 1])), link_busy_s=0.05)
+    assert found.bottleneck == "link"
+    assert advice_line(found).endswith("placing saves nothing, as waiting for copies bounds it")
+    line = "waiting for copies bounds it: slow out is busy for 50 ms of 3,250 ms"
+    assert line in explain_lines(found)
+
+
 def test_the_advice_is_data_parallelism_only_where_it_is_faster():
     found = explain(chain_problem(), np.array([0, 1]))
     batch = replace(found.data_parallel, devices=(0, 1), step_s=2.0, fits=True)

@@ -248,9 +248,9 @@ class _Progress:
         """Says before the first kernel how many have to be compiled at most."""
         if not self._has_begun:
             self._has_begun = True
+            most = f"at most {self._n_most}, " if self._n_most else ""
             self._say(
-                f"Compiling loops, at most {self._n_most}, and keeping them for later commands. No budget "
-                "counts this time ..."
+                f"Compiling loops, {most}and keeping them for later commands. No budget counts this time ..."
             )
 
     def count(self, kernel: _Cache, *, loaded: bool = False) -> None:

@@ -19,6 +19,7 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
@@ -33,7 +34,6 @@ from graphs.precision import with_precision
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
-DEFAULT_CLUSTER = "4xv100"
 CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 

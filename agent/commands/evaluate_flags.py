@@ -137,7 +137,7 @@ class RunFlags(Settings, error=EvaluationError):
     )
     trial_timeout: float | None = option(
         None,
-        "end a trial after S seconds, try it once more, then count it as failed",
+        "end a trial after S seconds, compiling included, try it once more, then count it as failed",
         group=RUN,
         above=0,
         metavar="S",

@@ -14,6 +14,7 @@ from graphs.system.user_code import users_code
 
 VARIABLE = "PLACEWALK_PLUGINS"
 """Environment variable that names the plugins, joined by `os.pathsep`; child processes inherit it."""
+PACKAGES = ("agent", "envs", "graphs")
 _loading = RLock()
 _loaded: set[str] = set()
 
@@ -44,6 +45,18 @@ def load_plugins(named: Sequence[str] = ()) -> None:
                     raise
         if plugins:
             os.environ[VARIABLE] = os.pathsep.join(plugins)
+
+
+def look_in(folder: str) -> None:
+    """Makes the modules of a user's folder importable, after all others; says which ones ours hide."""
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    root = Path(__file__).parents[2]
+    for name in PACKAGES if Path(folder).resolve() != root else ():
+        for file in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py")):
+            if file.is_file():
+                print(f"{file}: hidden by Placewalk's package; rename it to import it", file=sys.stderr)
 
 
 def load_entry_points(group: str) -> None:
@@ -81,9 +94,7 @@ def _import(name: str) -> None:
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
         raise PluginError(f"--plugin {name}: no such file")
-    folder = os.getcwd() if file is None else str(file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    look_in(os.getcwd() if file is None else str(file.parent))
     try:
         with users_code(PluginError):
             module = importlib.import_module(name if file is None else file.stem)

@@ -1,6 +1,8 @@
 """Placers and the policy: `from agent import place` places a model in one call."""
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -8,6 +10,11 @@ if TYPE_CHECKING:
     from agent.pipeline_plan import PipelinePlan
     from agent.plan import Plan
     from envs.pipeline.pipeline import Pipeline
+
+for _name in ("envs", "graphs"):
+    _file = getattr(find_spec(_name), "origin", None)
+    if _file and Path(_file).resolve().parents[1] != Path(__file__).resolve().parents[1]:
+        raise ImportError(f"{_file} hides Placewalk's package '{_name}'; rename it")
 
 __all__ = ["Pipeline", "PipelinePlan", "Plan", "place"]
 

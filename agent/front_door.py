@@ -23,6 +23,7 @@ from agent.placers.base import Budget, Placer, PlacerError
 from agent.plan import Plan
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.pipeline.stages import stages_of
 from envs.problem import Problem
@@ -65,7 +66,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     inputs: Any = None,
     loss: Loss | None = None,
     *,
-    cluster: str | Cluster = "4xv100",
+    cluster: str | Cluster = DEFAULT_CLUSTER,
     placer: str | None = None,
     pipeline: Pipeline | str | None = None,
     split: int | str | None = None,

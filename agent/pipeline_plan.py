@@ -23,7 +23,6 @@ from agent.plan import PlacedGraph
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages
-from graphs.system.errors import shortened
 from graphs.system.numbers import in_ms
 
 if TYPE_CHECKING:
@@ -129,6 +128,5 @@ class PipelinePlan(PlacedGraph):
 
     def __str__(self) -> str:
         advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]
-        where = f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}"
         bound = f"at least {in_ms(self.lower_bound_s)} is needed"
-        return "\n".join([advice, f"{where}: {shape}", *paces, bound, self._ops_line()])
+        return "\n".join([advice, f"{self._where}: {shape}", *paces, bound, self._ops_line()])

@@ -18,6 +18,7 @@ from agent.evaluation.handover.files import explanation_lines, write_handover, w
 from agent.evaluation.handover.tables import OpRow, op_rows
 from agent.exports.export import PlacedModules, export_text
 from envs.cluster.cluster import Cluster
+from envs.costs.op_seconds import is_calibrated
 from envs.placement.files import write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -161,6 +162,12 @@ class PlacedGraph:
     ) -> StepRunner:
         raise NotImplementedError
 
+    @property
+    def _where(self) -> str:
+        """Names graph, cluster and placer, and says whether the costs are guesses."""
+        note = "" if is_calibrated(self.graph, self.cluster) else " (uncalibrated)"
+        return f"{shortened(self.graph.name)} on {shortened(self.cluster.name)}{note} by {self.placer}"
+
     def _ops_line(self) -> str:
         """Says how many ops each device has, and what the search took."""
         counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
@@ -245,8 +252,7 @@ class Plan(PlacedGraph):
         given = "" if self.single.fits else ", had it the memory"
         worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
         return (
-            f"{shortened(self.graph.name)} on {shortened(self.cluster.name)} by {self.placer}: a step takes "
-            f"{in_ms(self.step_time.total_s)} (simulated)\n"
+            f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)\n"
             f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
             f"{self._ops_line()}\n"
             f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"

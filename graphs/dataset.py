@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.families import FAMILIES, draw
+from graphs.families.registry import SHIPPED
 from graphs.identity import content_hash
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph
@@ -41,7 +42,7 @@ class DatasetError(InputError):
 
 
 def load_family(name: str, folder: Path = FOLDER) -> list[OpGraph]:
-    """Graphs of one family of the benchmark set, by seed.
+    """Graphs of one family of the benchmark set, by seed; captures those of a plug-in that it lacks.
 
     Raises:
         FamilyError: there is no such family.
@@ -49,6 +50,9 @@ def load_family(name: str, folder: Path = FOLDER) -> list[OpGraph]:
     """
     entry = read_manifest(folder).get(FAMILIES.check(name))
     path = folder / f"{name}.jsonl.gz"
+    if entry is None and name not in SHIPPED:
+        print(f"capturing {FAMILIES[name]} graphs of '{name}'; {NAME} --build keeps them", file=sys.stderr)
+        return [capture_draw(name, seed) for seed in range(FAMILIES[name])]
     if entry is None or not path.is_file():
         raise DatasetError(f"{folder}: has no graphs of family '{name}'; {REBUILD}")
     if _sha256(path.read_bytes()) != entry["sha256"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envs.cluster.files import cluster_to_json, read_cluster, write_cluster
-from envs.cluster.presets import get_cluster
+from envs.cluster.presets import PRESETS, get_cluster
 from envs.placement.files import write_placement
 from envs.placement.placement import single_device
 from graphs.io.graph_files import write_graphs
@@ -183,6 +183,18 @@ def test_the_rows_of_a_printed_matrix_are_lines(capsys):
     assert rows[0].split("[")[1].startswith("300000000000, 300000000000, ")
 
 
+def test_presets_are_listed_with_what_backs_their_costs(capsys):
+    from agent.commands import evaluate
+
+    with pytest.raises(SystemExit) as leaving:
+        evaluate.main(["--list-clusters"])
+    assert leaving.value.code == 0
+    lines = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == list(PRESETS)
+    assert lines["4xv100"] == "4 x v100 of 16 GB; uncalibrated"
+    assert lines["4xv100-sxm2"] == "4 x v100-sxm2-16gb of 14.8 GB; calibrated; the default"
+
+
 def test_an_unknown_preset_is_wrong_input(capsys):
     from agent.commands import evaluate
 
@@ -199,7 +211,11 @@ def test_help_shows_groups_and_defaults():
     help_text = " ".join(done.stdout.split())
     for heading in ("graphs (at least one source):", "clusters:", "policy:", "run:"):
         assert heading in help_text
-    for default in ("evaluations per trial (default: 10000", "(default: 4xv100)", "(default: pretrained)"):
+    for default in (
+        "evaluations per trial (default: 10000",
+        "(default: 4xv100-sxm2)",
+        "(default: pretrained)",
+    ):
         assert default in help_text
     assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -260,4 +276,4 @@ def test_the_table_is_there_before_the_report_is_drawn(here, monkeypatch, capsys
     monkeypatch.setattr(page, "write_report", lambda *_, **__: shown.append(capsys.readouterr().out))
     graph = str(here / "toy.json")
     assert evaluate.main(["--graphs", graph, "--placers", "single", "--out", str(here / "out")]) == 0
-    assert "toys on 4xv100" in shown[-1]
+    assert "toys on 4xv100-sxm2\n" in shown[-1]

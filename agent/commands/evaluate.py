@@ -167,7 +167,7 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tu
             write_partial=lambda found: _write_report(spec, out, found, command),
         )
     lines, n_failed = summarise(found.trials), len(found.failures)
-    print_tables(lines, n_failed)
+    print_tables(lines, n_failed, spec.uncalibrated)
     if learned := learned_line(found.trials):
         print_lines([learned])
     if len(spec.graphs) >= MANY_GRAPHS:

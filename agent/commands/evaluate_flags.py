@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ EPILOG = """examples:
   python evaluate.py --families nmt ptb --seeds 5 --out runs/heldout
   python evaluate.py --model my_package.models:make --out runs/mine
   python evaluate.py --families ptb --placements mine.json --out runs/scored
-  python evaluate.py --print-cluster 4xv100 > mine.json
+  python evaluate.py --print-cluster 4xv100-sxm2 > mine.json
 
 DIR gets results.csv, summary.csv, report.html and placements/. Placements of
 --model also get tables, a device map for accelerate, a trace, an explanation.
@@ -50,6 +51,19 @@ def _print_cluster(name: str) -> int:
     from agent.calibration.quick import get_or_measure_cluster
 
     print(cluster_text(get_or_measure_cluster(name)))
+    return 0
+
+
+def _list_clusters(_: str) -> int:
+    from envs.cluster.presets import DEFAULT_CLUSTER, PRESETS
+    from envs.costs.calibration import calibration_of
+
+    for name, build in PRESETS.items():
+        devices = build().devices
+        kinds = Counter(f"{device.kind} of {device.memory_bytes / 1e9:.3g} GB" for device in devices)
+        costs = "un" * any(calibration_of(device.kind) is None for device in devices) + "calibrated"
+        default = "; the default" * (name == DEFAULT_CLUSTER)
+        print(f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds.items())}; {costs}{default}")
     return 0
 
 
@@ -127,7 +141,7 @@ class RunFlags(Settings, error=EvaluationError):
     )
     trial_timeout: float | None = option(
         None,
-        "end a trial after S seconds, try it once more, then count it as failed",
+        "end a trial after S seconds, compiling included, try it once more, then count it as failed",
         group=RUN,
         above=0,
         metavar="S",
@@ -164,6 +178,13 @@ def make_parser() -> argparse.ArgumentParser:
         const=_validate,
         metavar="FILE|DIR",
         help="check placements of instances and what they claim, then exit",
+    )
+    groups[CLUSTERS].add_argument(
+        "--list-clusters",
+        action=_Answer,
+        const=_list_clusters,
+        nargs=0,
+        help="list the presets, and which of them are uncalibrated, then exit",
     )
     groups[CLUSTERS].add_argument(
         "--print-cluster",

@@ -241,6 +241,9 @@ def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
         print(f"stopped; {how_to_resume(config)}", file=sys.stderr)
         return 1
     print(closing_lines(result, context.folder))
+    if not context.has_reported:
+        limits = f"--timesteps (now {config.timesteps:,})" + " or --minutes" * bool(config.minutes)
+        print(f"nothing was left to train; to go on, resume with more {limits}")
     return 0
 
 

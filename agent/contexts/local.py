@@ -36,6 +36,9 @@ class LocalContext:
         folder: of the run; made on entry unless `resume`.
         resume: whether to go on with what is there.
 
+    Attributes:
+        has_reported: whether an update was made, since a resumed run was opened too.
+
     Raises:
         ValueError: graphs that cannot be read or leave nothing to train on, before anything is written; on
             entry, a run that is in use or whose files are damaged.
@@ -53,7 +56,7 @@ class LocalContext:
         self._reporters: tuple[Reporter, ...] = (self._bar,)
         self._final: dict[str, float] = {}
         self._stop = False
-        self._has_reported = False
+        self.has_reported = False
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -75,9 +78,9 @@ class LocalContext:
 
     def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
         """Passes the numbers of one update on to file, TensorBoard and screen."""
-        if not self._has_reported:
+        if not self.has_reported:
             (self.folder / runs.RESULT).unlink(missing_ok=True)
-            self._has_reported = True
+            self.has_reported = True
         for reporter in self._reporters:
             reporter.report(timesteps, metrics)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
 from graphs.system.errors import InputError
@@ -90,7 +91,7 @@ class EvaluationConfig(Settings, error=EvaluationError):
         group=CLUSTERS,
         metavar="NAME|FILE",
         some=True,
-        default_text="4xv100",
+        default_text=DEFAULT_CLUSTER,
     )
 
     pipeline: str = option(

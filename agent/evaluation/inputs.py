@@ -21,6 +21,7 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
@@ -36,7 +37,6 @@ from graphs.system.errors import printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
-DEFAULT_CLUSTER = "4xv100"
 LARGE_BYTES = 2e7
 """Size from which a graph file takes seconds to read."""
 CHOICE = 2_000

@@ -18,6 +18,7 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
+from envs.costs.op_seconds import is_calibrated
 from envs.pipeline.pipeline import Pipeline, check_one_stage_each
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.placement import Placement
@@ -100,6 +101,12 @@ class EvaluationSpec:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @cached_property
+    def uncalibrated(self) -> frozenset[str]:
+        """Names of the clusters on which op times of some graph come from datasheets."""
+        pairs = ((self.graphs[graph], self.clusters[cluster]) for graph, cluster in self._pairs())
+        return frozenset(cluster.name for graph, cluster in pairs if not is_calibrated(graph, cluster))
 
     def tasks(self) -> list[Task]:
         """Every trial of the evaluation, in the order of the results."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agent.evaluation.comparison.cells import by_case, figures, title
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
@@ -37,23 +37,26 @@ def print_lines(lines: Sequence[str]) -> None:
     print("\n".join(part for line in lines for part in _wrapped(line, width)))
 
 
-def print_tables(lines: Sequence[Line], n_failed: int = 0) -> None:
+def print_tables(lines: Sequence[Line], n_failed: int = 0, uncalibrated: Collection[str] = ()) -> None:
     """Print the summary, as wide as the terminal, or in full where the output is no terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print("\n".join(table_lines(lines, width, n_failed)))
+    print("\n".join(table_lines(lines, width, n_failed, uncalibrated)))
 
 
-def table_lines(lines: Sequence[Line], width: int | None, n_failed: int = 0) -> list[str]:
+def table_lines(
+    lines: Sequence[Line], width: int | None, n_failed: int = 0, uncalibrated: Collection[str] = ()
+) -> list[str]:
     """The summary as text: a table per family and cluster, the shortest step first, and a legend.
 
     Args:
         width: characters a line may have; None = any number. Names and numbers are never cut.
+        uncalibrated: names of clusters whose op times come from datasheets.
     """
     text: list[str] = []
     left_out: dict[str, None] = {}
     for case, part in by_case(lines):
         table = text_table(HEADINGS, [_cells(line) for line in part], width=width, expendable=EXPENDABLE)
-        text += [*_wrapped(title(case), width), *table.lines, ""]
+        text += [*_wrapped(title(case, uncalibrated), width), *table.lines, ""]
         left_out |= dict.fromkeys(table.left_out)
     text += _wrapped(LEGEND, width)
     if left_out:

@@ -1,8 +1,7 @@
-"""Runs one placer on one problem, as every trial does: with its own seed, timed after all is compiled."""
+"""Runs one placer on one problem, as every trial does: with its own seed, timed without compiling."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import NamedTuple
 from zlib import crc32
@@ -12,17 +11,15 @@ import numpy as np
 from agent.evaluation.policies import EvaluatedPolicy, make_pipeline_placer
 from agent.evaluation.results import DATA_PARALLEL
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import PLACERS, Budget, PlacementResult, Placer, SearchState
-from agent.policy.pipelines import LEARNED_PIPELINES
+from agent.placers.base import Budget, PlacementResult, Placer, SearchState
 from envs.cluster.cluster import Cluster
-from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import IntArray
+from graphs.system.running_time import running_cpu_s, running_s
 
 N_LAYERS = 12
 """Layers of the warm-up graph."""
@@ -47,10 +44,10 @@ def _timed(placement: Placement, step: PipelineTime, evaluations: int) -> Pipeli
 
 
 class TrialRunner:
-    """Runs placers, and remembers which of them have compiled what they need."""
+    """Runs placers, and remembers which of them have imported what they need."""
 
     def __init__(self) -> None:
-        self._warm: set[tuple[str, str]] = set()
+        self._warm: set[str] = set()
 
     def place(
         self, placer: Placer, problem: Problem, budget: Budget, *, order: str, seed: int
@@ -62,8 +59,8 @@ class TrialRunner:
             seed: of the placer's randomness, beside the names of graph, placer and order.
 
         Returns:
-            The placement of the ops. `wall_s` leaves out what is done once in a process: kernels are compiled
-            or loaded, and torch is set up, before the clock starts.
+            The placement of the ops. The clock of its budget and of `wall_s` starts when the placer has
+            imported what it needs, and stands still while kernels are compiled or loaded.
         """
         self._warm_up(placer, problem.cluster)
         name = f"{problem.graph.name}/{placer.name}/{order}"
@@ -76,7 +73,6 @@ class TrialRunner:
         Args:
             device_of: device index of each op, int (n_ops,).
         """
-        self.warm_up_simulator(problem.cluster)
         search = SearchState(problem, Budget(evaluations=1))
         search.score(device_of[None])
         return search.result()
@@ -100,9 +96,8 @@ class TrialRunner:
         Raises:
             PipelineError: the schedule cannot run the placement.
         """
-        self._warm_up_pipeline(placer, pipelined, policy)
         graph = pipelined.problem.graph.name
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_began = running_s(), running_cpu_s()
         if placer == DATA_PARALLEL:
             parallel = simulate_data_parallel_pipeline(pipelined)
             run = PipelineRun(None, parallel.step_s, parallel.fits, parallel.evaluations)
@@ -113,36 +108,14 @@ class TrialRunner:
             rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
             found = make_pipeline_placer(placer, policy).place(pipelined, budget, rng)
             run = _timed(found.stages.placement, found.step, found.evaluations)
-        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)
 
-    def _warm_up_pipeline(
-        self, placer: str, pipelined: PipelinedProblem, policy: EvaluatedPolicy | None
-    ) -> None:
-        kind = (placer, pipelined.pipeline.name)
-        if kind in self._warm:
-            return
-        problem = Problem(warm_up_graph(), warm_up_cluster(pipelined.problem.cluster))
-        warm = PipelinedProblem(problem, Pipeline(pipelined.pipeline.name))
-        if placer == DATA_PARALLEL:
-            simulate_data_parallel_pipeline(warm)
-        else:
-            known = placer in PIPELINE_PLACERS or placer in LEARNED_PIPELINES
-            name = placer if known else "single"
-            make_pipeline_placer(name, policy).place(warm, Budget(evaluations=50), np.random.default_rng(0))
-        self._warm.add(kind)
-
-    def warm_up_simulator(self, cluster: Cluster) -> None:
-        """Compile or load what simulating steps on a cluster needs, so that no trial is timed with it."""
-        self._warm_up(PLACERS["single"], cluster)
-
     def _warm_up(self, placer: Placer, cluster: Cluster) -> None:
-        kind = (placer.name, cluster.schedule)
-        if kind in self._warm:
-            return
-        problem = Problem(warm_up_graph(), warm_up_cluster(cluster))
-        placer.place(problem, WARM_UP, np.random.default_rng(0))
-        self._warm.add(kind)
+        if placer.name not in self._warm:
+            problem = Problem(warm_up_graph(), warm_up_cluster(cluster))
+            placer.place(problem, WARM_UP, np.random.default_rng(0))
+            self._warm.add(placer.name)
 
 
 def warm_up_cluster(cluster: Cluster) -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from agent.bounds.lower_bound import lower_bound_s
@@ -20,6 +19,7 @@ from envs.placement.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
+from graphs.system.running_time import running_cpu_s, running_s
 
 Outcome = tuple[Trial, Placement | None] | Failure
 """A trial and its placement (None: it is none), or why there is no trial."""
@@ -106,10 +106,9 @@ class Worker:
         return trial, found.placement
 
     def _data_parallel(self, task: Task) -> Trial:
-        self._runner.warm_up_simulator(self._problem.cluster)
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_began = running_s(), running_cpu_s()
         found = simulate_data_parallel(self._problem)
-        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
         trial = self._trial(task, found.seconds_per_batch, found.fits, found.evaluations)
         return replace(trial, wall_s=wall_s, cpu_s=cpu_s)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
+from graphs.system.running_time import running_cpu_s, running_s
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
@@ -37,8 +37,8 @@ class Budget:
 
     Attributes:
         evaluations: simulated complete placements, at least 1; None = no limit.
-        seconds: wall time, more than 0; None = no limit. A first placement is scored in any case, by
-            heuristics as soon as they have one.
+        seconds: wall time, more than 0, without that of compiling and loading kernels; None = no limit. A
+            first placement is scored in any case, by heuristics as soon as they have one.
 
     Raises:
         PlacerError: on construction, if a limit is out of range or there is none at all.
@@ -118,11 +118,11 @@ class SearchState:
         self.must_place = must_place
         self.evaluations = 0
         self.simulation_s = 0.0  # wall seconds of the last simulations that were scored, each; 0 before
-        self.least_simulation_s = np.inf  # of all of them: one may wait for a core, or load compiled code
+        self.least_simulation_s = np.inf  # of all of them: one may wait for a core
         self.lower_bound_s = 0.0
         self.leaders: list[Leader] = []
         self._improvements = Improvements()
-        self._began, self._cpu_began = time.perf_counter(), time.process_time()
+        self._began, self._cpu_began = running_s(), running_cpu_s()
 
     @property
     def best(self) -> IntArray | None:
@@ -137,7 +137,7 @@ class SearchState:
     @property
     def elapsed_s(self) -> float:
         """Wall seconds since the run began."""
-        return time.perf_counter() - self._began
+        return running_s() - self._began
 
     @property
     def progress(self) -> float:
@@ -212,11 +212,11 @@ class SearchState:
         scores = [np.zeros((0, 2))]
         done = 0
         while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
-            batch, began = devices_of[done : done + n], time.perf_counter()
+            batch, began = devices_of[done : done + n], running_s()
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
             over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
-            self.simulation_s = (time.perf_counter() - began) / len(batch)
+            self.simulation_s = (running_s() - began) / len(batch)
             self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
             for row in np.lexsort((total_s, over_bytes))[:1]:
                 self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
@@ -275,7 +275,7 @@ class SearchState:
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
         placement, improvements = Placement(self.best), self._improvements.all()
-        cpu_s = time.process_time() - self._cpu_began
+        cpu_s = running_cpu_s() - self._cpu_began
         return PlacementResult(
             self.problem,
             placement,

@@ -22,7 +22,7 @@ SHARE = 0.4
 """Share of the seconds that are left in which such a start must end. Tuned on graphs that no test uses."""
 
 
-@learned("auto")
+@learned("auto", is_hybrid=True)
 def auto(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Anneals from the best few starts, each of which it tries only if it is predicted to end in time.
 

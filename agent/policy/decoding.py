@@ -6,7 +6,6 @@ With resampling, the episodes of a problem are particles (`agent.placers.search.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
+from graphs.system.running_time import running_s
 
 
 class ActingPolicy(Protocol):
@@ -74,7 +74,7 @@ def decode_many(
             those without memory for an op by copies of others. The greedy one is replaced only where it has
             no memory for an op.
         mdp_config: the decision process; by default the policy's own.
-        limit_s: wall seconds for all.
+        limit_s: wall seconds for all, without those of compiling.
 
     Returns:
         For each problem, the device of every op, int64 (greedy + n_samples, n_ops). Where no device had
@@ -85,7 +85,7 @@ def decode_many(
         FloatingPointError: a score of the policy is NaN or infinite.
         WalkTooLongError: the walks would not end in time.
     """
-    ends_s = time.perf_counter() + limit_s
+    ends_s = running_s() + limit_s
     rng = rng or np.random.default_rng(0)
     compiled = policy.compiled()
     draws = [False] * greedy + [True] * n_samples
@@ -105,7 +105,7 @@ def decode_many(
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)
-    for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - time.perf_counter()):
+    for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - running_s()):
         before = found[group.problem]
         before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]

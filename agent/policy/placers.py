@@ -50,11 +50,13 @@ class LearnedPlacer:
 
     Attributes:
         uses_rng: whether it draws devices, whatever the order.
+        is_hybrid: whether heuristics and annealing place too, beside the policy.
     """
 
     name: str
     strategy: LearnedStrategy
     uses_rng: bool
+    is_hybrid: bool = False
 
 
 MODULES = ("agent.policy.auto",)
@@ -62,7 +64,9 @@ LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError, MODULES)
 """Every placer that needs a policy, by name; torch is not loaded before one of them places."""
 
 
-def learned(name: str, *, uses_rng: bool = True) -> Callable[[LearnedStrategy], LearnedStrategy]:
+def learned(
+    name: str, *, uses_rng: bool = True, is_hybrid: bool = False
+) -> Callable[[LearnedStrategy], LearnedStrategy]:
     """Registers a strategy as the learned placer `name`.
 
     Raises:
@@ -70,7 +74,7 @@ def learned(name: str, *, uses_rng: bool = True) -> Callable[[LearnedStrategy], 
     """
 
     def register(strategy: LearnedStrategy) -> LearnedStrategy:
-        LEARNED.register(name, LearnedPlacer(name, strategy, uses_rng))
+        LEARNED.register(name, LearnedPlacer(name, strategy, uses_rng, is_hybrid))
         return strategy
 
     return register
@@ -177,7 +181,7 @@ def policy_beam(search: SearchState, rng: np.random.Generator, *, policy: Acting
     _Decoder(search, rng, policy, order).place(PARTICLES, resample=True)
 
 
-@learned("policy-refine")
+@learned("policy-refine", is_hybrid=True)
 def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: ActingPolicy, order: str) -> None:
     """Anneals from the best few that the heuristics and some particles find; so never worse than any of them.
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from graphs.system.running_time import running_cpu_s, running_s
 
 
 class Elapsed(NamedTuple):
     """The time that a training has taken, before interruptions too."""
 
     wall_s: float
-    cpu_s: float  # processor seconds of this process and its earlier ones, all threads together
+    cpu_s: float  # processor seconds of this process and its earlier ones, without compiling
 
 
 class Clock:
-    """Counts wall time, interruptions left out, and says when each phase has used up its part.
+    """Counts wall time without interruptions and compiling, and says when each phase has used up its part.
 
     The phases end one after the other: what one leaves unused, the next ones have.
 
@@ -27,7 +28,7 @@ class Clock:
     """
 
     def __init__(self, minutes: float, agreed: Callable[[float], float] | None = None) -> None:
-        self._began, self._cpu_began = time.monotonic(), time.process_time()
+        self._began, self._cpu_began = running_s(), running_cpu_s()
         self._agreed = agreed
         self._agreed_s = 0.0
         self._limit_s = 60 * minutes if minutes else math.inf
@@ -48,17 +49,17 @@ class Clock:
     @property
     def wall_s(self) -> float:
         """Seconds that the training has taken, those before interruptions included."""
-        return self._agreed_s if self._agreed else time.monotonic() - self._began
+        return self._agreed_s if self._agreed else running_s() - self._began
 
     @property
     def elapsed(self) -> Elapsed:
         """Returns the time that the training has taken."""
-        return Elapsed(self.wall_s, time.process_time() - self._cpu_began)
+        return Elapsed(self.wall_s, running_cpu_s() - self._cpu_began)
 
     def agree(self) -> None:
         """Makes all workers of a group agree on the time; each calls it at the same point."""
         if self._agreed is not None:
-            self._agreed_s = self._agreed(time.monotonic() - self._began)
+            self._agreed_s = self._agreed(running_s() - self._began)
 
     @property
     def progress(self) -> float:
@@ -67,8 +68,8 @@ class Clock:
 
     def go_on_from(self, elapsed: Elapsed) -> None:
         """Counts on from what a training had taken when it was interrupted."""
-        self._began = time.monotonic() - elapsed.wall_s
-        self._cpu_began = time.process_time() - elapsed.cpu_s
+        self._began = running_s() - elapsed.wall_s
+        self._cpu_began = running_cpu_s() - elapsed.cpu_s
         self._agreed_s = elapsed.wall_s
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from agent.policy.mdp_config import BEST, GROUP, MdpConfig
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.mdp.features import FEATURE_SETS
 from envs.mdp.names import CONSTRUCT, FREE_MEMORY
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
@@ -50,7 +51,7 @@ class TrainConfig(Settings, error=ConfigError):
         metavar="PKG.MOD:FUNCTION",
     )
     cluster: tuple[str, ...] = option(
-        ("4xv100",),
+        (DEFAULT_CLUSTER,),
         "clusters to place on: presets, files, or `random`: one drawn for each graph and randomization",
         group=MAIN,
         metavar="NAME|FILE",

@@ -248,6 +248,8 @@ def placeto_k80(n_devices: int = 2) -> Cluster:
     )
 
 
+DEFAULT_CLUSTER = "4xv100-sxm2"
+"""The preset that stands where none is named: its devices are calibrated, and such links were measured."""
 RANDOM = "random"
 """Stands for clusters that a training draws."""
 

@@ -132,6 +132,13 @@ def op_seconds(graph: OpGraph, cluster: Cluster) -> FloatArray:
     return seconds
 
 
+def is_calibrated(graph: OpGraph, cluster: Cluster) -> bool:
+    """Says whether every time of an op is measured or calibrated, and none comes from a datasheet."""
+    kinds = {device.kind for device in cluster.devices}
+    guessed = (graph.seconds.get(kind, np.array(np.nan)) for kind in kinds if calibration_of(kind) is None)
+    return not any((np.isnan(seconds) & graph.is_compute).any() for seconds in guessed)
+
+
 def check_transfers(graph: OpGraph, cluster: Cluster) -> None:
     """Checks that the time of each tensor over each link is 0 or within the bounds of `graphs.limits`.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from envs.mdp.episodes import Start, on_fastest_device
 from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
-from envs.mdp.names import FREE_MEMORY
+from envs.mdp.names import EVERY_DEVICE, FREE_MEMORY
 from envs.mdp.pipeline_episodes import episodes_over
 from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
@@ -135,7 +135,8 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         """
         if int(action) not in np.flatnonzero(self.action_masks()):
             raise ValueError(
-                f"device {action} has no free memory for the op at hand; use one that action_masks() marks"
+                f"device {action} has no free memory for the op at hand; use one that action_masks() marks, "
+                f"or mask='{EVERY_DEVICE}' for algorithms that take no masks"
             )
         reward, done = self._batch.step(np.array([action]))
         info = {"result": self._batch.result(0)} if done[0] else {}

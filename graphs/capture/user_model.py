@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.system.errors import InputError, printable
-from graphs.system.plugins import search_last
+from graphs.system.plugins import look_in
 from graphs.system.user_code import users_code
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _find_function(spec: str) -> Callable[[], Any]:
     module_name, separator, function_name = spec.partition(":")
     if not (separator and module_name and function_name):
         raise SourceError(f"--model {spec}: give package.module:function")
-    search_last(os.getcwd())
+    look_in(os.getcwd())
     with _users_code(spec, f"cannot import '{module_name}'"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)

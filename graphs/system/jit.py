@@ -164,15 +164,12 @@ class _Cache(FunctionCache):  # type: ignore[misc]
                 self.flush()
         if found is None:
             _PROGRESS.begin()
+        else:
+            _PROGRESS.count(self, loaded=True)
         return found
 
-    @property
-    def is_empty(self) -> bool:
-        """Says whether nothing of the kernel was kept by earlier processes, as far as this one can tell."""
-        return not (self._enabled and Path(self._cache_file._index_path).exists())
-
     def save_overload(self, signature: object, data: object) -> None:
-        _PROGRESS.count()
+        _PROGRESS.count(self)
         try:
             super().save_overload(signature, data)
         except (OSError, DamagedError) as error:
@@ -252,25 +249,39 @@ def _file_digest(path: str) -> str:
 
 
 class _Progress:
-    """Prints how many kernels this process has compiled, at most every `PERIOD_S` seconds."""
+    """Prints how many kernels this process has compiled, at most every `PERIOD_S` seconds.
+
+    A kernel is counted once. What is compiled of it for further types is counted beside that.
+    """
 
     def __init__(self) -> None:
-        self.n_compiled, self.n_most = 0, 0
-        self._said_s, self._told_no_cache = 0.0, False
+        self._compiled, self._loaded, self._n_more = set[_Cache](), set[_Cache](), 0
+        self._said_s, self._has_begun, self._told_no_cache = 0.0, False, False
+
+    @property
+    def _n_most(self) -> int:
+        return len(_CACHES) - len(self._loaded)
 
     def begin(self) -> None:
         """Says before the first kernel how many have to be compiled at most."""
-        if not self.n_most:
-            self.n_most = sum(cache.is_empty for cache in _CACHES) or len(_CACHES)
-            self._say(f"Compiling loops, at most {self.n_most}, and keeping them for later commands ...")
-
-    def count(self) -> None:
-        """Counts a kernel that was compiled."""
-        self.n_compiled += 1
-        if time.monotonic() - self._said_s > PERIOD_S:
+        if not self._has_begun:
+            self._has_begun = True
+            most = f"at most {self._n_most}, " if self._n_most else ""
             self._say(
-                f"Compiling loops, {self.n_compiled} of at most {max(self.n_most, self.n_compiled)} done ..."
+                f"Compiling loops, {most}and keeping them for later commands. No budget counts this time ..."
             )
+
+    def count(self, kernel: _Cache, *, loaded: bool = False) -> None:
+        """Counts a kernel that was compiled, or loaded."""
+        if loaded:
+            self._loaded |= {kernel} - self._compiled
+        elif kernel in self._compiled | self._loaded:
+            self._n_more += 1
+        else:
+            self._compiled.add(kernel)
+        if not loaded and time.monotonic() - self._said_s > PERIOD_S:
+            more = f", and {self._n_more} for further types" if self._n_more else ""
+            self._say(f"Compiling loops, {len(self._compiled)} of at most {self._n_most} done{more} ...")
 
     def tell_no_cache(self, error: Exception) -> None:
         """Says once why nothing is kept."""

@@ -18,6 +18,7 @@ VARIABLE = "PLACEWALK_PLUGINS"
 """Environment variable that names the plugins, separated by `os.pathsep`; child processes inherit it."""
 LINE_END = "\n"
 """Separates the plugins in the variable where one of their paths contains `os.pathsep`."""
+PACKAGES = ("agent", "envs", "graphs")
 _loading = RLock()
 _loaded: set[str] = set()
 
@@ -51,6 +52,18 @@ def load_plugins(named: Sequence[str] = ()) -> None:
             os.environ[VARIABLE] = LINE_END.join([*plugins, ""])
 
 
+def look_in(folder: str) -> None:
+    """Makes the modules of a user's folder importable, after all others; says which ones ours hide."""
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    root = Path(__file__).parents[2]
+    for name in PACKAGES if Path(folder).resolve() != root else ():
+        for file in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py")):
+            if file.is_file():
+                print(f"{file}: hidden by Placewalk's package; rename it to import it", file=sys.stderr)
+
+
 def load_entry_points(group: str) -> None:
     """Loads the entry points of a group that are not loaded yet, in the order of their names.
 
@@ -82,12 +95,6 @@ def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
-def search_last(folder: str) -> None:
-    """Adds a folder to the end of the import path, so that its files hide no library."""
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
 def _import(name: str) -> None:
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
@@ -97,7 +104,7 @@ def _import(name: str) -> None:
             if file is not None:
                 _import_file(file)
             else:
-                search_last(os.getcwd())
+                look_in(os.getcwd())
                 importlib.import_module(name)
     except InputError as error:
         raise PluginError(f"--plugin {name}: {error}") from error
@@ -107,7 +114,7 @@ def _import_file(file: Path) -> ModuleType:
     """Imports a file by its path; its folder comes last on the import path."""
     name = file.stem
     known = find_spec(name) if name.isidentifier() else None
-    search_last(str(file.parent))
+    look_in(str(file.parent))
     if known is not None and Path(known.origin or "").resolve() != file:
         raise PluginError(f"another module is called '{name}'; rename the file")
     if name in sys.modules:

@@ -67,7 +67,10 @@ def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
     assert 1 <= plan.evaluations <= 60
     first, *others = str(plan).splitlines()
     assert first == pipeline_advice(2, plan.step_time, plan.baselines)
-    assert others[0] == f"{GRAPH.name} on 4xv100:2 by refine: 2 stages, 8 microbatches, schedule 1f1b"
+    assert (
+        others[0]
+        == f"{GRAPH.name} on 4xv100:2 (uncalibrated) by refine: 2 stages, 8 microbatches, schedule 1f1b"
+    )
     assert f"{four_digits(plan.step_time.throughput_per_s)} microbatches a second" in others[1]
     assert plan.explain().startswith(first)
     assert "stage 1 on gpu" in plan.explain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 from agent.evaluation.comparison.summary import Line
@@ -29,11 +29,16 @@ def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
         yield key, sorted(part, key=rank)
 
 
-def title(case: Case) -> str:
-    """Heading of the table of a case; it says what one decision places, if not an op."""
+def title(case: Case, uncalibrated: Collection[str] = ()) -> str:
+    """Heading of the table of a case; it says what one decision places, if not an op.
+
+    Args:
+        uncalibrated: names of clusters whose op times come from datasheets.
+    """
     family, cluster, seen, granularity = case
+    note = " (uncalibrated)" if cluster in uncalibrated else ""
     unit = "" if granularity == "op" else f", placed by {granularity}"
-    return f"{family or 'no family'} on {cluster}{unit}{SEEN_NOTES.get(seen, '')}"
+    return f"{family or 'no family'} on {cluster}{note}{unit}{SEEN_NOTES.get(seen, '')}"
 
 
 def figures(line: Line) -> tuple[str, ...]:

@@ -23,7 +23,10 @@ SINGLE_NOTE = (
     "the fastest single device that has the memory; * where none has it for some graph: there the fastest, "
     "as if it had"
 )
-SIMULATED = "Step times are what the described cluster's runner would take; simulated, not measured."
+SIMULATED = (
+    "Step times are what the described cluster's runner would take; simulated, not measured. On uncalibrated "
+    "clusters the times of ops come from datasheets."
+)
 BASELINE = "refine"
 """The best placer that learned nothing."""
 LEAST_SHARE = 0.8

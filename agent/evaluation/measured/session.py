@@ -12,13 +12,13 @@ from pathlib import Path
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.config import EvaluationConfig, EvaluationError
-from agent.evaluation.inputs import DEFAULT_CLUSTER
 from agent.evaluation.measured.adapted import Placed, adapted
 from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity
 from agent.evaluation.results import Trial
 from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placement.files import read_placement, write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem

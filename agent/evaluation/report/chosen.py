@@ -18,8 +18,8 @@ class Pair:
     """The best trials of two placers on one graph and cluster.
 
     Attributes:
-        left, right: of the best learned placer and of the best other one; where there are none of a kind, of
-            the best and the worst placer.
+        left, right: of the best placer with a policy and of the best other one; where there are none of a
+            kind, of the best and the worst placer.
     """
 
     left: Trial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -31,18 +31,22 @@ ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
 """Trials by placer and order, then by graph and cluster."""
 
 
-def headline(trials: Sequence[Trial]) -> Markup:
-    """Says in words what to use and how the best placer compares with the others, as HTML."""
+def headline(trials: Sequence[Trial], uncalibrated: Collection[str] = ()) -> Markup:
+    """Says in words what to use and how the best placer compares with the others, as HTML.
+
+    Args:
+        uncalibrated: names of clusters whose op times come from datasheets.
+    """
     runs = by_run(trials)
     ranked = _ranked(runs)
     if not ranked:
         return render("headline.html", best="", sentences=[])
-    advice = _advice(runs, ranked[0])
+    advice = _advice(runs, ranked[0], uncalibrated)
     others = _against_others(runs, ranked, parallel_is_used=advice["use"] == PARALLEL)
     return render("headline.html", **advice, sentences=list(others))
 
 
-def _advice(runs: ByRun, best: Run) -> dict[str, object]:
+def _advice(runs: ByRun, best: Run, uncalibrated: Collection[str]) -> dict[str, object]:
     """Says what to use: the best placement, one device or data parallelism; each must be 2 % faster.
 
     `factor` is how many times as fast as one device the placement is, None where no device has the memory;
@@ -52,6 +56,7 @@ def _advice(runs: ByRun, best: Run) -> dict[str, object]:
     solved = _solved(own)
     n_graphs = len({trial.graph for trial in solved})
     over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {solved[0].graph}"
+    over += ", uncalibrated" * any(trial.cluster in uncalibrated for trial in solved)
     step_s = geometric_mean(trial.step_time_s for trial in solved)
     alone = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
     parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
@@ -67,26 +72,21 @@ def _advice(runs: ByRun, best: Run) -> dict[str, object]:
 
 
 def learned_line(trials: Sequence[Trial]) -> str:
-    """Compares the best learned placer with the best that learned nothing; empty without one of them."""
+    """Compares the best learned placer, and the best hybrid, with the best that learned nothing."""
     runs = by_run(trials)
     return _learned_line(runs, _ranked(runs))
 
 
 def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
-    found = _learned_and_other(ranked)
-    ratio = compared(runs[found[0]], runs[found[1]]) if found else None
-    if not found or ratio is None:
-        return ""
-    learned, other = (name_of(*run) for run in found)
-    best_other = f"{other}, the best placer that learned nothing"
-    return f"{learned}, the best learned placer, {_difference(ratio, best_other, _solved(runs[found[0]]))}."
-
-
-def _learned_and_other(ranked: Sequence[Run]) -> tuple[Run, Run] | None:
-    """Finds the best learned placer and the best other one."""
-    learned = next((run for run in ranked if run[0] in LEARNED), None)
     other = next((run for run in ranked if run[0] not in LEARNED), None)
-    return (learned, other) if learned and other else None
+    sentences = []
+    for is_hybrid, kind in ((False, "learned placer"), (True, "hybrid of a policy and search")):
+        own = next((r for r in ranked if r[0] in LEARNED and LEARNED[r[0]].is_hybrid == is_hybrid), None)
+        if own and other and (ratio := compared(runs[own], runs[other])):
+            best_other = f"{name_of(*other)}, the best placer that learned nothing"
+            difference = _difference(ratio, best_other, _solved(runs[own]))
+            sentences.append(f"{name_of(*own)}, the best {kind}, {difference}.")
+    return " ".join(sentences)
 
 
 def _ranked(runs: ByRun) -> list[Run]:
@@ -112,15 +112,15 @@ def _against_others(runs: ByRun, ranked: Sequence[Run], *, parallel_is_used: boo
     """Compares the best placement with the next best, data parallelism and the lower bound, in sentences."""
     own, best = runs[ranked[0]], name_of(*ranked[0])
     solved = _solved(own)
-    differences = []
-    if not _learned_and_other(ranked) and ranked[1:] and (next_best := compared(own, runs[ranked[1]])):
+    said, differences = _learned_line(runs, ranked), []
+    if not said and ranked[1:] and (next_best := compared(own, runs[ranked[1]])):
         differences.append(_difference(next_best, f"{name_of(*ranked[1])}, the next best", solved))
     parallel = runs.get((DATA_PARALLEL, ""))
     if parallel and not parallel_is_used and (against := compared(own, parallel)):
         differences.append(_difference(against, "data parallelism per batch", solved))
     if differences:
         yield f"That placement {'; it '.join(differences)}."
-    if said := _learned_line(runs, ranked):
+    if said:
         yield said
     if bound := geometric_mean(map(ratio_to_bound, solved)):
         level, less = f"is faster than {best}'s", f"takes less than {1 / bound:.3f} of the time of {best}"

@@ -44,15 +44,15 @@ def write_report(
             is among the trials.
         n_trials: number of trials in all; None = these.
     """
-    n_ended = len(trials) + n_failed
+    n_ended, uncalibrated = len(trials) + n_failed, spec.uncalibrated if spec else ()
     page = render(
         "report.html",
-        headline=headline(with_data_parallel(trials, spec)),
+        headline=headline(with_data_parallel(trials, spec), uncalibrated),
         command=command,
         n_ended=n_ended,
         n_trials=n_ended if n_trials is None else n_trials,
         failed=failed_line(n_failed) if n_failed else "",
-        placers=main_tables(trials, summarise(trials)),
+        placers=main_tables(trials, summarise(trials), uncalibrated),
         orders=order_maps(trials),
         curves=curve_charts(trials),
         details=detail_section(spec, path.parent, pairs(trials)) if spec else "",

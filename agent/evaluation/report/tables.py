@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -25,7 +25,7 @@ HEADINGS = (
 )
 
 
-def main_tables(trials: Sequence[Trial], lines: Sequence[Line]) -> Markup:
+def main_tables(trials: Sequence[Trial], lines: Sequence[Line], uncalibrated: Collection[str] = ()) -> Markup:
     """A sortable table of placers per family and cluster, the shortest step first."""
     groups: dict[Case, dict[Run, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
@@ -43,7 +43,7 @@ def main_tables(trials: Sequence[Trial], lines: Sequence[Line]) -> Markup:
         known = [at for at in range(len(HEADINGS)) if any(each[at] != "-" for each in cells)]
         headings = [HEADINGS[at] for at in known]
         rows = [[each[at] for at in known] for each in cells]
-        tables.append(Table(headings, rows, title(case)))
+        tables.append(Table(headings, rows, title(case, uncalibrated)))
     return render("tables.html", tables=tables)
 
 

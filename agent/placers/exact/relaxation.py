@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from agent.bounds.lower_bound import heads_and_tails
 from agent.bounds.path_kernels import before_and_after
 from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.running_time import running_s
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -55,7 +55,7 @@ class Relaxation:
     def __init__(self, problem: Problem, tick_s: float, seconds: float = np.inf) -> None:
         from ortools.sat.python import cp_model
 
-        until = time.perf_counter() + seconds
+        until = running_s() + seconds
         self.problem, graph = problem, problem.graph
         self.model = cp_model.CpModel()
         self.ops = np.flatnonzero(graph.is_compute).tolist()
@@ -174,7 +174,7 @@ class Relaxation:
         graph = self.problem.graph
         timed = [op for op in self.ops if self.ticks[op].any()]
         for first, second in self._unordered(timed) if self.problem.cluster.schedule == "program" else ():
-            if time.perf_counter() > until:
+            if running_s() > until:
                 raise RelaxationError
             units = int(graph.unit_of[first]), int(graph.unit_of[second])
             after = self.model.add(self.start[second] >= self.start[first] + self.length[first] + self.gap)

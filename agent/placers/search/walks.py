@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from agent.placers.completion import complete_placement
 from envs.mdp.episodes import EpisodeBatch
 from graphs.system.array_types import IntArray
+from graphs.system.running_time import running_s
 
 TAKE_BEST = -1.0
 """The draw of a decision that takes the best device."""
@@ -106,7 +106,7 @@ class GroupWalk:
             WalkTooLongError: they would not end in time.
             FloatingPointError: as `Decider.decide`.
         """
-        began_s = time.perf_counter()
+        began_s = running_s()
         for slot in range(len(self._slots)):
             self._begin(slot)
         while len(self._found) < self._n_groups:
@@ -114,7 +114,7 @@ class GroupWalk:
             done = self._batch.done.reshape(-1, self._size)
             self.resample(done)
             self.finish(done)
-            if (time.perf_counter() - began_s) * self._n_all > limit_s * self._n_taken:
+            if (running_s() - began_s) * self._n_all > limit_s * self._n_taken:
                 raise WalkTooLongError
         return self._found
 

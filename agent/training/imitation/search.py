@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from agent.training.imitation.demonstrations import Demonstration, pipeline_demo
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
+from graphs.system.running_time import running_s
 
 N_THREADS = os.cpu_count() or 1
 SLACK = 1.5
@@ -121,7 +121,7 @@ class _Allotment:
 
     def __init__(self, problems: Sequence[Problem], seconds: float) -> None:
         self._sizes = [problem.graph.n_ops for problem in problems]
-        self._end_s = time.monotonic() + seconds
+        self._end_s = running_s() + seconds
         self._waiting = 0
         self._lock = Lock()
 
@@ -132,7 +132,7 @@ class _Allotment:
                 self._waiting = sum(self._sizes)
             share = self._sizes[problem] / self._waiting
             self._waiting -= self._sizes[problem]
-        left_s = self._end_s - time.monotonic()
+        left_s = self._end_s - running_s()
         return min(SLACK * N_THREADS * share, 1.0) * left_s
 
 

@@ -190,6 +190,23 @@ def test_the_best_learned_placer_is_compared_with_the_best_search():
     assert learned_line(times(single=[4.0], refine=[1.0])) == ""
 
 
+@pytest.mark.parametrize("placer", ["auto", "policy-refine"])
+def test_placers_that_search_beside_a_policy_are_hybrids(placer):
+    trials = times(**{"single": [4.0], placer: [1.0], "refine": [2.0]})
+    other = "refine, the best placer that learned nothing"
+    told = f"{placer}, the best hybrid of a policy and search, takes 0.500 of the time of {other}."
+    assert learned_line(trials) == told
+    assert told in headline(trials)
+    decoded = f"policy-beam, the best learned placer, takes 1.500 of the time of {other}."
+    assert learned_line([*trials, *times(**{"policy-beam": [3.0]})]) == f"{decoded} {told}"
+
+
+def test_headline_says_where_step_times_are_uncalibrated():
+    trials = times(heft=[1.0], single=[4.0])
+    assert "1,000 ms on g0, uncalibrated; 4.00 times" in headline(trials, {trials[0].cluster})
+    assert "uncalibrated" not in headline(trials, {"another"})
+
+
 def test_headline_prefers_placers_that_solve_all():
     trials = times(heft=[1.0, 1.0], single=[4.0, 4.0])
     trials[0] = make_trial(graph="g0", placer="heft", feasible=False)

@@ -14,7 +14,7 @@ from agent.training.clock import Clock, Elapsed, between
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that clocks read; set its only element."""
     seconds = [100.0]
-    monkeypatch.setattr(clock_module.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(clock_module, "running_s", lambda: seconds[0])
     return seconds
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.kinds import KINDS
+from envs.cluster.presets import get_cluster
 from envs.costs.calibration import calibration_of
 from envs.costs.efficiency import MatmulWork
-from envs.costs.op_seconds import calibrated_seconds, op_seconds, roofline_seconds
+from envs.costs.op_seconds import calibrated_seconds, is_calibrated, op_seconds, roofline_seconds
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 
@@ -172,3 +173,16 @@ def test_a_problem_of_fifty_thousand_ops_is_made_in_a_second() -> None:
     start = time.process_time()
     Problem(graph, cluster)
     assert time.process_time() - start < 3.0
+
+
+def test_costs_are_calibrated_where_every_op_has_a_fitted_or_a_measured_time():
+    ops = [{"name": "w", "type": "parameter"}, {"name": "a", "flops": 1e9}, {"name": "b", "flops": 1e9}]
+    graph = build_graph("g", "", ops, [])
+    assert is_calibrated(graph, get_cluster("4xv100-sxm2"))
+    assert not is_calibrated(graph, get_cluster("4xv100"))
+    mixed = get_cluster("a100+v100")
+    guessed = replace(mixed, devices=(mixed.devices[0], replace(mixed.devices[1], kind="v100")))
+    assert not is_calibrated(graph, guessed)
+    for seconds, all_are_known in (([np.nan, 1e-3, 1e-3], True), ([np.nan, 1e-3, np.nan], False)):
+        measured = replace(graph, seconds={"v100": np.array(seconds)})
+        assert is_calibrated(measured, guessed) == all_are_known

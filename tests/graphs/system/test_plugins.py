@@ -12,11 +12,12 @@ import pytest
 
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
-from graphs.system.plugins import VARIABLE, PluginError, load_plugins
+from graphs.system.plugins import VARIABLE, PluginError, load_plugins, look_in
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = """
 import numpy as np
+import torch
 from agent.placers.base import placer
 from graphs.families.registry import FAMILIES, family
 from graphs.orders import order, topo
@@ -36,7 +37,8 @@ def coin_toss(search, rng):
 
 @family("of-mine")
 def of_mine(rng):
-    \"\"\"Draws nothing.\"\"\"
+    \"\"\"Draws a layer.\"\"\"
+    return torch.nn.Linear(8, 8), (torch.randn(4, 8),)
 """
 
 
@@ -65,6 +67,39 @@ def test_a_plugins_placer_is_known_to_worker_processes(tmp_path: Path) -> None:
     done = run(tmp_path, *asked)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "results.csv").read_text().count("coin-toss") == 2
+
+
+def test_the_graphs_of_a_plugins_family_are_captured_where_they_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    words = ["--families", "of-mine", "--placers", "single", "--out", str(tmp_path / "out")]
+    done = run(tmp_path, str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py")
+    assert done.returncode == 0, done.stderr
+    assert "capturing 1 graphs of 'of-mine'; python -m graphs.dataset --build keeps them" in done.stderr
+    assert (tmp_path / "out" / "results.csv").read_text().count("of-mine-00") == 1
+
+
+@pytest.mark.parametrize("file", ["agent.py", "envs/__init__.py", "graphs/__init__.py"])
+def test_a_users_file_that_ours_hide_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for name in (file, "other.py"):
+        (tmp_path / name).write_text("")
+    look_in(str(tmp_path))
+    look_in(str(tmp_path))
+    hidden = f"{tmp_path / file}: hidden by Placewalk's package; rename it to import it\n"
+    assert capsys.readouterr().err == hidden
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["envs.py", "graphs/__init__.py"])
+def test_a_users_file_that_hides_ours_is_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    done = run(tmp_path, "-c", "import agent")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / file} hides Placewalk's package")
 
 
 def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class GraphColumns:
             default).
         sources: line of code that ran each op, `file.py:12`; "" where it is not known (the default).
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
+        tied: paths under which the captured module holds one tensor several times, or one submodule without
+            tensors; a tensor's first path is the name of its parameter op.
     """
 
     name: str
@@ -98,6 +100,7 @@ class GraphColumns:
     image: IntArray = field(default_factory=_no_image)
     sources: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...] | None, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
 
     @property
     def n_ops(self) -> int:

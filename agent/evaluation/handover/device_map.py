@@ -1,9 +1,9 @@
 """Device maps for accelerate: a device of each module, and what placing by module path loses.
 
 `accelerate.dispatch_model` moves the tensors of each module that the map names to its device and, when the
-module is called, its arguments too. The inputs, the tensors of the model itself and, for each call, modules on
-CPUs come to the main device, the first GPU of the map. What a module computes between its submodules runs where
-its values are, and values on two devices cannot be combined. A tensor of several paths is on one device.
+module is called, its arguments too. The inputs, the tensors of the model itself and, for each call, modules
+on CPUs come to the main device, the first GPU of the map. What a module computes between its submodules runs
+where its values are, and values on two devices cannot be combined. A tensor of several paths is on one device.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
 submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.
@@ -196,7 +196,7 @@ class _Run:
     def _origins(self, op: int, path: str, key: str) -> Iterator[str]:
         """Yields the modules of the map that put the values that an op reads, or the op, where they are."""
         is_whole = key not in self.keys.split
-        hooked = path if path in self.modules.stateful else key
+        hooked = path if key != ROOT and path in self.modules.stateful else key
         if is_whole:
             yield key
         for producer in self.graph.predecessors.row(op).tolist():

@@ -125,7 +125,7 @@ class ModuleDevices:
         if split:
             used = [device for key, device in devices.items() if key != ROOT]
             keys.main = min(used, key=lambda device: (self._is_cpu[device], device))
-            for group in [*groups, *({key} for key in split & devices.keys())]:
+            for group in [*({key} for key in split & devices.keys()), *groups]:
                 devices |= dict.fromkeys(group, self.cost_of_joining(group, keys)[1])
         return keys
 

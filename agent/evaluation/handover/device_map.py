@@ -28,6 +28,9 @@ from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
 from graphs.system.numbers import in_ms
 
+SCALAR_BYTES = 8
+ALL_INPUTS = frozenset({ROOT})
+
 
 class DeviceMapError(InputError):
     """A graph that no device map can be made of; the message says why."""
@@ -167,6 +170,7 @@ class _Run:
         self.paths = {paths[0]: [path.rpartition(".")[0] for path in paths] for paths in graph.tied}
         self.device_of = np.full(graph.n_ops, -1, dtype=np.int64)
         self.came_from: list[frozenset[str]] = [frozenset()] * graph.n_ops
+        self.latest: dict[str, frozenset[str]] = {}
         forward: dict[str, int] = {}
         for op, path in enumerate(graph.modules):
             if graph.is_source[op]:
@@ -177,16 +181,20 @@ class _Run:
                 forward[path] = int(self.device_of[op])
             else:
                 self._follow(op, path, forward)
-        # Constants, and what is made of them alone, are where they are read first.
+        # Scalars can be read anywhere.
         for op in np.flatnonzero(self.device_of < 0)[::-1].tolist():
             readers = graph.successors.row(op)
             self.device_of[op] = self.device_of[readers[0]] if len(readers) else keys.main
 
     def _run(self, op: int, path: str) -> None:
+        """Places a forward op; a constant is taken to be made where the last value of its module is."""
         key = self.keys.key_of(path)
         came_from = frozenset(self._origins(op, path, key))
         if len(self._devices(came_from)) > 1:
             came_from = self._settle(path, key, came_from)
+        elif not came_from and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
+            came_from = next((self.latest[each] for each in around(path) if each in self.latest), ALL_INPUTS)
+        self.latest |= dict.fromkeys(around(path), came_from) if came_from else {}
         self.came_from[op] = came_from
         self.device_of[op] = next(iter(self._devices(came_from)), -1)
 

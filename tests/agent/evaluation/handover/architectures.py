@@ -71,7 +71,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         "Qwen2VLConfig",
         {
             "text_config": WIDE
-            | {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            | {
+                "num_key_value_heads": 1,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+            },
             "vision_config": {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2},
         },
         MASKED,
@@ -84,11 +87,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     ),
     "FalconForCausalLM": ("FalconConfig", TEXT | {"alibi": True, "new_decoder_architecture": False}, MASKED),
     "PhiForCausalLM": ("PhiConfig", WIDE, LABELLED),
-    "BloomForCausalLM": ("BloomConfig", {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2}, MASKED),
+    "BloomForCausalLM": (
+        "BloomConfig",
+        {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2},
+        MASKED,
+    ),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", WIDE, MASKED),
     "SwinForImageClassification": (
         "SwinConfig",
-        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 2},
+        {
+            "image_size": 16,
+            "patch_size": 2,
+            "embed_dim": 8,
+            "depths": [1, 2],
+            "num_heads": [1, 2],
+            "window_size": 2,
+        },
         PIXELS,
     ),
 }

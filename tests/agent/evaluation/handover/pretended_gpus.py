@@ -24,9 +24,7 @@ UNKNOWN_KEYS = "The following device_map keys do not match"
 """How accelerate warns of the names of tensors, which it takes all the same."""
 
 
-def _move(
-    module: nn.Module, name: str, device: object, value: Tensor | None = None, **_: object
-) -> None:
+def _move(module: nn.Module, name: str, device: object, value: Tensor | None = None, **_: object) -> None:
     """Moves a tensor of a module as `accelerate.utils.set_module_tensor_to_device`, which needs real ones."""
     path, _, name = name.rpartition(".")
     holder = module.get_submodule(path)
@@ -85,13 +83,13 @@ def _faked(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-        memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        memo[id(tensor)] = (
+            nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+        )
     return copy.deepcopy(module, memo)
 
 
-def run_with_hooks(
-    module: nn.Module, inputs: Mapping[str, Any], device_map: Mapping[str, int | str]
-) -> Any:
+def run_with_hooks(module: nn.Module, inputs: Mapping[str, Any], device_map: Mapping[str, int | str]) -> Any:
     """Runs the dispatched module with all of its hooks, on the processor, for its values."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", UNKNOWN_KEYS)

@@ -79,6 +79,8 @@ class GraphColumns:
         shapes: shape of the first tensor that each op makes; None where it is not known (the default).
         tree: whether each module of the model has a forward pass, as lists of modules have none, by path in
             the order of registration; empty where it is not known (the default). Files do not hold it.
+        tied: paths under which the captured module holds one tensor several times, or one submodule without
+            tensors; a tensor's first path is the name of its parameter op.
     """
 
     name: str
@@ -101,6 +103,7 @@ class GraphColumns:
     sources: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     tree: Mapping[str, bool] = field(default_factory=dict)
+    tied: tuple[tuple[str, ...], ...] = ()
 
     @property
     def n_ops(self) -> int:

@@ -118,6 +118,7 @@ def _check_strings(where: str, graph: GraphColumns) -> None:
         "type": graph.op_types,
         "module": graph.modules,
         "source": graph.sources,
+        "tied path": [path for paths in graph.tied for path in paths],
     }
     single = {"name": (graph.name,), "family": (graph.family,), "kind of seconds": tuple(graph.seconds)}
     for label, texts in (single | named).items():

@@ -19,11 +19,11 @@ AMOUNTS = ("flops", "bytes_moved", "resident_bytes")
 
 
 def content_hash(graph: OpGraph) -> str:
-    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces, no `source` and `shape`), in hex.
+    """SHA-256 of a graph's canonical JSON (sorted keys, no spaces, no `source`, `shape` and `tied`), in hex.
 
     Names count: graphs with equal hashes have equal files.
     """
-    plain = replace(graph, sources=(), shapes=())
+    plain = replace(graph, sources=(), shapes=(), tied=())
     text = json.dumps(graph_to_json(plain), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -139,7 +139,7 @@ def capture_step(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update, sources=sources)
+            builder = GraphBuilder(traced, step.state, update, sources=sources, tied=step.tied)
             return CapturedStep(
                 graph=replace(builder.build(name, family), tree=module_tree(step.model)),
                 step=step,

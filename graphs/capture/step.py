@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ class Step(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """Parameters, then buffers, by path in the module; tied ones appear once, by their first path."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    @cached_property
+    def tied(self) -> list[list[str]]:
+        """Paths of each tensor, and of each submodule without tensors, that is held several times."""
+        held: dict[int, list[str]] = {}
+        parts = self.model.named_modules(remove_duplicate=False)
+        bare = ((path, part) for path, part in parts if not _has_tensors(part))
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        buffers = self.model.named_buffers(remove_duplicate=False)
+        for path, each in chain(parameters, buffers, bare):
+            held.setdefault(id(each), []).append(path)
+        return [paths for paths in held.values() if len(paths) > 1]
 
     def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
         """Runs `forward` with other tensors in place of `self.state`, in its order."""
@@ -197,3 +210,7 @@ def describe_failure(error: Exception) -> str:
         )
     line = user_line(error)
     return f"{line}: {reason}" if line else reason
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return next(chain(module.parameters(), module.buffers()), None) is not None

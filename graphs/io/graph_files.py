@@ -28,7 +28,7 @@ from graphs.system.json_files import (
 FORMAT = "placewalk.opgraph/1"
 SUFFIXES = (".json", ".jsonl")
 GRAPH_REQUIRED = frozenset({"format", "name", "ops", "tensors"})
-GRAPH_OPTIONAL = frozenset({"family"})
+GRAPH_OPTIONAL = frozenset({"family", "tied"})
 TENSOR_REQUIRED = frozenset({"producer", "consumers"})
 TENSOR_OPTIONAL = frozenset({"bytes"})
 
@@ -88,6 +88,7 @@ def graph_from_json(value: object, where: str) -> OpGraph:
             tensor_producer=_producers(tensors, at),
             tensor_bytes=parse_amounts(tensors, "bytes", at),
             consumers=_consumers(tensors, at),
+            tied=_tied(record.get("tied", []), f"{where}: tied"),
             **columns,
         )
     except GraphError as error:
@@ -134,7 +135,9 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
         {"producer": producer, "bytes": sizes[tensor], "consumers": readers[ends[tensor] : ends[tensor + 1]]}
         for tensor, producer in enumerate(graph.tensor_producer.tolist())
     ]
-    return {"format": FORMAT, "name": graph.name, "family": graph.family, "ops": ops, "tensors": tensors}
+    tied = {"tied": [list(paths) for paths in graph.tied]} if graph.tied else {}
+    named = {"format": FORMAT, "name": graph.name, "family": graph.family}
+    return {**named, **tied, "ops": ops, "tensors": tensors}
 
 
 def _plain_suffix(path: Path) -> str:
@@ -142,6 +145,14 @@ def _plain_suffix(path: Path) -> str:
     if suffix not in SUFFIXES:
         raise FileFormatError(f"{path}: graph files end in .json, .jsonl, .json.gz or .jsonl.gz")
     return suffix
+
+
+def _tied(value: object, where: str) -> tuple[tuple[str, ...], ...]:
+    groups = enumerate(array(value, where))
+    return tuple(
+        tuple(text(path, f"{where} {index}") for path in array(group, f"{where} {index}"))
+        for index, group in groups
+    )
 
 
 def _producers(tensors: Sequence[Record], where: str) -> IntArray:

@@ -1,0 +1,180 @@
+"""Device maps, judged by `accelerate.dispatch_model`: on pretended GPUs, and by values on the processor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.utils import find_tied_parameters
+from torch import Tensor, nn
+from torch.nn import functional
+
+from agent import place
+from agent.evaluation.handover.device_map import DeviceMap, project
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs.capture.capture import capture
+from graphs.granularity import with_granularity
+from graphs.io.graph_files import read_graphs, write_graphs
+from graphs.op_graph import OpGraph
+from tests.agent.evaluation.handover.architectures import ARCHITECTURES, make
+from tests.agent.evaluation.handover.pretended_gpus import run_on_pretended_gpus, run_with_hooks
+
+X: Mapping[str, Tensor] = {"x": torch.linspace(-1, 1, 4 * 6 * 8).reshape(4, 6, 8)}
+IDS: Mapping[str, Tensor] = {"ids": torch.arange(24).reshape(4, 6) % 20}
+
+
+class Block(nn.Module):
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), act or nn.GELU(), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(x)))
+
+
+def blocks() -> nn.ModuleList:
+    return nn.ModuleList(Block() for _ in range(4))
+
+
+def through(modules: nn.ModuleList, x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+class Tied(nn.Module):
+    """A head that holds the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.layers, self.head = nn.Embedding(20, 8), blocks(), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(through(self.layers, self.emb(ids)))
+
+
+class SiblingsWeight(nn.Module):
+    """Uses the weight of a submodule without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.layers = nn.Embedding(20, 8), blocks()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.linear(through(self.layers, self.emb(ids)), self.emb.weight)
+
+
+class RootTensors(nn.Module):
+    """Has positions, a projection that is a child's weight too, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos, self.proj = nn.Parameter(torch.rand(6, 8)), nn.Parameter(torch.rand(8, 8))
+        self.embed, self.layers, self.norm = nn.Linear(8, 8), blocks(), nn.LayerNorm(8)
+        self.register_buffer("scale", torch.rand(8), persistent=False)
+        self.embed.weight = self.proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = through(self.layers, self.embed(x) + self.pos)
+        return self.norm(x) @ self.proj * self.scale
+
+
+class Twice(nn.Module):
+    """Registers a parameter twice, and a module in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = self.b = nn.Parameter(torch.rand(8))
+        self.first, self.layers = nn.Linear(8, 8), blocks()
+        self.last = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(through(self.layers, self.first(x * self.a))) + self.b
+
+
+class SharedBuffer(nn.Module):
+    """Has one buffer in two submodules, and one activation in all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.ReLU()
+        self.layers = nn.ModuleList(Block(act) for _ in range(4))
+        self.first, self.last = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+        self.last.running_mean = self.first.running_mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(through(self.layers, self.first(x)))
+
+
+class Deep(nn.Module):
+    """Has tensors of its own beside blocks, and so has its child; one of a list of parameters."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.own = nn.ParameterList([nn.Parameter(torch.rand(8)) for _ in range(2)])
+        self.bias = nn.Parameter(torch.rand(8))
+        self.layers = blocks()
+        self.inner = Deep(depth - 1) if depth else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = through(self.layers, x * self.own[0] + self.bias)
+        return self.inner(x) + self.own[1]
+
+
+SMALL: dict[str, tuple[type[nn.Module], Mapping[str, Tensor]]] = {
+    "tied": (Tied, IDS),
+    "a sibling's weight": (SiblingsWeight, IDS),
+    "tensors of the model": (RootTensors, X),
+    "registered twice": (Twice, X),
+    "shared buffer and activation": (SharedBuffer, X),
+    "nested": (Deep, X),
+}
+
+
+def graph_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> OpGraph:
+    return capture(module, dict(inputs), training=False, notify=lambda _: None)
+
+
+def placements(graph: OpGraph, n_devices: int) -> list[tuple[OpGraph, Any]]:
+    """Placements in ranges, from the first device on or from the last, and at random, by op, module, layer."""
+    found = []
+    for granularity in ("op", "module", "layer"):
+        coarse = with_granularity(graph, granularity)
+        n_units = len(coarse.units)
+        ranges = np.arange(n_units) * n_devices // n_units
+        random = np.random.default_rng(0).integers(0, n_devices, n_units)
+        for units in (ranges, n_devices - 1 - ranges, random):
+            found.append((coarse, units[coarse.unit_of]))
+    return found
+
+
+def check(module: nn.Module, inputs: Mapping[str, Tensor], found: DeviceMap) -> None:
+    """Runs a map of several devices on pretended GPUs; each tensor of several paths is on one."""
+    if found.devices.keys() == {""}:
+        return
+    at = run_on_pretended_gpus(module, inputs, found.devices)
+    for paths in find_tied_parameters(module):
+        assert len({at[path] for path in paths}) == 1
+    with torch.no_grad():
+        expected = module(**inputs)
+    torch.testing.assert_close(run_with_hooks(module, inputs, found.devices), expected)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_accelerate_runs_maps_of_tensors_with_several_owners(name: str) -> None:
+    make_module, inputs = SMALL[name]
+    torch.manual_seed(0)
+    module = make_module().eval()
+    n_used = []
+    for graph, device_of in placements(graph_of(module, inputs), 3):
+        found = project(Problem(graph, get_cluster("4xv100")), device_of)
+        check(module, inputs, found)
+        n_used.append(len(set(found.devices.values())))
+    assert max(n_used) == 3

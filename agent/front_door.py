@@ -23,6 +23,7 @@ from agent.placers.base import Budget, Placer, PlacerError
 from agent.plan import Plan
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.pipeline.stages import stages_of
 from envs.problem import Problem
@@ -133,6 +134,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     placer = placer or ("auto" if wanted is None else "refine")
     _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
+    settings["gpu"] = gpus_of([chosen], precision)
 
     @cache
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:

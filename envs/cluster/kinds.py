@@ -26,10 +26,17 @@ Sources:
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from envs.cluster.cluster import Device
+from envs.cluster.cluster import Cluster, Device
+from graphs.step_settings import Gpu
 
+CPU_KINDS = ("cpu", "xeon")
+"""Beginnings of the kinds of devices that are processors; all others are GPUs."""
+CAPABILITIES = {"k80": 3.7, "p100": 6.0, "p4": 6.1, "v100": 7.0, "t4": 7.5, "rtx2080": 7.5, "titan": 7.5}
+"""Compute capability by a word of the kind, of GPUs before Ampere (8.0); NVIDIA, "CUDA GPUs"."""
 LAUNCH_S = 3e-6
 """Seconds between kernels of one stream that depend on each other; what the host needs is another matter."""
 GIGA, TERA, MIB = 1e9, 1e12, 2.0**20
@@ -116,3 +123,14 @@ KINDS = {
     )
 }
 """Kinds by name."""
+
+
+def gpus_of(clusters: Iterable[Cluster], precision: str | None = None) -> Gpu | None:
+    """Returns the GPUs whose kernels a step on some clusters takes; None if all devices are processors.
+
+    A GPU of an unknown kind counts as Ampere.
+    """
+    kinds = [device.kind for cluster in clusters for device in cluster.devices]
+    words = [re.split("[^a-z0-9]+", kind.lower()) for kind in kinds if not kind.startswith(CPU_KINDS)]
+    oldest = min((CAPABILITIES.get(word, 8.0) for gpu in words for word in gpu), default=None)
+    return None if oldest is None else Gpu(oldest, precision)

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.user_model import capture_model, make_model
+from graphs.step_settings import Gpu
 
 STANDARD_DEVIATION = 0.02
 
@@ -25,12 +26,18 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str, *, optimizer: str, training: bool, split: int | None = None, batch_dim: int = 0
+    spec: str,
+    *,
+    optimizer: str,
+    training: bool,
+    split: int | None = None,
+    batch_dim: int = 0,
+    gpu: Gpu | None = Gpu(),
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 
     Args:
-        spec, optimizer, training: as `capture_model` takes them.
+        spec, optimizer, training, gpu: as `capture_model` takes them.
         split, batch_dim: as `make_model` takes them.
 
     Raises:
@@ -38,7 +45,7 @@ def load_runnable(
         GraphError: the model cannot be captured.
     """
     made = make_model(spec, split=split, batch_dim=batch_dim)
-    captured = capture_model(spec, made, optimizer=optimizer, training=training)
+    captured = capture_model(spec, made, optimizer=optimizer, training=training, gpu=gpu)
     return RunnableModel(captured, *with_values(made.module, made.inputs))
 
 

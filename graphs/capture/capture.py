@@ -16,6 +16,7 @@ from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
@@ -23,6 +24,7 @@ from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
+from graphs.step_settings import Gpu
 from graphs.system.errors import printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
@@ -46,6 +48,7 @@ def capture(
     name: str | None = None,
     family: str = "",
     sources: bool = False,
+    gpu: Gpu | None = Gpu(),
     notify: Callable[[str], None] = _print_notice,
 ) -> OpGraph:
     """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
@@ -66,6 +69,7 @@ def capture(
             float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
         sources: whether ops have a `source`, the line of code that ran them, and a `shape`.
+        gpu: the GPUs whose kernels ops take where torch chooses by device; None = those of the processor.
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
@@ -87,6 +91,7 @@ def capture(
         name=name,
         family=family,
         sources=sources,
+        gpu=gpu,
         notify=notify,
     ).graph
 
@@ -101,6 +106,7 @@ def capture_step(
     name: str | None = None,
     family: str = "",
     sources: bool = False,
+    gpu: Gpu | None = Gpu(),
     notify: Callable[[str], None] = _print_notice,
 ) -> CapturedStep:
     """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
@@ -120,7 +126,8 @@ def capture_step(
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
-                with SourceLines() if sources else nullcontext(), noticed_checkpoints() as checkpointing:
+                lines = SourceLines() if sources else nullcontext()
+                with lines, noticed_checkpoints() as checkpointing, gpu_kernels(gpu) as unfused:
                     traced = trace(step)
             if traced.why_no_calls:
                 notify(
@@ -131,6 +138,8 @@ def capture_step(
                 notify(f"model '{name}': {line}")
             if step.averaged:
                 notify(f"model '{name}': {averaged_line(step.averaged)}")
+            for line in unfused:
+                notify(f"model '{name}': {line}")
             if regions.lost:
                 notify(
                     f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "

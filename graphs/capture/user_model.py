@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphs.step_settings import Gpu
 from graphs.system.errors import InputError, printable
 from graphs.system.user_code import users_code
 
@@ -43,13 +44,14 @@ def capture_model(
     optimizer: str = "adam",
     training: bool = True,
     prompt: int | None = None,
+    gpu: Gpu | None = Gpu(),
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
-        optimizer, training: of the step, as `graphs.capture.capture` takes them.
+        optimizer, training, gpu: of the step, as `graphs.capture.capture` takes them.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
 
@@ -64,7 +66,8 @@ def capture_model(
     name = spec.rpartition(":")[2]
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
-            return capture_decoding(made.module, made.inputs, prompt, name=name, family=MODEL, sources=True)
+            settings = {"name": name, "family": MODEL, "sources": True, "gpu": gpu}
+            return capture_decoding(made.module, made.inputs, prompt, **settings)
         return capture_step(
             made.module,
             made.inputs,
@@ -74,6 +77,7 @@ def capture_model(
             name=name,
             family=MODEL,
             sources=True,
+            gpu=gpu,
         )
 
 

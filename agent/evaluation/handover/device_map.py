@@ -18,8 +18,8 @@ import numpy as np
 
 from agent.evaluation.handover.module_devices import ModuleDevices, longest_prefix
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import CPU_KINDS
 from envs.problem import Problem
-from envs.runtime.machine import CPU_KINDS
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray

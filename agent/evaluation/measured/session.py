@@ -17,6 +17,7 @@ from agent.evaluation.results import Trial
 from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.placement.files import read_placement, write_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -96,6 +97,7 @@ class MeasuringSession:
             training=not config.inference,
             split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
+            gpu=gpus_of(clusters),
         )
 
     @property

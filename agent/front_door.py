@@ -133,8 +133,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
     placer = placer or ("auto" if wanted is None else "refine")
     _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
-    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
-    settings["gpu"] = gpus_of([chosen], precision)
+    gpu = gpus_of([chosen], precision)
+    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
     @cache
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:

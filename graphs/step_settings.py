@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 OPTIMIZER_NAMES = ("adam", "sgd", "adamw", "adafactor")
 """Optimizers whose updates a captured step can end with."""
@@ -13,14 +13,11 @@ PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "int4")
 autocast with bf16 or fp16 (amp); wholly in bf16; or, for inference, in bf16 with weights of 4 bits."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The GPUs whose kernels a capture takes.
-
-    Attributes:
-        capability: the least compute capability among them, such as 7.0 of V100 and 8.0 of Ampere.
-        precision: from `PRECISIONS`, in which a step in 32-bit floats is costed; None = as it is.
-    """
+class Gpu(NamedTuple):
+    """The least compute capability of the GPUs that run a step, and the precision that costs one in fp32."""
 
     capability: float = 8.0
     precision: str | None = None
+
+
+AMPERE = Gpu()

@@ -157,7 +157,7 @@ def _runnable(config: TrainConfig) -> RunnableModel | None:
     if config.model is None or config.reward != MEASURED:
         return None
     clusters = [get_cluster(cluster) for cluster in config.cluster]
-    settings = {"optimizer": config.optimizer, "training": not config.inference}
-    model = load_runnable(config.model, gpu=gpus_of(clusters), **settings)
+    gpu, training = gpus_of(clusters), not config.inference
+    model = load_runnable(config.model, optimizer=config.optimizer, training=training, gpu=gpu)
     graph = with_profile(model.captured.graph, model, clusters, timeout_s=config.measure_timeout)
     return replace(model, captured=replace(model.captured, graph=graph))

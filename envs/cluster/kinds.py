@@ -126,11 +126,7 @@ KINDS = {
 
 
 def gpus_of(clusters: Iterable[Cluster], precision: str | None = None) -> Gpu | None:
-    """Returns the GPUs whose kernels a step on some clusters takes; None if all devices are processors.
-
-    A GPU of an unknown kind counts as Ampere.
-    """
-    kinds = [device.kind for cluster in clusters for device in cluster.devices]
-    words = [re.split("[^a-z0-9]+", kind.lower()) for kind in kinds if not kind.startswith(CPU_KINDS)]
-    oldest = min((CAPABILITIES.get(word, 8.0) for gpu in words for word in gpu), default=None)
-    return None if oldest is None else Gpu(oldest, precision)
+    """Returns the GPUs of clusters, unknown kinds as Ampere; None if all devices are processors."""
+    kinds = {device.kind for cluster in clusters for device in cluster.devices}
+    words = [word for kind in kinds if not kind.startswith(CPU_KINDS) for word in re.split(r"\W+", kind)]
+    return Gpu(min(CAPABILITIES.get(word, 8.0) for word in words), precision) if words else None

@@ -218,18 +218,19 @@ def _identity(value: Any) -> Any:
     return value
 
 
+_EFFICIENT = "aten._scaled_dot_product_efficient_attention"
 PLAIN: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "ones_like": torch.ones_like,
     "identity": _identity,
     "attention": fused_ops.attention,
     "attention_backward": fused_ops.attention_backward,
-    "efficient_attention": fused_ops.efficient_attention,
-    "efficient_attention_backward": fused_ops.efficient_attention_backward,
-    "rms_norm_backward": fused_ops.rms_norm_backward,
+    f"{_EFFICIENT}.default": fused_ops.efficient_attention,
+    f"{_EFFICIENT}_backward.default": fused_ops.efficient_attention_backward,
+    "aten._fused_rms_norm_backward.default": fused_ops.rms_norm_backward,
     "random_state": _random_state,
 }
-"""Functions that are no operators of torch's."""
+"""Functions that are no operators of torch's, or those of GPUs alone."""
 
 
 def _memory_format(name: str) -> torch.memory_format:
@@ -238,9 +239,4 @@ def _memory_format(name: str) -> torch.memory_format:
 
 # Pickle would look for `torch` in some module that imports it, also in a script that only the caller runs.
 copyreg.pickle(torch.memory_format, lambda value: (_memory_format, (str(value),)))
-_PLAIN_NAMES: dict[Any, str] = {
-    operator.getitem: "getitem",
-    torch.ops.aten._fused_rms_norm_backward.default: "rms_norm_backward",
-    torch.ops.aten._scaled_dot_product_efficient_attention.default: "efficient_attention",
-    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default: "efficient_attention_backward",
-}
+_PLAIN_NAMES = {operator.getitem: "getitem"}

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.user_model import capture_model, make_model
-from graphs.step_settings import Gpu
 
 STANDARD_DEVIATION = 0.02
 
@@ -26,26 +25,20 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str,
-    *,
-    optimizer: str,
-    training: bool,
-    split: int | None = None,
-    batch_dim: int = 0,
-    gpu: Gpu | None = Gpu(),
+    spec: str, *, split: int | None = None, batch_dim: int = 0, **settings: Any
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 
     Args:
-        spec, optimizer, training, gpu: as `capture_model` takes them.
         split, batch_dim: as `make_model` takes them.
+        settings: as `capture_model` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
     made = make_model(spec, split=split, batch_dim=batch_dim)
-    captured = capture_model(spec, made, optimizer=optimizer, training=training, gpu=gpu)
+    captured = capture_model(spec, made, **settings)
     return RunnableModel(captured, *with_values(made.module, made.inputs))
 
 

@@ -23,6 +23,7 @@ from agent.placers.base import Budget, Placer, PlacerError
 from agent.plan import Plan
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.pipeline.stages import stages_of
@@ -133,7 +134,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
     wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
     placer = placer or ("auto" if wanted is None else "refine")
     _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
-    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name}
+    gpu = gpus_of([chosen], precision)
+    settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
     @cache
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 OPTIMIZER_NAMES = ("adam", "sgd", "adamw", "adafactor")
 """Optimizers whose updates a captured step can end with."""
 GRANULARITIES = ("op", "module", "block", "layer")
@@ -9,3 +11,13 @@ GRANULARITIES = ("op", "module", "block", "layer")
 PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "int4")
 """The precisions in which a step can be costed: matrix products and convolutions in fp32 or in TF32; under
 autocast with bf16 or fp16 (amp); wholly in bf16; or, for inference, in bf16 with weights of 4 bits."""
+
+
+class Gpu(NamedTuple):
+    """The least compute capability of the GPUs that run a step, and the precision that costs one in fp32."""
+
+    capability: float = 8.0
+    precision: str | None = None
+
+
+AMPERE = Gpu()

@@ -19,6 +19,7 @@ from agent.training.reporters import MetricsFile, ProgressBar, Reporter, TensorB
 from agent.training.split import Split, split_graphs
 from agent.training.trainer import DivergedError, Result
 from agent.training.workers import SOLO, WorkerGroup
+from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import get_cluster
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
@@ -158,7 +159,8 @@ def _runnable(config: TrainConfig) -> RunnableModel | None:
     """Makes the model of a configuration, if it is to be measured; its graph has its ops' times here."""
     if config.model is None or config.reward != MEASURED:
         return None
-    model = load_runnable(config.model, optimizer=config.optimizer, training=not config.inference)
     clusters = [get_cluster(cluster) for cluster in config.cluster]
+    gpu, training = gpus_of(clusters), not config.inference
+    model = load_runnable(config.model, optimizer=config.optimizer, training=training, gpu=gpu)
     graph = with_profile(model.captured.graph, model, clusters, timeout_s=config.measure_timeout)
     return replace(model, captured=replace(model.captured, graph=graph))

@@ -21,6 +21,7 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
@@ -33,6 +34,7 @@ from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
+from graphs.step_settings import Gpu
 from graphs.system.errors import printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
@@ -72,7 +74,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     )
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     check_placers(placers, pipeline)
-    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances]))
+    gpu = gpus_of(clusters, config.precision)
+    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
@@ -159,12 +162,13 @@ def _without_policy() -> tuple[str, ...]:
 
 
 def _gather_graphs(
-    config: EvaluationConfig, of_instances: Sequence[OpGraph], split: int | None
+    config: EvaluationConfig, of_instances: Sequence[OpGraph], gpu: Gpu | None, split: int | None
 ) -> list[OpGraph]:
     """Loads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
         of_instances: graphs of the instances.
+        gpu: the GPUs whose kernels the model takes.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:
@@ -181,6 +185,7 @@ def _gather_graphs(
             optimizer=config.optimizer,
             training=not config.inference,
             prompt=config.prompt,
+            gpu=gpu,
         )
         graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)

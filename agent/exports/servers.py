@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.exports.export import ExportError, PlacedModules, comments, export
-from envs.runtime.machine import CPU_KINDS
+from envs.cluster.kinds import CPU_KINDS
 from graphs.system.errors import shortened
 
 EXPERTS = "experts"

@@ -26,10 +26,17 @@ Sources:
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from envs.cluster.cluster import Device
+from envs.cluster.cluster import Cluster, Device
+from graphs.step_settings import Gpu
 
+CPU_KINDS = ("cpu", "xeon")
+"""Beginnings of the kinds of devices that are processors; all others are GPUs."""
+CAPABILITIES = {"k80": 3.7, "p100": 6.0, "p4": 6.1, "v100": 7.0, "t4": 7.5, "rtx2080": 7.5, "titan": 7.5}
+"""Compute capability by a word of the kind, of GPUs before Ampere (8.0); NVIDIA, "CUDA GPUs"."""
 LAUNCH_S = 3e-6
 """Seconds between kernels of one stream that depend on each other; what the host needs is another matter."""
 GIGA, TERA, MIB = 1e9, 1e12, 2.0**20
@@ -116,3 +123,10 @@ KINDS = {
     )
 }
 """Kinds by name."""
+
+
+def gpus_of(clusters: Iterable[Cluster], precision: str | None = None) -> Gpu | None:
+    """Returns the GPUs of clusters, unknown kinds as Ampere; None if all devices are processors."""
+    kinds = {device.kind for cluster in clusters for device in cluster.devices}
+    words = [word for kind in kinds if not kind.startswith(CPU_KINDS) for word in re.split(r"\W+", kind)]
+    return Gpu(min(CAPABILITIES.get(word, 8.0) for word in words), precision) if words else None

@@ -34,6 +34,7 @@ _PREFIXES = (
     ("aten.scaled_dot_product", "attention"),
     ("aten._flash_attention", "attention"),
     ("aten._efficient_attention", "attention"),
+    ("flex_attention", "attention"),
     ("aten.convolution", "conv"),
     ("aten.conv", "conv"),
     ("aten.cudnn_convolution", "conv"),
@@ -86,6 +87,7 @@ _BY_NAME = {f"aten.{name}": kind for kind, names in _NAMES.items() for name in n
 _TRAFFIC = {
     "_softmax_backward_data": 6 / 3,
     "native_layer_norm_backward": 5 / 3,
+    "_fused_rms_norm_backward": 5 / 3,
     "native_group_norm_backward": 5 / 3,
     "native_batch_norm_backward": 5 / 3,
     "cudnn_batch_norm_backward": 5 / 3,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from envs.runtime.backends.cuda.attention import attention, attention_backward
+from envs.runtime.backends import fused_ops
 from graphs.system.errors import InputError
 
 T = TypeVar("T")
@@ -218,15 +218,19 @@ def _identity(value: Any) -> Any:
     return value
 
 
+_EFFICIENT = "aten._scaled_dot_product_efficient_attention"
 PLAIN: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "ones_like": torch.ones_like,
     "identity": _identity,
-    "attention": attention,
-    "attention_backward": attention_backward,
+    "attention": fused_ops.attention,
+    "attention_backward": fused_ops.attention_backward,
+    f"{_EFFICIENT}.default": fused_ops.efficient_attention,
+    f"{_EFFICIENT}_backward.default": fused_ops.efficient_attention_backward,
+    "aten._fused_rms_norm_backward.default": fused_ops.rms_norm_backward,
     "random_state": _random_state,
 }
-"""Functions that are no operators of torch's."""
+"""Functions that are no operators of torch's, or those of GPUs alone."""
 
 
 def _memory_format(name: str) -> torch.memory_format:

@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import CPU_KINDS
 from envs.runtime.device_program import ExecutionError
 
 CPU = "cpu"
-CPU_KINDS = ("cpu", "xeon")
-"""Beginnings of the kinds of devices that are processors; all others are GPUs."""
 
 
 def torch_devices(cluster: Cluster) -> list[str]:

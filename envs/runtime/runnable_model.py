@@ -25,20 +25,20 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str, *, optimizer: str, training: bool, split: int | None = None, batch_dim: int = 0
+    spec: str, *, split: int | None = None, batch_dim: int = 0, **settings: Any
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 
     Args:
-        spec, optimizer, training: as `capture_model` takes them.
         split, batch_dim: as `make_model` takes them.
+        settings: as `capture_model` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
     made = make_model(spec, split=split, batch_dim=batch_dim)
-    captured = capture_model(spec, made, optimizer=optimizer, training=training)
+    captured = capture_model(spec, made, **settings)
     return RunnableModel(captured, *with_values(made.module, made.inputs))
 
 

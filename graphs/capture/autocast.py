@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves, tree_map
 
+from graphs.capture.loss import CaptureError
+
 LOWER = (
     *("conv_tbc", "prelu", "addmv", "addr", "mv", "linalg_vecdot", "chain_matmul", "linalg_multi_dot"),
     *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
@@ -46,6 +48,8 @@ PROMOTE = (
     *("tensordot", "scatter_add"),
 )
 """Ops whose operands autocast casts to the widest type among them on CUDA."""
+BANNED = ("binary_cross_entropy",)
+"""Ops that autocast refuses on CUDA."""
 
 _KEY = "AutocastCPU"
 _KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
@@ -73,19 +77,21 @@ class CudaRegions:
         """Registers CUDA's list of ops for CPU tensors, once."""
         if not self.known:
             self.known = True
-            library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+            library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             self.stack.callback(library._destroy)
+            of_cpu = {name[6:] for name in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)}
+            same = {*LOWER, *FP32} & of_cpu
+            kernels: dict[str, Any] = dict.fromkeys(of_cpu - same, torch.library.fallthrough_kernel)
             for names, cast in (
                 (LOWER, self._to_lower),
                 (FP32, _to_fp32),
                 (FP32_RESULT, _with_fp32_result),
                 (PROMOTE, _to_widest),
+                (BANNED, _refused),
             ):
-                for name in names:
-                    # Where the CPU has a rule for the op, it is the same, or that of autocast's own op.
-                    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
-                        kernel = _kernel(name, cast)
-                        library.impl(name, kernel, _KEY)  # type: ignore[no-untyped-call]
+                kernels |= {name: _kernel(name, cast) for name in names if name not in same}
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, _KEY)
 
     def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tree_map(self._lower, (args, kwargs))
@@ -106,10 +112,9 @@ class CudaRegions:
 def cuda_autocast() -> Iterator[CudaRegions]:
     """Makes autocast regions for CUDA hold for CPU tensors; regions cast each weight once, as in eager mode.
 
-    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. Ops of CUDA's list that the CPU's lacks
-    are cast as on CUDA while one is met. What stays different: a cast before softmax is an op of its own, and
-    ops that only the CPU's list has in fp32 are cast. A model that changes tensors in place casts a weight at
-    each use.
+    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. From then on
+    ops are cast by CUDA's list. What stays different: a cast before softmax is an op of its own. A model that
+    changes tensors in place casts a weight at each use.
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """
@@ -174,6 +179,10 @@ def _with_fp32_result(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         given["dtype"] = torch.float32
         return (), given
     return args, kwargs
+
+
+def _refused(op: Any, *_: Any) -> Any:
+    raise CaptureError(f"autocast refuses {op} on GPUs; use binary_cross_entropy_with_logits")
 
 
 def _to_widest(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

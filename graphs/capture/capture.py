@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import module_tree
@@ -25,6 +26,7 @@ from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
+from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
@@ -38,18 +40,7 @@ def _print_notice(notice: str) -> None:
     print(notice, file=sys.stderr)
 
 
-def capture(
-    module: nn.Module,
-    inputs: Any,
-    *,
-    optimizer: str | None = "adam",
-    training: bool = True,
-    loss: Loss | None = None,
-    name: str | None = None,
-    family: str = "",
-    sources: bool = False,
-    notify: Callable[[str], None] = _print_notice,
-) -> OpGraph:
+def capture(module: nn.Module, inputs: Any, **settings: Any) -> OpGraph:
     """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
 
     Every tensor is fake, so a module on the meta device takes no memory. A view is the tensor behind it.
@@ -68,6 +59,7 @@ def capture(
             float outputs, with a notice that names them.
         name: name of the graph; the class of the module by default.
         sources: whether ops have a `source`, the line of code that ran them, and a `shape`.
+        gpu: the GPUs whose kernels torch chooses; None = those of the processor.
         notify: what to do with a line that tells what the graph lacks: print it to stderr by default.
 
     Returns:
@@ -80,17 +72,7 @@ def capture(
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
-    return capture_step(
-        module,
-        inputs,
-        optimizer=optimizer,
-        training=training,
-        loss=loss,
-        name=name,
-        family=family,
-        sources=sources,
-        notify=notify,
-    ).graph
+    return capture_step(module, inputs, **settings).graph
 
 
 def capture_step(
@@ -103,6 +85,7 @@ def capture_step(
     name: str | None = None,
     family: str = "",
     sources: bool = False,
+    gpu: Gpu | None = AMPERE,
     notify: Callable[[str], None] = _print_notice,
 ) -> CapturedStep:
     """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
@@ -122,7 +105,9 @@ def capture_step(
         with uncollected():
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
-                with SourceLines() if sources else nullcontext(), noticed_checkpoints() as checkpointing:
+                lines = SourceLines() if sources else nullcontext()
+                kernels = gpu_kernels(gpu) if gpu else nullcontext(())
+                with lines, noticed_checkpoints() as checkpointing, kernels as unfused:
                     traced = trace(step)
             if traced.why_no_calls:
                 notify(
@@ -133,6 +118,8 @@ def capture_step(
                 notify(f"model '{name}': {line}")
             if step.averaged:
                 notify(f"model '{name}': {averaged_line(step.averaged, summed=step.averaged == loss)}")
+            for line in unfused:
+                notify(f"model '{name}': {line}")
             if regions.lost:
                 notify(
                     f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "

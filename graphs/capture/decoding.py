@@ -37,7 +37,7 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, **settings: An
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
         prompt: tokens that each layer has in its cache, or less with a window; at least 1.
-        settings: `name`, `family` and `sources`, as `graphs.capture.capture` takes them.
+        settings: `name`, `family`, `sources` and `gpu`, as `graphs.capture.capture` takes them.
 
     Raises:
         CaptureError: the module has no such cache, or cannot be traced.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphs.step_settings import AMPERE, Gpu
 from graphs.system.errors import InputError, printable
 from graphs.system.plugins import look_in
 from graphs.system.user_code import users_code
@@ -44,13 +45,14 @@ def capture_model(
     optimizer: str = "adam",
     training: bool = True,
     prompt: int | None = None,
+    gpu: Gpu | None = AMPERE,
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
-        optimizer, training: of the step, as `graphs.capture.capture` takes them.
+        optimizer, training, gpu: of the step, as `graphs.capture.capture` takes them.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
 
@@ -62,20 +64,12 @@ def capture_model(
     from graphs.capture.capture import capture_step
     from graphs.capture.decoding import capture_decoding
 
-    name = spec.rpartition(":")[2]
+    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True, "gpu": gpu}
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
-            return capture_decoding(made.module, made.inputs, prompt, name=name, family=MODEL, sources=True)
-        return capture_step(
-            made.module,
-            made.inputs,
-            loss=made.loss,
-            optimizer=optimizer,
-            training=training,
-            name=name,
-            family=MODEL,
-            sources=True,
-        )
+            return capture_decoding(made.module, made.inputs, prompt, **shared)
+        shared |= {"loss": made.loss, "optimizer": optimizer, "training": training}
+        return capture_step(made.module, made.inputs, **shared)
 
 
 def make_model(spec: str, *, split: int | None = None, batch_dim: int = 0) -> UserModel:

@@ -19,8 +19,8 @@ import numpy as np
 
 from agent.evaluation.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import CPU_KINDS
 from envs.problem import Problem
-from envs.runtime.machine import CPU_KINDS
 from envs.simulator.fastest_single import FastestSingle, fastest_single
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph

@@ -18,6 +18,7 @@ from agent.evaluation.results import Trial
 from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placement.files import read_placement, write_placement
 from envs.placement.placement import Placement
@@ -112,6 +113,7 @@ class MeasuringSession:
             training=not config.inference,
             split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
+            gpu=gpus_of(clusters),
         )
 
     @property

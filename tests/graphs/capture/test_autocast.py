@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from graphs.capture import autocast
 from graphs.capture.capture import capture
+from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
 
 
@@ -136,3 +138,36 @@ def test_the_lists_are_those_of_torch() -> None:
             f"{op}.{overload}".rstrip(".") for op, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", block[1])
         }
         assert set(names) == listed
+
+
+class InRegion(nn.Module):
+    """A function of a layer's outputs, in a region for CUDA."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.function(self.layer(x)).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("avg_pool3d", lambda y: F.avg_pool3d(y.view(1, 1, 2, 2, 8), 2)),
+        ("reflection_pad1d", lambda y: F.pad(y.view(1, 4, 8), (1, 1), mode="reflect")),
+        ("grid_sampler_2d", lambda y: F.grid_sample(y.view(1, 1, 4, 8), y.view(1, 4, 4, 2))),
+    ],
+)
+def test_ops_that_only_the_cpus_list_has_are_not_cast(op: str, function: Callable[[Tensor], Tensor]) -> None:
+    graph = capture(InRegion(function), X)
+    assert [dtypes(graph)[name] for name in graph.op_names if name.endswith(op)] == ["bf16"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.avg_pool3d(X.bfloat16().view(1, 1, 2, 2, 8), 2).dtype is torch.float32  # torch is as it was
+
+
+def test_what_autocast_refuses_on_gpus_is_refused() -> None:
+    module = InRegion(lambda y: F.binary_cross_entropy(y.sigmoid(), y))
+    with pytest.raises(CaptureError, match="use binary_cross_entropy_with_logits"):
+        capture(module, X)

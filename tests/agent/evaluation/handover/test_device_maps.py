@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +12,12 @@ from accelerate.utils import find_tied_parameters
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent import place
 from agent.evaluation.handover.device_map import DeviceMap, project
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
-from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph
-from tests.agent.evaluation.handover.architectures import ARCHITECTURES, make
 from tests.agent.evaluation.handover.pretended_gpus import run_on_pretended_gpus, run_with_hooks
 
 X: Mapping[str, Tensor] = {"x": torch.linspace(-1, 1, 4 * 6 * 8).reshape(4, 6, 8)}

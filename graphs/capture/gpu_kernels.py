@@ -1,0 +1,107 @@
+"""Captures the kernels that torch chooses for tensors on GPUs, where it chooses others on processors."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+
+from graphs.capture.loss import CaptureError
+from graphs.step_settings import Gpu
+
+aten = torch.ops.aten
+allows: Any = torch.backends.cuda
+
+
+@contextlib.contextmanager
+def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
+    """Lets torch choose for fake CPU tensors the kernels of GPUs.
+
+    GPUs fuse RMS norms, and `flex_attention` in training. Attention that a GPU fuses is the CPU's fused op if
+    that takes it too, else `aten._scaled_dot_product_efficient_attention`, which stands for flash as well.
+
+    Yields:
+        A line for each sort of attention that a GPU does not fuse.
+    """
+    unfused: dict[str, None] = {}
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("scaled_dot_product_attention", partial(_attention, gpu, unfused), "AutogradCPU")
+    norm = aten._fused_rms_norm.default
+    library.impl("_fused_rms_norm", partial(norm._op_dk, DispatchKey.Autograd), "AutogradCPU")
+    whole = {DispatchKey.CompositeImplicitAutograd: lambda *_: NotImplemented}
+    check = "torch.nn.attention.flex_attention._validate_device"
+    try:
+        with patch.dict(norm.py_kernels, whole), patch(check, lambda *_: None, create=True):
+            yield unfused
+    finally:
+        library._destroy()
+
+
+def _attention(
+    gpu: Gpu,
+    unfused: dict[str, None],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **named: Any,
+) -> Any:
+    """Computes `F.scaled_dot_product_attention` by the kernel that a GPU chooses."""
+    given, settings = (query, key, value), (dropout_p, is_causal)
+    fused = _is_fused(gpu, given, mask, is_causal, named.get("enable_gqa", False))
+    on_cpu = fused and dropout_p == 0 and query.shape[-1] == value.shape[-1] and allows.flash_sdp_enabled()
+    if mask is not None and (is_causal or mask.dim() == 3 or mask.requires_grad):
+        on_cpu = is_causal  # which torch refuses
+    if on_cpu:
+        return aten.scaled_dot_product_attention.default.decompose(*given, mask, *settings, **named)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype))
+    if not fused:
+        masked = " with a mask" if mask is not None else ""
+        shapes, dtype = [list(tensor.shape) for tensor in given], gpu.precision or query.dtype
+        case = f"attention of {shapes} in {dtype}{masked} on compute capability {gpu.capability:g}"
+        if not allows.math_sdp_enabled():
+            raise CaptureError(f"{case} has no kernel that `sdpa_kernel` allows (torch's sdp_utils.cpp)")
+        unfused[f"{case} is not fused and keeps its scores (torch's sdp_utils.cpp)"] = None
+        return aten._scaled_dot_product_attention_math(*given, mask, *settings, None, **named)[0]
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    mask = None if mask is None else mask.expand(*query.shape[:-1], key.shape[-2])
+    trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    scale, efficient = named.get("scale"), aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, mask, trains, *settings, scale=scale)[0]
+
+
+def _is_fused(gpu: Gpu, given: Sequence[Tensor], mask: Tensor | None, is_causal: bool, grouped: bool) -> bool:
+    """Says whether flash or the memory-efficient kernel takes an attention.
+
+    cuDNN's is left out: it adds only grouped heads with a mask, in 16 bits on Hopper and Blackwell.
+
+    Source: `can_use_{flash,mem_efficient}_attention` in `aten/src/ATen/native/transformers/cuda/
+    sdp_utils.cpp` of PyTorch 2.13.
+    """
+    query, key, value = given
+    low = (gpu.precision or "").removeprefix("amp-") if query.dtype is torch.float32 else ""
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "int4": torch.bfloat16}.get(low, query.dtype)
+    half, ampere = dtype in (torch.float16, torch.bfloat16), gpu.capability >= 8
+    same_heads, widths = query.shape[1] == key.shape[1] == value.shape[1], {query.shape[-1], value.shape[-1]}
+    step = 8 if half and gpu.capability >= 7 else 4 if ampere else 1
+    flash = half and ampere and mask is None and len(widths) == 1 and max(widths) <= 256
+    flash &= (same_heads or grouped) and (not is_causal or query.shape[-2] == key.shape[-2])
+    efficient = same_heads and all(width % step == 0 for width in widths)
+    return (
+        gpu.capability >= 5
+        and (dtype in (torch.float32, torch.float16) or (half and ampere))
+        and all(tensor.dim() == 4 and tensor.shape[0] == query.shape[0] for tensor in given)
+        and all(tensor.stride(-1) == 1 for tensor in (*given, mask) if tensor is not None)
+        and ((flash and allows.flash_sdp_enabled()) or (efficient and allows.mem_efficient_sdp_enabled()))
+    )

@@ -18,8 +18,10 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
+from graphs.capture.op_costs import cost_notices
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
+from graphs.capture.sparse import note_stored
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
@@ -122,6 +124,7 @@ def capture_step(
                 step = Step(module, inputs, training=training, loss=loss)
                 with SourceLines() if sources else nullcontext(), noticed_checkpoints() as checkpointing:
                     traced = trace(step)
+            note_stored(traced.sources, module, inputs)
             if traced.why_no_calls:
                 notify(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
@@ -138,8 +141,11 @@ def capture_step(
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             builder = GraphBuilder(traced, step.state, update, sources=sources)
+            graph = builder.build(name, family)
+            for line in cost_notices(builder.op_of_node):
+                notify(f"model '{name}': {line}")
             return CapturedStep(
-                graph=builder.build(name, family),
+                graph=graph,
                 step=step,
                 trace=traced,
                 storages=builder.storages,

@@ -166,8 +166,8 @@ def test_a_graph_that_does_not_say_its_dtypes_is_taken_to_be_in_fp32() -> None:
 
 def test_an_unknown_precision_or_a_graph_in_another_one_is_refused() -> None:
     graph = capture(perceptron().half(), torch.zeros(2, 64).half(), name="half")
-    with pytest.raises(PrecisionError, match=r"^unknown precision 'fp8'; use one of fp32, tf32, amp-bf16"):
-        with_precision(graph, "fp8")
+    with pytest.raises(PrecisionError, match=r"^unknown precision 'fp6'; use one of fp32, tf32, amp-bf16"):
+        with_precision(graph, "fp6")
     with pytest.raises(
         PrecisionError, match=r"^graph 'half': op 0 \('0.bias'\) computes in fp16; only a graph"
     ):

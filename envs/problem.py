@@ -175,45 +175,42 @@ class Problem:
             ops = self.graph.units.row(largest)
             told, remedy = self._told(ops, memory.max())
             raise InfeasibleError(
-                f"{where}: op '{self.graph.op_names[ops[0]]}' and what is colocated with it keep {told}, but the "
-                f"largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
+                f"{where}: op '{self.graph.op_names[ops[0]]}' and what is colocated with it keep {told}, but "
+                f"the largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
             )
         needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()
         if needed > memory.sum():
             told, _ = self._told(np.arange(self.graph.n_ops), memory.sum(), recomputes=recomputes)
             raise InfeasibleError(
-                f"{where}: needs {told}, but all devices together have {memory.sum() / 1e9:.3g} GB; use more or "
-                "larger devices"
+                f"{where}: needs {told}, but all devices together have {memory.sum() / 1e9:.3g} GB; use "
+                "more or larger devices"
             )
 
     def _told(self, ops: IntArray, memory_bytes: float, *, recomputes: bool = False) -> tuple[str, str]:
         """Tells what whole units keep as the sum of its parts, and what would help on a device."""
-        graph = self.graph
-        owned, of_weights = np.isin(graph.tensor_owner, ops), graph.tensor_owner == graph.tensor_producer
-        weights, gradients = (graph.tensor_bytes[owned & kind].sum() for kind in (of_weights, ~of_weights))
+        graph, owned = self.graph, np.isin(self.graph.tensor_owner, ops)
+        of_weights = graph.tensor_owner == graph.tensor_producer
         in_unread = np.isin(graph.unit_of[ops], graph.unit_of[graph.unread])
-        unread, resident = graph.resident_bytes[ops[in_unread]].sum(), graph.resident_bytes[ops].sum()
+        resident = graph.resident_bytes[ops].sum()
         total = resident if recomputes else self.footprint_bytes[np.unique(graph.unit_of[ops])].sum()
+        parts = {
+            "weights": graph.tensor_bytes[owned & of_weights].sum(),
+            "gradients": graph.tensor_bytes[owned & ~of_weights].sum(),
+            "weights that no op reads": graph.resident_bytes[ops[in_unread]].sum(),
+            "activations": total - resident,
+        }
         is_updated = any(graph.phases[op] == "optimizer" for op in ops)
-        state = resident - weights - gradients - unread
-        names = (
-            "weights",
-            "gradients",
-            "weights that no op reads",
-            "optimizer state" if is_updated else "other",
-            "activations",
-        )
-        parts = dict(zip(names, (weights, gradients, unread, state, total - resident), strict=True))
-        told = [f"{size / 1e9:.3g} {name}" for name, size in parts.items() if size > 1e-3 * total]
+        state = total - sum(parts.values())
+        parts["optimizer state" if is_updated else "other"] = state
+        told = ", ".join(f"{size / 1e9:.3g} {name}" for name, size in parts.items() if size > 1e-3 * total)
         remedy = "use a larger device"
         if any("embedding" in graph.op_types[op] for op in ops):
             remedy = f"rows of a table are not split over devices; {remedy}"
-            remedy += (
-                ", or sparse=True with SGD, which keeps no optimizer state" if gradients > weights / 2 else ""
-            )
+            is_dense = parts["gradients"] > parts["weights"] / 2
+            remedy += ", or sparse=True with SGD, which keeps no optimizer state" if is_dense else ""
         elif is_updated and total - state <= memory_bytes:
             remedy += ", or SGD, which keeps no optimizer state"
-        return f"{total / 1e9:.3g} GB ({', '.join(told)})", remedy
+        return f"{total / 1e9:.3g} GB ({told})", remedy
 
     @cached_property
     def always_fits(self) -> bool:

@@ -41,8 +41,7 @@ _PRODUCTS = (
 _WEIGHTED = _GROUPED | _types("mm", "addmm", "bmm", "baddbmm", "linear")
 """Products whose weights may have few bits."""
 BITS = {"fp8": 8.0, "int8": 8.5, "int4": 4.5}
-"""Bits of a frozen weight, of integers with a 16-bit scale for each block of 32, as in the formats Q8_0 and Q4_0
-of llama.cpp."""
+"""Bits of a frozen weight; of integers with a 16-bit scale for each block of 32, as in Q8_0 of llama.cpp."""
 _IN_FP32 = _types(
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal"),
     *("rsqrt", "sinh", "tan", "pow", "softplus", "native_layer_norm", "_fused_rms_norm"),
@@ -94,9 +93,9 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
       the op that needs them. A weight is cast once, and gradients of parameters are cast to fp32. Weights,
       gradients and optimizer state stay in fp32.
     - `bf16`: all floats, resident ones too, take 2 bytes.
-    - `int4`, `int8`, `fp8`: as `bf16`, but frozen weights that only products read take 4.5, 8.5 or 8 bits, scales
-      included. Trained weights, embeddings and the head stay in bf16: the weights of the last product,
-      unless its module is numbered. Products compute in bf16; unpacking weights is not counted.
+    - `int4`, `int8`, `fp8`: as `bf16`, but frozen weights that only products read take the bits of `BITS`.
+      Trained weights, embeddings and the head stay in bf16: the weights of the last product, unless its
+      module is numbered. Products compute in bf16; unpacking weights is not counted.
 
     Args:
         graph: of a step in 32-bit floats, for weights of few bits also of one in 16 bits; where it does not

@@ -83,30 +83,17 @@ def _kind(
     return Kind(name, memory_mib * MIB, gb_per_s * GIGA, peaks, *chip, CONTEXT_BYTES, FRAGMENTED)
 
 
-BYTES = ("fp8", "int8")
+def _with_bytes(tflops: float) -> dict[str, float]:
+    return {"fp16": tflops, "bf16": tflops, "fp8": 2 * tflops, "int8": 2 * tflops}
+
+
 P100 = {"fp64": 4.7, "fp32": 9.3, "fp16": 18.7}
 V100_SXM = {"fp64": 7.8, "fp32": 15.7, "fp16": 125.0}
 V100_PCIE = {"fp64": 7.0, "fp32": 14.0, "fp16": 112.0}
-RTX2080 = {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3, "int8": 161.1}
-TITAN_RTX = {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5, "int8": 261.0}
 A100 = {"fp64": 9.7, "fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0, "int8": 624.0}
-H100_SXM = {
-    "fp64": 33.5,
-    "fp32": 66.9,
-    "tf32": 494.7,
-    "fp16": 989.4,
-    "bf16": 989.4,
-    **dict.fromkeys(BYTES, 1978.9),
-}
-H100_PCIE = {
-    "fp64": 25.6,
-    "fp32": 51.2,
-    "tf32": 378.0,
-    "fp16": 756.0,
-    "bf16": 756.0,
-    **dict.fromkeys(BYTES, 1513.0),
-}
-L4 = {"fp64": 0.47, "fp32": 30.3, "tf32": 60.0, "fp16": 121.0, "bf16": 121.0, **dict.fromkeys(BYTES, 242.0)}
+H100_SXM = {"fp64": 33.5, "fp32": 66.9, "tf32": 494.7} | _with_bytes(989.4)
+H100_PCIE = {"fp64": 25.6, "fp32": 51.2, "tf32": 378.0} | _with_bytes(756.0)
+L4 = {"fp64": 0.47, "fp32": 30.3, "tf32": 60.0} | _with_bytes(121.0)
 RTX3090 = {"fp64": 0.56, "fp32": 35.6, "tf32": 35.6, "fp16": 71.0, "bf16": 71.0, "int8": 284.0}
 
 KINDS = {
@@ -119,8 +106,8 @@ KINDS = {
         _kind("v100-sxm2-16gb", 16160, 900, V100_SXM, 80, 6),
         _kind("v100-sxm2-32gb", 32510, 900, V100_SXM, 80, 6),
         _kind("t4", 15109, 320, {"fp64": 0.25, "fp32": 8.1, "fp16": 65.0, "int8": 130.0}, 40, 4),
-        _kind("rtx2080", 7982, 448, RTX2080, 46, 4),
-        _kind("titan-rtx", 24220, 672, TITAN_RTX, 72, 6),
+        _kind("rtx2080", 7982, 448, {"fp64": 0.31, "fp32": 10.1, "fp16": 40.3}, 46, 4),
+        _kind("titan-rtx", 24220, 672, {"fp64": 0.51, "fp32": 16.3, "fp16": 130.5}, 72, 6),
         _kind("a100-pcie-40gb", 40536, 1555, A100, 108, 40),
         _kind("a100-pcie-80gb", 80994, 1935, A100, 108, 40),
         _kind("a100-sxm4-40gb", 40536, 1555, A100, 108, 40),

@@ -42,14 +42,11 @@ def single_device(graph: OpGraph, device: int) -> Placement:
 
 
 def spread_unread(graph: OpGraph, cluster: Cluster, device_of: IntArray, peak_bytes: FloatArray) -> IntArray:
-    """Puts each unit of parameters that no op reads where most memory is left, the largest first.
+    """Returns devices of ops, int (n_ops,), with each unit that no op reads where most memory is left.
 
     Args:
         device_of: device index of each op, int (n_ops,).
         peak_bytes: memory that the devices need with it, (n_devices,).
-
-    Returns:
-        Another device of each op, int (n_ops,).
     """
     units = [graph.units.row(graph.unit_of[op]) for op in graph.unread]
     spread, left_bytes = device_of.copy(), cluster.memory_bytes - peak_bytes

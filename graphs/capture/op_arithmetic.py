@@ -37,11 +37,6 @@ def tensor_dtype(tensors: Iterable[Tensor]) -> str:
     return next((name for dtype, name in _FLOATS.items() if dtype in types), "fp8")
 
 
-def is_unknown(dtype: torch.dtype) -> bool:
-    """Says whether a type of floats is taken for `fp8`, but is none."""
-    return dtype.is_floating_point and dtype not in _FLOATS and not str(dtype).startswith("torch.float8_")
-
-
 def op_dtype(node: fx.Node) -> str:
     """Names the dtype that a traced op computes in: of its widest floats, of a product its left factor's.
 
@@ -82,9 +77,8 @@ def op_gemm(node: fx.Node) -> Gemm | None:
 def dense_extents(node: fx.Node) -> Gemm:
     """Extents of a product in `LEFT_FACTOR`, or of another with a `gemm`, as if its operands were dense."""
     args, kwargs = op_arguments(node)
-    return [
-        int(extent) for extent in _GEMMS[str(op_packet(node))](*args, **kwargs | {"out": node_value(node)})
-    ]
+    extents = _GEMMS[str(op_packet(node))](*args, **kwargs | {"out": node_value(node)})
+    return [int(extent) for extent in extents]
 
 
 def op_image(node: fx.Node) -> list[int] | None:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from graphs.capture.loss import CaptureError
-from graphs.capture.op_arithmetic import LEFT_FACTOR, dense_extents, is_unknown
+from graphs.capture.op_arithmetic import LEFT_FACTOR, dense_extents, tensor_dtype
 from graphs.capture.sparse import SPARSE_WRAP, density, is_sparse, sparse_sizes, tensor_bytes
 from graphs.capture.values import count_numbers, is_torch, node_value, op_arguments, op_packet, tensors_of
 
@@ -31,9 +31,6 @@ def op_flops(node: fx.Node) -> float:
     all, have formulas of their own. Any other op counts one per number in its largest operand or result;
     copies count none, and additions of rows one per element of the rows. Complex: an element is two numbers,
     a product of two takes 6, a multiply-add 8.
-
-    Raises:
-        CaptureError: a formula of the user's fails.
     """
     packet = op_packet(node)
     if packet in _MOVES:
@@ -73,14 +70,18 @@ def cost_notices(nodes: Iterable[fx.Node]) -> Iterator[str]:
             f"the time of {', '.join(guessed)} is a guess (an operation per number, each tensor moved once); "
             "give its flops to torch.utils.flop_counter.register_flop_formula"
         )
-    values = [node_value(each) for node in nodes for each in (node, *node.all_input_nodes)]
-    types = {tensor.dtype for value in values for tensor in tensors_of(value)}
-    if unknown := sorted(str(dtype) for dtype in types if is_unknown(dtype)):
+    made = [
+        tensor
+        for node in nodes
+        for each in (node, *node.all_input_nodes)
+        for tensor in tensors_of(node_value(each))
+    ]
+    if unknown := sorted({str(each.dtype) for each in made if tensor_dtype([each]) == "fp8"} - _FP8):
         yield f"{', '.join(unknown)} is no type that the cost model knows; it is costed as fp8"
 
 
 def _is_guess(node: fx.Node) -> bool:
-    """Says whether nothing is known of an op: it is not PyTorch's own, or takes more than its numbers say."""
+    """Says whether an op without formula is not PyTorch's own, or takes more than its numbers say."""
     packet, name = op_packet(node), str(op_packet(node))
     known = packet in _FORMULAS or name in _FORMULAS or name in LEFT_FACTOR or packet in flop_registry
     foreign = node.op == "call_function" and not is_torch(packet)
@@ -169,6 +170,11 @@ def _trilinear(*given: Any, **_: object) -> int:
     return 2 * prod(torch.broadcast_shapes(*(operand.shape for operand in operands)))
 
 
+def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
+    """One addition per element of the rows that are looked up."""
+    return indices.numel() * table.shape[1]
+
+
 def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
     """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
     return _fft_flops(list(x.shape), dims)
@@ -183,11 +189,6 @@ def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: i
 
 def _fft_flops(shape: list[int], dims: list[int]) -> float:
     return 5 * prod(shape) * log2(prod(shape[dim] for dim in dims))
-
-
-def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
-    """One addition per element of the rows that are looked up."""
-    return indices.numel() * table.shape[1]
 
 
 _FORMULAS: dict[Any, Formula] = {
@@ -206,6 +207,7 @@ _FORMULAS: dict[Any, Formula] = {
     aten._fft_c2r: _fft_to_real,
 }
 
+_FP8 = {f"torch.float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
 _ALGEBRA = re.compile(
     r"aten\.(_?linalg_(?!vector_norm|cross)|_?cholesky|_?lu_|ldl_|geqrf|orm|org|triangular_solve|\w*rnn|\w*_mha)"
 )

@@ -18,8 +18,6 @@ aten = torch.ops.aten
 
 SPARSE_WRAP = aten._sparse_coo_tensor_with_dims_and_tensors
 """Joins indices and values to a sparse tensor without copying them."""
-
-
 STORED = "placewalk.stored"
 """Key under which the node of a sparse source keeps the numbers and the bytes that it holds."""
 _PARTS = {
@@ -32,39 +30,32 @@ _PARTS = {
 
 def why_not_costed(tensor: Tensor) -> str:
     """Says why it is not known what a tensor stores, and the remedy; "" if it is known."""
-    if tensor.is_nested:
-        return "is a nested tensor; give a dense one, padded to the longest"
-    if tensor.is_quantized or tensor.layout not in (torch.strided, *_PARTS):
-        return f"is {tensor.dtype} of layout {tensor.layout}; give `.dequantize()` or `.to_dense()` of it"
-    if is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "device_mesh"):
-        return f"is a {type(tensor).__name__}, whose parts are not known; give a plain tensor"
+    is_wrapper: bool = is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "device_mesh")
+    if is_wrapper or tensor.is_nested or tensor.is_quantized or tensor.layout not in (torch.strided, *_PARTS):
+        kind = "nested" if tensor.is_nested else tensor.layout
+        return f"is a {type(tensor).__name__} ({kind}), whose stored size is not known; give a dense tensor"
     if tensor.layout in _PARTS and tensor.is_meta and not tensor._nnz():
         return "is sparse on the meta device, where `.to()` loses its values; give it on the CPU"
     return ""
 
 
 def note_stored(sources: Mapping[fx.Node, str], module: nn.Module, inputs: Any) -> None:
-    """Keeps with the nodes of sparse sources what the real tensors hold.
-
-    Args:
-        sources: placeholder -> path of a parameter or buffer of the module, or `input.<index>`.
-    """
+    """Keeps with the nodes of sparse sources, named as in `Trace.sources`, what the real tensors hold."""
     given = {f"input.{at}": each for at, each in enumerate(tensors_of(as_arguments(inputs)))}
-    for node, name in sources.items():
-        if is_sparse(node):
-            tensor = given[name] if name in given else attrgetter(name)(module)
-            parts = [getattr(tensor, part)() for part in _PARTS[tensor.layout]]
-            node.meta[STORED] = parts[-1].numel(), sum(map(size_bytes, parts))
+    for node in filter(is_sparse, sources):
+        name = sources[node]
+        tensor = given[name] if name in given else attrgetter(name)(module)
+        parts = [getattr(tensor, part)() for part in _PARTS[tensor.layout]]
+        node.meta[STORED] = parts[-1].numel(), sum(map(size_bytes, parts))
 
 
 def fake_sparse(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     """Returns a fake tensor of the layout of a sparse one; one of coordinates has as many of them."""
     if tensor.layout is not torch.sparse_coo:
         return mode.from_tensor(tensor.detach())
-    indices, values = tensor._indices(), tensor._values()
     with mode:
-        indices, values = (torch.empty(part.shape, dtype=part.dtype) for part in (indices, values))
-        return torch.sparse_coo_tensor(indices, values, tensor.shape, is_coalesced=tensor.is_coalesced())
+        parts = [torch.empty(part.shape, dtype=part.dtype) for part in (tensor._indices(), tensor._values())]
+        return torch.sparse_coo_tensor(*parts, tensor.shape, is_coalesced=tensor.is_coalesced())
 
 
 def is_sparse(node: fx.Node) -> bool:
@@ -74,17 +65,15 @@ def is_sparse(node: fx.Node) -> bool:
 
 def density(node: fx.Node) -> float:
     """Share of the elements of what a node yields that are stored: 1 if it is dense."""
-    if not is_sparse(node):
-        return 1.0
-    return min(1.0, sparse_sizes(node)[0] / max(1, tensors_of(node_value(node))[0].numel()))
+    return min(1.0, sparse_sizes(node)[0] / max(1, node_value(node).numel())) if is_sparse(node) else 1.0
 
 
 def sparse_sizes(node: fx.Node) -> tuple[int, int]:
-    """Numbers and bytes that a sparse tensor holds: its values, or the rows of look-ups, and their indices.
+    """Numbers and bytes that a sparse tensor holds: its values, or rows of look-ups, and their indices.
 
     Args:
-        node: yields a sparse tensor: a source, the gradient of an embedding or of a bag of embeddings, what an op
-            makes of such ones, which holds the numbers of all of them, or one made of its parts.
+        node: yields a sparse tensor: a source, the gradient of an embedding or of a bag of embeddings, or what
+            an op makes of such ones, which holds the numbers of all of them, or of indices and values.
     """
     if STORED in node.meta:
         return node.meta[STORED]  # type: ignore[no-any-return]

@@ -114,7 +114,7 @@ class Chain:
         placed = np.where(self._in_stage, stage_of, -1)
         graph, cluster, device_of = self.problem.graph, self.problem.cluster, devices.take(stage_of)
         if len(graph.unread):
-            kept_bytes = np.bincount(device_of, graph.resident_bytes, minlength=cluster.n_devices)
+            kept_bytes = np.bincount(device_of, graph.resident_bytes, cluster.n_devices).astype(np.float64)
             kept_bytes[[device for group in replicas for device in group[1:]]] = np.inf
             device_of = spread_unread(graph, cluster, device_of, kept_bytes)
         return Stages(device_of, placed, devices, recomputed, replicas, taken)

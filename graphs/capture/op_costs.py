@@ -167,7 +167,7 @@ def _attention_backward(
 def _trilinear(*given: Any, **_: object) -> int:
     """A multiply-add for each combination of three operands, which are expanded by given dimensions."""
     operands = [reduce(Tensor.unsqueeze, *pair) for pair in zip(given[3:6], given[:3], strict=True)]
-    return 2 * prod(torch.broadcast_shapes(*(operand.shape for operand in operands)))
+    return 2 * prod(torch.broadcast_tensors(*operands)[0].shape)  # type: ignore[no-untyped-call]
 
 
 def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from graphs.capture.loss import CaptureError
 from graphs.capture.structures import as_arguments
 from graphs.capture.values import node_value, op_packet, size_bytes, tensors_of
 
@@ -30,7 +30,7 @@ _PARTS = {
 
 def why_not_costed(tensor: Tensor) -> str:
     """Says why it is not known what a tensor stores, and the remedy; "" if it is known."""
-    is_wrapper: bool = is_traceable_wrapper_subclass(tensor) and not hasattr(tensor, "device_mesh")
+    is_wrapper = hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
     if is_wrapper or tensor.is_nested or tensor.is_quantized or tensor.layout not in (torch.strided, *_PARTS):
         kind = "nested" if tensor.is_nested else tensor.layout
         return f"is a {type(tensor).__name__} ({kind}), whose stored size is not known; give a dense tensor"
@@ -55,7 +55,7 @@ def fake_sparse(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
         return mode.from_tensor(tensor.detach())
     with mode:
         parts = [torch.empty(part.shape, dtype=part.dtype) for part in (tensor._indices(), tensor._values())]
-        return torch.sparse_coo_tensor(*parts, tensor.shape, is_coalesced=tensor.is_coalesced())
+        return torch.sparse_coo_tensor(parts[0], parts[1], tensor.shape, is_coalesced=tensor.is_coalesced())
 
 
 def is_sparse(node: fx.Node) -> bool:
@@ -72,7 +72,7 @@ def sparse_sizes(node: fx.Node) -> tuple[int, int]:
     """Numbers and bytes that a sparse tensor holds: its values, or rows of look-ups, and their indices.
 
     Args:
-        node: yields a sparse tensor: a source, the gradient of an embedding or of a bag of embeddings, or what
+        node: yields a sparse tensor: a source, the gradient of an embedding or a bag of embeddings, or what
             an op makes of such ones, which holds the numbers of all of them, or of indices and values.
     """
     if STORED in node.meta:
@@ -90,4 +90,8 @@ def sparse_sizes(node: fx.Node) -> tuple[int, int]:
 
 def tensor_bytes(node: fx.Node, tensor: Tensor) -> int:
     """Size in bytes of a tensor that a node yields."""
+    if not tensor.numel() and any(is_sparse(each) and sparse_sizes(each)[0] for each in node.all_input_nodes):
+        raise CaptureError(
+            f"{node.target} reads parts of a sparse tensor, which a trace loses; make them inputs"
+        )
     return sparse_sizes(node)[1] if tensor.layout in _PARTS else size_bytes(tensor)

@@ -141,7 +141,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
         parts = None if split is None else count
         captured, graph = _graph(model, inputs, parts, batch_dim, **settings)
-        problem = Problem(prepared(graph, precision, granularity), chosen)
+        problem = Problem(prepared(graph, precision, granularity, [chosen]), chosen)
         problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
         return captured, problem
 

@@ -172,18 +172,45 @@ class Problem:
         memory = self.cluster.memory_bytes
         largest = int(np.argmax(self.footprint_bytes))
         if self.footprint_bytes[largest] > memory.max():
-            op = self.graph.op_names[self.graph.units.row(largest)[0]]
+            ops = self.graph.units.row(largest)
+            told, remedy = self._told(ops, memory.max())
             raise InfeasibleError(
-                f"{where}: op '{op}' and what is colocated with it keep "
-                f"{self.footprint_bytes[largest] / 1e9:.3g} GB, but the largest device has "
-                f"{memory.max() / 1e9:.3g} GB; use larger devices or a smaller model"
+                f"{where}: op '{self.graph.op_names[ops[0]]}' and what is colocated with it keep {told}, but "
+                f"the largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
             )
         needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()
         if needed > memory.sum():
+            told, _ = self._told(np.arange(self.graph.n_ops), memory.sum(), recomputes=recomputes)
             raise InfeasibleError(
-                f"{where}: needs {needed / 1e9:.3g} GB, but all devices together have "
-                f"{memory.sum() / 1e9:.3g} GB; use more or larger devices, or a smaller model"
+                f"{where}: needs {told}, but all devices together have {memory.sum() / 1e9:.3g} GB; use "
+                "more or larger devices"
             )
+
+    def _told(self, ops: IntArray, memory_bytes: float, *, recomputes: bool = False) -> tuple[str, str]:
+        """Tells what whole units keep as the sum of its parts, and what would help on a device."""
+        graph, owned = self.graph, np.isin(self.graph.tensor_owner, ops)
+        of_weights = graph.tensor_owner == graph.tensor_producer
+        in_unread = np.isin(graph.unit_of[ops], graph.unit_of[graph.unread])
+        resident = graph.resident_bytes[ops].sum()
+        total = resident if recomputes else self.footprint_bytes[np.unique(graph.unit_of[ops])].sum()
+        parts = {
+            "weights": graph.tensor_bytes[owned & of_weights].sum(),
+            "gradients": graph.tensor_bytes[owned & ~of_weights].sum(),
+            "weights that no op reads": graph.resident_bytes[ops[in_unread]].sum(),
+            "activations": total - resident,
+        }
+        is_updated = any(graph.phases[op] == "optimizer" for op in ops)
+        state = total - sum(parts.values())
+        parts["optimizer state" if is_updated else "other"] = state
+        told = ", ".join(f"{size / 1e9:.3g} {name}" for name, size in parts.items() if size > 1e-3 * total)
+        remedy = "use a larger device"
+        if any("embedding" in graph.op_types[op] for op in ops):
+            remedy = f"rows of a table are not split over devices; {remedy}"
+            is_dense = parts["gradients"] > parts["weights"] / 2
+            remedy += ", or sparse=True with SGD, which keeps no optimizer state" if is_dense else ""
+        elif is_updated and total - state <= memory_bytes:
+            remedy += ", or SGD, which keeps no optimizer state"
+        return f"{total / 1e9:.3g} GB ({told})", remedy
 
     @cached_property
     def always_fits(self) -> bool:

@@ -37,6 +37,8 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
     - `layer`: the same blocks, or the submodules of the model if there are none; everything else goes with
       the block before it, or with the first.
 
+    Parameters that no op reads are placed by module.
+
     Returns:
         A graph that differs in `colocate` alone. Ops that were colocated still are: with the first that
         computes among them.
@@ -51,6 +53,8 @@ def with_granularity(graph: OpGraph, granularity: str) -> OpGraph:
     if not any(graph.modules):
         raise GranularityError(f"graph '{graph.name}': its ops have no module paths; use granularity op")
     groups = _keep_together(graph, GROUPINGS[granularity](graph))
+    for op in np.flatnonzero(np.isin(graph.unit_of, graph.unit_of[graph.unread])).tolist():
+        groups[op] = f"unread {graph.modules[op]}"
     number: dict[str, int] = {}
     is_input = [kind == "input" for kind in graph.op_types]
     colocate = [

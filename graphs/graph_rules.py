@@ -15,8 +15,9 @@ from graphs.system.json_fields import MAX_INTEGER
 from graphs.system.json_files import first_repeated
 
 PHASES = ("forward", "backward", "optimizer")
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")
-"""Types of an op's arithmetic; `tf32` are 32-bit floats that are multiplied with 10 bits of mantissa."""
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int")
+"""Types of an op's arithmetic; `tf32` are 32-bit floats that are multiplied with 10 bits of mantissa, `fp8`
+all floats of a byte, and `int8` products of bytes."""
 
 
 class GraphError(InputError):

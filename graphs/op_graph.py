@@ -98,13 +98,25 @@ class OpGraph(GraphColumns):
     def is_compute(self) -> NDArray[np.bool_]:
         """Says whether an order visits the op, bool (n_ops,).
 
-        It never visits parameters and inputs, nor an update that a colocated compute op decides for.
+        It never visits an input, a parameter that an op reads or that goes with a compute op, nor an update
+        that a colocated compute op decides for. Parameters that no op reads are visited once a unit.
         """
         update = np.array([phase == "optimizer" for phase in self.phases], dtype=bool)
         with_compute = np.unique(self.colocate[~self.is_source & ~update])
         decided = np.isin(self.colocate, with_compute) & (self.colocate >= 0)
         compute: NDArray[np.bool_] = ~self.is_source & ~(update & decided)
+        compute[self.unread] = compute.any()
         return compute
+
+    @cached_property
+    def unread(self) -> IntArray:
+        """First op of each unit of parameters that no op reads, which take memory and may go anywhere."""
+        label = np.where(self.colocate >= 0, self.n_ops + self.colocate, np.arange(self.n_ops))
+        is_used = (
+            ~self.is_source | (self._first_reader < self.n_ops) | (np.array(self.op_types) != "parameter")
+        )
+        unused = np.flatnonzero(~np.isin(label, label[is_used]) & (self.resident_bytes > 0))
+        return unused[np.unique(label[unused], return_index=True)[1]]
 
     @cached_property
     def unit_of(self) -> IntArray:

@@ -39,10 +39,9 @@ _PRODUCTS = (
 )
 """Ops that autocast computes in the low precision."""
 _WEIGHTED = _GROUPED | _types("mm", "addmm", "bmm", "baddbmm", "linear")
-"""Products whose weights may have 4 bits."""
-INT4 = "int4"
-INT4_BITS = 4.5
-"""Bits of a weight, with a 16-bit scale for each block of 32, as in the format Q4_0 of llama.cpp."""
+"""Products whose weights may have few bits."""
+BITS = {"fp8": 8.0, "int8": 8.5, "int4": 4.5}
+"""Bits of a frozen weight; of integers with a 16-bit scale for each block of 32, as in Q8_0 of llama.cpp."""
 _IN_FP32 = _types(
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal"),
     *("rsqrt", "sinh", "tan", "pow", "softplus", "native_layer_norm", "_fused_rms_norm"),
@@ -94,23 +93,25 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
       the op that needs them. A weight is cast once, and gradients of parameters are cast to fp32. Weights,
       gradients and optimizer state stay in fp32.
     - `bf16`: all floats, resident ones too, take 2 bytes.
-    - `int4`: as `bf16`, but weights that only products read take 4.5 bits, scales included. Products compute
-      in bf16; what it takes to unpack weights is not counted.
+    - `int4`, `int8`, `fp8`: as `bf16`, but frozen weights that only products read take the bits of `BITS`.
+      Trained weights, embeddings and the head stay in bf16: the weights of the last product, unless its
+      module is numbered. Products compute in bf16; unpacking weights is not counted.
 
     Args:
-        graph: of a step in 32-bit floats; where it does not say its dtypes, all are taken to be floats but
-            the results of comparisons and indices.
+        graph: of a step in 32-bit floats, for weights of few bits also of one in 16 bits; where it does not
+            say its dtypes, all are taken to be floats but the results of comparisons and indices.
 
     Returns:
         A graph with the same ops and tensors; traffic of an op changes as the sizes of the tensors at it do.
 
     Raises:
-        PrecisionError: no such precision, the graph computes in another precision than fp32 or tf32, or
-            weights of 4 bits would be trained.
+        PrecisionError: no such precision, or the graph computes in another precision than fp32 or tf32.
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """
     check_precision(precision)
+    if precision in BITS and set(graph.dtypes) <= {"int", "bf16", "fp16"}:
+        return _in_few_bits(graph, BITS[precision])
     for op, dtype in enumerate(graph.dtypes):
         if dtype not in ("", "fp32", "tf32", "int"):
             raise PrecisionError(
@@ -119,13 +120,9 @@ def with_precision(graph: OpGraph, precision: str) -> OpGraph:
             )
     if precision in ("fp32", "tf32"):
         return replace(graph, dtypes=_product_dtypes(graph, precision))
-    if precision == INT4 and "backward" in graph.phases:
-        raise PrecisionError(
-            f"graph '{graph.name}': weights in {INT4} are not trained; capture it for inference"
-        )
-    if precision in ("bf16", INT4):
+    if precision in ("bf16", *BITS):
         halved = _in_two_bytes(graph)
-        return _in_four_bits(halved) if precision == INT4 else halved
+        return _in_few_bits(halved, BITS[precision]) if precision in BITS else halved
     return _Autocast(graph, precision.removeprefix("amp-")).run()
 
 
@@ -170,15 +167,17 @@ def _in_two_bytes(graph: OpGraph) -> OpGraph:
     )
 
 
-def _in_four_bits(graph: OpGraph) -> OpGraph:
-    """Shrinks the weights that only products read, from 16 bits; an op without traffic is no reader."""
-    share = INT4_BITS / 16
+def _in_few_bits(graph: OpGraph, bits: float) -> OpGraph:
+    """Shrinks frozen weights that only products read, from 16 bits; an op without traffic is no reader."""
+    share = bits / 16
     sizes, moved, resident = graph.tensor_bytes.copy(), graph.bytes_moved.copy(), graph.resident_bytes.copy()
-    gemm = graph.gemm.copy()
+    gemm, head = graph.gemm.copy(), _head(graph)
     for tensor, source in enumerate(graph.tensor_producer.tolist()):
         readers = [op for op in graph.consumers.row(tensor).tolist() if graph.bytes_moved[op]]
         weighted = readers and all(graph.op_types[op] in _WEIGHTED for op in readers)
-        if graph.op_types[source] == "parameter" and graph.dtypes[source] == "bf16" and weighted:
+        is_float = graph.op_types[source] == "parameter" and graph.dtypes[source] in ("bf16", "fp16")
+        is_frozen = resident[source] <= sizes[tensor]
+        if is_float and is_frozen and weighted and head not in readers:
             for op in readers:
                 at_op = np.concatenate([graph.inputs.row(op), graph.outputs.row(op)])
                 others = graph.tensor_bytes[at_op[at_op != tensor]].sum()
@@ -188,6 +187,16 @@ def _in_four_bits(graph: OpGraph) -> OpGraph:
             sizes[tensor] *= share
             resident[source] *= share
     return replace(graph, tensor_bytes=sizes, bytes_moved=moved, resident_bytes=resident, gemm=gemm)
+
+
+def _head(graph: OpGraph) -> int:
+    """Finds the last forward product with weights; -1 if its module is numbered, and so one of a list."""
+    last = -1
+    for op, kind in enumerate(graph.op_types):
+        if kind in _WEIGHTED and graph.phases[op] == "forward":
+            has_weights = any(graph.op_types[source] == "parameter" for source in graph.predecessors.row(op))
+            last = op if has_weights else last
+    return -1 if any(map(str.isdecimal, graph.modules[last].split("."))) else last
 
 
 def _is_update(graph: OpGraph) -> BoolArray:

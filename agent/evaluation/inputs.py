@@ -23,6 +23,7 @@ from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
+from envs.costs.op_seconds import stand_in_lines
 from envs.pipeline.pipeline import AUTO, Pipeline
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
@@ -79,7 +80,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
-    graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
+    graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
     given = read_given(config.placements, graphs, clusters)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
@@ -236,13 +237,19 @@ def make_pipeline(
     return replace(made, may_replicate=made.may_replicate and not to_run)
 
 
-def prepared(graph: OpGraph, precision: str | None, granularity: str) -> OpGraph:
+def prepared(
+    graph: OpGraph, precision: str | None, granularity: str, clusters: Sequence[Cluster] = ()
+) -> OpGraph:
     """Returns a graph in a precision (None: as it is) and of a granularity.
+
+    Prints to stderr where a device of the clusters has no peak for the type of an op.
 
     Raises:
         PrecisionError, GranularityError: the graph cannot have them.
     """
     costed = graph if precision is None else with_precision(graph, precision)
+    for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
+        print(line, file=sys.stderr)
     return with_granularity(costed, granularity)
 
 

@@ -15,7 +15,7 @@ from agent.placers.base import Budget, PlacementResult, Placer, SearchState
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
-from envs.placement.placement import Placement
+from envs.placement.placement import Placement, spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import IntArray
@@ -59,13 +59,20 @@ class TrialRunner:
             seed: of the placer's randomness, beside the names of graph, placer and order.
 
         Returns:
-            The placement of the ops. The clock of its budget and of `wall_s` starts when the placer has
-            imported what it needs, and stands still while kernels are compiled or loaded.
+            The placement of the ops; parameters that no op reads are spread over the devices, unless the
+            placer is `single`. The clock of its budget and of `wall_s` starts when the placer has imported
+            what it needs, and stands still while kernels are compiled or loaded.
         """
         self._warm_up(placer, problem.cluster)
         name = f"{problem.graph.name}/{placer.name}/{order}"
         rng = np.random.default_rng([seed, crc32(name.encode())])
-        return placer.place(problem, budget, rng)
+        found = placer.place(problem, budget, rng)
+        if placer.name == "single" or not len(problem.graph.unread):
+            return found
+        peak_bytes, device_of = found.step_time.peak_bytes, found.placement.device_of
+        spread = Placement(spread_unread(problem.graph, problem.cluster, device_of, peak_bytes))
+        other = replace(found, placement=spread)
+        return other if other.feasible or not found.feasible else found
 
     def score(self, problem: Problem, device_of: IntArray) -> PlacementResult:
         """Time a given placement: one evaluation.

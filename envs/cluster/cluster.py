@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from graphs.graph_rules import DTYPES
 from graphs.limits import MAX_BYTES, MAX_PER_S, MAX_SECONDS, MIN_PER_S, MIN_SECONDS, is_speed, is_time
 from graphs.system.array_types import FloatArray
 from graphs.system.errors import InputError, shortened
@@ -16,7 +17,8 @@ SHARING = ("egress", "pair", "none")
 TRANSFER_PER = ("destination", "tensor")
 COPIES = ("stream", "eager")
 ISSUE_PER = ("op", "step")
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "int")
+STAND_INS = {"tf32": ("fp32",), "bf16": ("fp32",), "fp8": ("fp16", "fp32"), "int8": ("fp16", "fp32")}
+"""Types whose peak holds for one that a device has none for: units without fp8 first widen it to fp16."""
 MAX_DEVICES = 1024
 MAX_SLOWDOWN = 1e3
 
@@ -49,9 +51,9 @@ class Device:
     overlap_slowdown: float = 1.0
 
     def peak(self, dtype: str) -> float:
-        """Returns the peak for a dtype, flops a second; fp32 stands in for tf32 and bf16."""
-        stand_in = self.peaks.get("fp32", self.flops_per_s) if dtype in ("tf32", "bf16") else self.flops_per_s
-        return self.peaks.get(dtype, stand_in)
+        """Returns the peak for a dtype, flops a second: its own, a stand-in's or `flops_per_s`."""
+        known = (self.peaks[name] for name in (dtype, *STAND_INS.get(dtype, ())) if name in self.peaks)
+        return next(known, self.flops_per_s)
 
 
 @dataclass(frozen=True, eq=False)

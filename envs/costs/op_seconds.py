@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,10 @@ from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 
-ITEM_BYTES = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0}
+ITEM_BYTES = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 TYPICAL_ROW = 1024
 """Elements of a row of a softmax or norm that does not say, as in the models of the data."""
-TENSOR_DTYPES = ("tf32", "fp16", "bf16")
+TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8", "int8")
 TENSOR_GAIN = 1.5
 """The least factor over fp32 of a dtype where tensor cores compute it; on the P4 fp16 is not."""
 CLASS_NUMBER = {name: number for number, name in enumerate(CLASSES)}
@@ -36,6 +37,7 @@ def calibrated_seconds(graph: OpGraph, device: Device, calibration: Calibration)
     """
     seconds = np.zeros(graph.n_ops)
     class_of = np.array([CLASS_NUMBER[op_class(kind)] for kind in graph.op_types], dtype=np.int64)
+    class_of[(class_of == CLASS_NUMBER["other"]) & graph.gemm.any(axis=1)] = CLASS_NUMBER["gemm"]
     tensor_of = {dtype: _on_tensor_cores(device, dtype) for dtype in set(graph.dtypes)}
     tensor = np.array([tensor_of[dtype] for dtype in graph.dtypes], dtype=bool)
     for number, name in enumerate(CLASSES):
@@ -137,6 +139,16 @@ def is_calibrated(graph: OpGraph, cluster: Cluster) -> bool:
     kinds = {device.kind for device in cluster.devices}
     guessed = (graph.seconds.get(kind, np.array(np.nan)) for kind in kinds if calibration_of(kind) is None)
     return not any((np.isnan(seconds) & graph.is_compute).any() for seconds in guessed)
+
+
+def stand_in_lines(graph: OpGraph, cluster: Cluster) -> Iterator[str]:
+    """Says which devices have no peak for products of bytes, where a graph has such."""
+    for dtype in {"fp8", "int8"}.intersection(np.array(graph.dtypes)[~graph.is_source]):
+        if lacking := sorted({device.kind for device in cluster.devices if dtype not in device.peaks}):
+            yield (
+                f"graph '{graph.name}' on cluster '{cluster.name}': {', '.join(lacking)} has no peak for "
+                f"{dtype}; such ops are costed at that of fp16, else of fp32"
+            )
 
 
 def check_transfers(graph: OpGraph, cluster: Cluster) -> None:

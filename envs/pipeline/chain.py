@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from envs.pipeline.pipeline import PipelineError
 from envs.pipeline.stages import Stages, phases_of
+from envs.placement.placement import spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
@@ -111,7 +112,12 @@ class Chain:
             stage_of = stage_of[np.argsort(order)]
         stage_of = stage_of[self.piece_of]
         placed = np.where(self._in_stage, stage_of, -1)
-        return Stages(devices.take(stage_of), placed, devices, recomputed, replicas, taken)
+        graph, cluster, device_of = self.problem.graph, self.problem.cluster, devices.take(stage_of)
+        if len(graph.unread):
+            kept_bytes = np.bincount(device_of, graph.resident_bytes, cluster.n_devices).astype(np.float64)
+            kept_bytes[[device for group in replicas for device in group[1:]]] = np.inf
+            device_of = spread_unread(graph, cluster, device_of, kept_bytes)
+        return Stages(device_of, placed, devices, recomputed, replicas, taken)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

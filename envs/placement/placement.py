@@ -9,7 +9,7 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from graphs.op_graph import OpGraph
-from graphs.system.array_types import IntArray
+from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 
 
@@ -39,6 +39,23 @@ class Placement:
 def single_device(graph: OpGraph, device: int) -> Placement:
     """Places every op on one device."""
     return Placement(np.full(graph.n_ops, device, dtype=np.int64))
+
+
+def spread_unread(graph: OpGraph, cluster: Cluster, device_of: IntArray, peak_bytes: FloatArray) -> IntArray:
+    """Returns devices of ops, int (n_ops,), with each unit that no op reads where most memory is left.
+
+    Args:
+        device_of: device index of each op, int (n_ops,).
+        peak_bytes: memory that the devices need with it, (n_devices,).
+    """
+    units = [graph.units.row(graph.unit_of[op]) for op in graph.unread]
+    spread, left_bytes = device_of.copy(), cluster.memory_bytes - peak_bytes
+    for ops in units:
+        left_bytes[device_of[ops[0]]] += graph.resident_bytes[ops].sum()
+    for ops in sorted(units, key=lambda ops: -graph.resident_bytes[ops].sum()):
+        spread[ops] = np.argmax(left_bytes)
+        left_bytes[spread[ops[0]]] -= graph.resident_bytes[ops].sum()
+    return spread
 
 
 def check_placement(graph: OpGraph, cluster: Cluster, placement: Placement, *, partial: bool = False) -> None:

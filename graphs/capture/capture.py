@@ -21,8 +21,10 @@ from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import module_tree
+from graphs.capture.op_costs import cost_notices
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
+from graphs.capture.sparse import note_stored
 from graphs.capture.step import Step, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
@@ -109,6 +111,7 @@ def capture_step(
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
                 with lines, noticed_checkpoints() as checkpointing, kernels as unfused:
                     traced = trace(step)
+            note_stored(traced.sources, module, inputs)
             if traced.why_no_calls:
                 notify(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
@@ -127,8 +130,11 @@ def capture_step(
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             builder = GraphBuilder(traced, step.state, update, sources=sources, tied=step.tied)
+            graph = replace(builder.build(name, family), tree=module_tree(step.model))
+            for line in cost_notices(builder.op_of_node):
+                notify(f"model '{name}': {line}")
             return CapturedStep(
-                graph=replace(builder.build(name, family), tree=module_tree(step.model)),
+                graph=graph,
                 step=step,
                 trace=traced,
                 storages=builder.storages,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -141,15 +142,15 @@ class GraphBuilder:
             [storage] if storage else [],
             type="input" if tensor is None else "parameter",
             module=name.rpartition(".")[0] if tensor is not None else "",
-            resident_bytes=0 if tensor is None else self._resident_bytes(name, tensor),
+            resident_bytes=0 if tensor is None else self._resident_bytes(name, tensor, storage),
             colocate=group,
             dtype=tensor_dtype(values),
             **self._shape(values),
         )
 
-    def _resident_bytes(self, path: str, tensor: Tensor) -> int:
+    def _resident_bytes(self, path: str, tensor: Tensor, storage: Storage | None) -> float:
         if path not in self.trace.gradients:
-            return size_bytes(tensor)
+            return storage.bytes if storage else size_bytes(tensor)
         _, gradient_bytes = self._gradient_size(path, tensor)
         return size_bytes(tensor) + gradient_bytes + (self.update.state_bytes(tensor) if self.update else 0)
 
@@ -162,12 +163,18 @@ class GraphBuilder:
         return min(1.0, count / max(1, tensor.numel())), gradient_bytes
 
     def _add_unread(self) -> None:
-        """Adds the parameters and buffers that no op reads; they still take memory."""
+        """Adds the parameters and buffers that no op reads, those of a module together; they take memory.
+
+        A single number, such as a counter of batches, goes with what its module reads.
+        """
         storage_of = {name: self.storages[node] for node, name in self.trace.sources.items()}
-        for path in self.state:
+        read = {path.rpartition(".")[0]: self.ops[op]["colocate"] for path, op in self.op_of_source.items()}
+        group_of = defaultdict[str, int](self._new_group)
+        for path, tensor in self.state.items():
             if path not in self.op_of_source:
-                group = self._new_group() if path in self.trace.gradients else None
-                self._add_source(path, storage_of.get(path), group)
+                module = path.rpartition(".")[0]
+                is_counter = tensor.numel() == 1 and module in read and path not in self.trace.gradients
+                self._add_source(path, storage_of.get(path), read[module] if is_counter else group_of[module])
 
     def _add_loss_gradient(self, reads: Iterable[Storage]) -> None:
         """Adds the gradient of the loss by itself, which starts the backward pass, if first read here."""

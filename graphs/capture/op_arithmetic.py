@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
-from graphs.capture.values import as_value, node_value, op_packet, tensors_of
+from graphs.capture.sparse import is_sparse
+from graphs.capture.values import is_torch, node_value, op_arguments, op_packet, tensors_of
 
 Gemm = list[int]
 
@@ -23,31 +24,39 @@ _FLOATS = {
     torch.complex64: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
+    torch.complex32: "fp16",
 }
-"""Name of each type of floats, the widest first; a complex number is two floats."""
+"""Name of each type of floats of two bytes or more, the widest first; a complex number is two floats."""
 
 
 def tensor_dtype(tensors: Iterable[Tensor]) -> str:
-    """Names the widest floats among some tensors; `int` if none are floats, "" if all floats are unknown."""
+    """Names the widest floats among some tensors; `int` if none are floats. Floats of a byte are `fp8`."""
     types = {tensor.dtype for tensor in tensors}
     if not any(dtype.is_floating_point or dtype.is_complex for dtype in types):
         return "int"
-    return next((name for dtype, name in _FLOATS.items() if dtype in types), "")
+    return next((name for dtype, name in _FLOATS.items() if dtype in types), "fp8")
 
 
 def op_dtype(node: fx.Node) -> str:
-    """Names the dtype that a traced op computes in: of its widest floats, of a product that of its factors.
+    """Names the dtype that a traced op computes in: of its widest floats, of a product its left factor's.
 
-    By default PyTorch multiplies 32-bit matrices in fp32, and convolves them in TF32.
+    An op that is not PyTorch's own has the dtype of its largest operand of floats: scales may be fp32. By
+    default PyTorch multiplies 32-bit matrices in fp32, and convolves them in TF32.
 
     Source: "CUDA semantics", TensorFloat-32, in the documentation of PyTorch 2.13.
     """
+    packet, name = op_packet(node), str(op_packet(node))
     operands = [tensor for source in node.all_input_nodes for tensor in tensors_of(node_value(source))]
-    if op_packet(node) in _GEMMS:
-        dtype = tensor_dtype(operands[:1])  # attention also handles sums in fp32
+    floats = [tensor for tensor in operands if tensor.is_floating_point()]
+    if name in _GEMMS:
+        factor = op_arguments(node)[0][LEFT_FACTOR.get(name, 0)]  # attention also handles sums in fp32
+        is_bytes = name in LEFT_FACTOR and factor.dtype in (torch.int8, torch.uint8)
+        dtype = "int8" if is_bytes else tensor_dtype([factor])
+    elif floats and not is_torch(packet):
+        dtype = tensor_dtype([max(floats, key=Tensor.numel)])
     else:
         dtype = tensor_dtype([*operands, *tensors_of(node_value(node))])
-    return "tf32" if dtype == "fp32" and op_packet(node) in _CONVOLUTIONS else dtype
+    return "tf32" if dtype == "fp32" and packet in _CONVOLUTIONS else dtype
 
 
 def op_gemm(node: fx.Node) -> Gemm | None:
@@ -57,16 +66,19 @@ def op_gemm(node: fx.Node) -> Gemm | None:
     samples, output channels of a group, kernel elements of a group; a transposed one has the positions of its
     input as m, kernel elements as n and input channels as k. Its backward pass has a product of as many
     operations for each of the gradients of input and weight: the same extents, with the batch times their
-    number. Attention: batch * heads, queries, keys, head width.
+    number. Attention: batch * heads, queries, keys, head width. Products of sparse tensors have none.
     """
-    extents_of = _GEMMS.get(op_packet(node))
-    if extents_of is None:
+    if str(op_packet(node)) not in _GEMMS or any(map(is_sparse, (node, *node.all_input_nodes))):
         return None
-    args, kwargs = tree_map(as_value, (node.args, dict(node.kwargs)))
-    if op_packet(node) is aten.convolution:
-        kwargs["out"] = node_value(node)
-    gemm = [int(extent) for extent in extents_of(*args, **kwargs)]
+    gemm = dense_extents(node)
     return gemm if all(gemm) else None
+
+
+def dense_extents(node: fx.Node) -> Gemm:
+    """Extents of a product in `LEFT_FACTOR`, or of another with a `gemm`, as if its operands were dense."""
+    args, kwargs = op_arguments(node)
+    extents = _GEMMS[str(op_packet(node))](*args, **kwargs | {"out": node_value(node)})
+    return [int(extent) for extent in extents]
 
 
 def op_image(node: fx.Node) -> list[int] | None:
@@ -80,7 +92,7 @@ def op_image(node: fx.Node) -> list[int] | None:
     packet = op_packet(node)
     if packet not in _CONVOLUTIONS:
         return None
-    args = tree_map(as_value, node.args)
+    args, _ = op_arguments(node)
     if packet is aten.convolution:
         out, weight, layout = node_value(node), args[1], args[3:9]
     else:
@@ -91,21 +103,19 @@ def op_image(node: fx.Node) -> list[int] | None:
     return image if plain and tuple(weight.shape[2:]) == (3, 3) and all(image) and op_gemm(node) else None
 
 
-def _product(a: Tensor, b: Tensor, *_: object, **__: object) -> Gemm:
-    batch = a.shape[0] if a.dim() == 3 else 1
-    return [batch, a.shape[-2], b.shape[-1], a.shape[-1]]
+def _product(*operands: Any, left: int = 0, out: Tensor, **_: object) -> Gemm:
+    """Reads the extents off the left factor and the result, as the right factor may be packed."""
+    factor = operands[left]
+    batch, inner = (factor.shape[0] if factor.dim() == 3 else 1), factor.shape[-1]
+    columns = out.shape[-1] if out.dim() > 1 else 1
+    pairs = 2 if factor.dtype is torch.float4_e2m1fn_x2 else 1
+    return [batch, factor.numel() // max(1, batch * inner), columns, pairs * inner]
 
 
-def _product_and_sum(_: Tensor, a: Tensor, b: Tensor, *__: object, **___: object) -> Gemm:
-    return _product(a, b)
-
-
-def _matrix_vector(a: Tensor, b: Tensor, *_: object, **__: object) -> Gemm:
-    return [1, a.shape[0], 1, a.shape[1]]
-
-
-def _dot(a: Tensor, b: Tensor, *_: object, **__: object) -> Gemm:
-    return [1, 1, 1, a.shape[0]]
+def _grouped_product(left: Tensor, *_: object, out: Tensor, **__: object) -> Gemm:
+    """A row of the left factor meets the columns of its group alone; groups may share the inner extent."""
+    gemm = _product(left, out=out)
+    return [1, *gemm[1:]] if out.dim() == 2 else gemm
 
 
 def _convolution(
@@ -127,7 +137,7 @@ def _convolution(
 
 
 def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: object, *settings: Any
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: object, *settings: Any, **_: object
 ) -> Gemm:
     *layout, output_mask = settings
     groups, *extents = _convolution(x, weight, None, *layout, out=grad)
@@ -138,10 +148,6 @@ def _attention(query: Tensor, key: Tensor, *_: object, **__: object) -> Gemm:
     return [prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]]
 
 
-def _attention_backward(_: Tensor, query: Tensor, key: Tensor, *__: object, **___: object) -> Gemm:
-    return _attention(query, key)
-
-
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -149,15 +155,27 @@ _FUSED_ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-_GEMMS: dict[Any, Callable[..., Gemm]] = {
-    aten.mm: _product,
-    aten.bmm: _product,
-    aten.addmm: _product_and_sum,
-    aten.baddbmm: _product_and_sum,
-    aten.mv: _matrix_vector,
-    aten.dot: _dot,
-    aten.convolution: _convolution,
-    aten.convolution_backward: _convolution_backward,
-    **{getattr(aten, name): _attention for name in _FUSED_ATTENTION},
-    **{getattr(aten, f"{name}_backward"): _attention_backward for name in _FUSED_ATTENTION},
+_PRODUCTS = {
+    0: "mm bmm mv dot vdot linear matmul mkldnn_linear hspmm _sparse_mm _sparse_sparse_matmul _cdist_forward "
+    "_euclidean_dist _int_mm _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 "
+    "_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _mixed_dtypes_linear "
+    "_weight_int4pack_mm_with_scales_and_zeros _dyn_quant_matmul_4bit _sparse_semi_structured_mm "
+    "_sparse_semi_structured_linear _sparse_mm_reduce_impl _cslt_sparse_mm",
+    1: "addmm baddbmm addbmm addmv _addmm_activation _sparse_addmm sspaddmm sparse_sampled_addmm "
+    "_sparse_semi_structured_addmm",
+}
+LEFT_FACTOR = {f"aten.{name}": at for at, names in _PRODUCTS.items() for name in names.split()}
+"""Where the left factor of each matrix product is among the arguments of the op; weights that are 2:4 sparse
+count as they are stored."""
+LEFT_FACTOR["transformers.grouped_mm_fallback"] = 0
+_GEMMS: dict[str, Callable[..., Gemm]] = {
+    **{name: partial(_product, left=at) for name, at in LEFT_FACTOR.items()},
+    **{name: _grouped_product for name in LEFT_FACTOR if "grouped_mm" in name},
+    "aten._sparse_semi_structured_linear": lambda x, weight, *_, out, **__: _product(
+        x.mT, weight, left=1, out=out.mT
+    ),
+    "aten.convolution": _convolution,
+    "aten.convolution_backward": _convolution_backward,
+    **{f"aten.{name}": _attention for name in _FUSED_ATTENTION},
+    **{f"aten.{name}_backward": lambda _, *given, **__: _attention(*given) for name in _FUSED_ATTENTION},
 }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from math import log2, prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from graphs.capture.sparse import SPARSE_WRAP, is_sparse, sparse_sizes, tensor_bytes
-from graphs.capture.values import as_value, count_numbers, node_value, op_packet, tensors_of
+from graphs.capture.loss import CaptureError
+from graphs.capture.op_arithmetic import LEFT_FACTOR, dense_extents, tensor_dtype
+from graphs.capture.sparse import SPARSE_WRAP, density, is_sparse, sparse_sizes, tensor_bytes
+from graphs.capture.values import count_numbers, is_torch, node_value, op_arguments, op_packet, tensors_of
 
 Formula = Callable[..., float]
 
@@ -22,7 +25,8 @@ aten = torch.ops.aten
 def op_flops(node: fx.Node) -> float:
     """Floating-point operations of one traced op.
 
-    Matrix products and convolutions follow `torch.utils.flop_counter` (a multiply-add counts twice); grouped
+    A multiply-add of a matrix product counts twice; of sparse factors, those with stored numbers count.
+    Convolutions, attention and ops with formulas of the user's follow `torch.utils.flop_counter`; grouped
     convolution backward, attention on CPU tensors and Fourier transforms, which it counts too high or not at
     all, have formulas of their own. Any other op counts one per number in its largest operand or result;
     copies count none, and additions of rows one per element of the rows. Complex: an element is two numbers,
@@ -31,20 +35,57 @@ def op_flops(node: fx.Node) -> float:
     packet = op_packet(node)
     if packet in _MOVES:
         return 0.0
-    if is_sparse(node) and packet not in _FORMULAS:
-        return float(sparse_sizes(node)[0])
     results = tensors_of(node_value(node))
+    multiply_add = 4.0 if results[0].is_complex() else 1.0
+    if str(packet) in LEFT_FACTOR:
+        return 2 * multiply_add * prod(dense_extents(node)) * prod(map(density, node.all_input_nodes))
     formula = _FORMULAS.get(packet) or _FORMULAS.get(str(packet))
-    if formula or packet in flop_registry:
-        args, kwargs = tree_map(as_value, (node.args, dict(node.kwargs)))
-        if formula:
-            return float(formula(*args, **kwargs))
-        flops = float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
-        return 4 * flops if results[0].is_complex() else flops
+    if is_sparse(node) and not formula:
+        return float(sparse_sizes(node)[0])
+    args, kwargs = op_arguments(node)
+    if formula:
+        return float(formula(*args, **kwargs))
+    if packet in flop_registry:
+        try:
+            return multiply_add * float(flop_registry[packet](*args, **kwargs, out_val=node_value(node)))
+        except Exception as error:
+            raise CaptureError(f"the formula for the flops of {packet} failed: {error!r}") from error
     operands = [tensor for source in node.all_input_nodes for tensor in tensors_of(node_value(source))]
     if packet in _PRODUCTS and len(operands) > 1 and all(tensor.is_complex() for tensor in operands):
         return 6.0 * results[0].numel()
-    return float(max((count_numbers(tensor) for tensor in (*operands, *results)), default=0))
+    return max(map(_largest, (node, *node.all_input_nodes)))
+
+
+def _largest(node: fx.Node) -> float:
+    """Numbers in the largest tensor that a node yields."""
+    sizes = [sparse_sizes(node)[0]] if is_sparse(node) else map(count_numbers, tensors_of(node_value(node)))
+    return float(max(sizes, default=0))
+
+
+def cost_notices(nodes: Iterable[fx.Node]) -> Iterator[str]:
+    """Lines that tell which costs of computing nodes are not known, and the remedy."""
+    nodes = list(nodes)
+    if guessed := sorted({str(op_packet(node)) for node in nodes if _is_guess(node)}):
+        yield (
+            f"the time of {', '.join(guessed)} is a guess (an operation per number, each tensor moved once); "
+            "give its flops to torch.utils.flop_counter.register_flop_formula"
+        )
+    made = [
+        tensor
+        for node in nodes
+        for each in (node, *node.all_input_nodes)
+        for tensor in tensors_of(node_value(each))
+    ]
+    if unknown := sorted({str(each.dtype) for each in made if tensor_dtype([each]) == "fp8"} - _FP8):
+        yield f"{', '.join(unknown)} is no type that the cost model knows; it is costed as fp8"
+
+
+def _is_guess(node: fx.Node) -> bool:
+    """Says whether an op without formula is not PyTorch's own, or takes more than its numbers say."""
+    packet, name = op_packet(node), str(op_packet(node))
+    known = packet in _FORMULAS or name in _FORMULAS or name in LEFT_FACTOR or packet in flop_registry
+    foreign = node.op == "call_function" and not is_torch(packet)
+    return not known and (foreign or bool(_ALGEBRA.match(name)))
 
 
 def op_bytes(node: fx.Node, storage_of: Callable[[fx.Node], tuple[object, float]]) -> float:
@@ -123,14 +164,10 @@ def _attention_backward(
     return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-def _grouped_product(rows: Tensor, weights: Tensor, *_: object, **__: object) -> int:
-    """A product of each row with the weights of its group."""
-    return 2 * rows.numel() * weights.shape[-1]
-
-
-def _scatter_rows(grad: Tensor, *_: object, **__: object) -> int:
-    """One addition per element of the rows."""
-    return grad.numel()
+def _trilinear(*given: Any, **_: object) -> int:
+    """A multiply-add for each combination of three operands, which are expanded by given dimensions."""
+    operands = [reduce(Tensor.unsqueeze, *pair) for pair in zip(given[3:6], given[:3], strict=True)]
+    return 2 * prod(torch.broadcast_tensors(*operands)[0].shape)  # type: ignore[no-untyped-call]
 
 
 def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
@@ -141,11 +178,6 @@ def _bag(table: Tensor, indices: Tensor, *_: object, **__: object) -> int:
 def _fft(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
     """5 N log2 N for a complex signal of N elements, as by radix-2 (Cooley and Tukey 1965)."""
     return _fft_flops(list(x.shape), dims)
-
-
-def _fft_of_real(x: Tensor, dims: list[int], *_: object, **__: object) -> float:
-    """Half of what a complex signal of the same shape takes."""
-    return _fft_flops(list(x.shape), dims) / 2
 
 
 def _fft_to_real(x: Tensor, dims: list[int], normalization: object, last_size: int, **_: object) -> float:
@@ -163,18 +195,23 @@ _FORMULAS: dict[Any, Formula] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    aten._grouped_mm: _grouped_product,
-    "transformers.grouped_mm_fallback": _grouped_product,
-    "transformers.grouped_mm_fallback_backward": lambda *given: 2 * _grouped_product(*given),
-    aten.embedding_dense_backward: _scatter_rows,
+    aten._trilinear: _trilinear,
+    "transformers.grouped_mm_fallback_backward": lambda grad, rows, *_: 4 * grad.numel() * rows.shape[-1],
+    aten.embedding_dense_backward: lambda grad, *_, **__: grad.numel(),
     aten._embedding_bag: _bag,
     aten._embedding_bag_forward_only: _bag,
     aten._embedding_bag_backward: _bag,
     aten._embedding_bag_dense_backward: _bag,
     aten._fft_c2c: _fft,
-    aten._fft_r2c: _fft_of_real,
+    aten._fft_r2c: lambda *given, **named: _fft(*given, **named) / 2,
     aten._fft_c2r: _fft_to_real,
 }
+
+_FP8 = {f"torch.float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
+_ALGEBRA = re.compile(
+    r"aten\.(_?linalg_(?!vector_norm|cross)|_?cholesky|_?lu_|ldl_|geqrf|orm|org|triangular_solve|\w*rnn|\w*_mha)"
+)
+"""Factorizations and whole layers of PyTorch, which take more than an operation per number."""
 
 _BAGS: dict[Any, int] = {
     aten._embedding_bag: 0,

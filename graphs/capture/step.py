@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from graphs.capture.loss import CaptureError, Loss, find_loss
+from graphs.capture.sparse import fake_sparse, why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import shortened
 from graphs.system.user_line import user_line
@@ -46,13 +47,16 @@ class Step(nn.Module):
     def __init__(self, module: nn.Module, inputs: Any, *, training: bool, loss: Loss | None = None) -> None:
         super().__init__()
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.model = self._fake_module(module)
         self.has_loss, self._loss = training, loss
+        self.model = self._fake_module(module)
         self.averaged: list[str] = []
         if not training:
             self.model.eval().requires_grad_(False)
-        leaves, self._spec = tree_flatten(as_arguments(inputs))
-        self._leaves = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves, self._spec = tree_flatten_with_path(as_arguments(inputs))
+        self._leaves = [
+            self._fake(leaf, f"input {keystr(path)}") if isinstance(leaf, Tensor) else leaf
+            for path, leaf in leaves
+        ]
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
 
     @cached_property
@@ -145,20 +149,30 @@ class Step(nn.Module):
             return shortened(f"{', '.join(map(str, inputs))} by keyword")
         return f"{len(inputs)} by position"
 
-    def _fake(self, tensor: Tensor) -> Tensor:
+    def _fake(self, tensor: Tensor, what: str) -> Tensor:
+        if why := why_not_costed(tensor):
+            raise CaptureError(f"{what} {why}")
+        if tensor.layout is not torch.strided:
+            if self.has_loss and tensor.requires_grad:
+                raise CaptureError(f"{what} is sparse and has a gradient; give it dense, or without")
+            return fake_sparse(tensor, self.fake_mode)
         with self.fake_mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
         try:
-            for part in module.modules():
-                values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-                for tensor in (item for item in values if isinstance(item, Tensor) and id(item) not in memo):
-                    fake = self._fake(tensor)
+            for path, part in module.named_modules():
+                values = {**vars(part), **part._buffers, **part._parameters}
+                for name, tensor in values.items():
+                    if not isinstance(tensor, Tensor) or id(tensor) in memo:
+                        continue
+                    fake = self._fake(tensor, f"'{path}{path and '.'}{name}'")
                     is_parameter = isinstance(tensor, nn.Parameter)
                     memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
             return _with_buffers(copy.deepcopy(module, memo))
+        except CaptureError:
+            raise
         except Exception as error:
             raise CaptureError(f"a copy of it on fake tensors failed with {one_line(error)}") from error
 

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def node_value(node: fx.Node) -> Any:
@@ -41,8 +41,28 @@ def count_numbers(tensor: Tensor) -> int:
 
 
 def op_packet(node: fx.Node) -> Any:
-    """The op that a node calls, without its overload."""
-    return getattr(node.target, "overloadpacket", node.target)
+    """The op that a node calls, without its overload; that which functionalization wrapped, if it did."""
+    target = node.args[0] if _is_wrapped(node) else node.target
+    return getattr(target, "overloadpacket", target)
+
+
+def is_torch(packet: Any) -> bool:
+    """Says whether an op is one of PyTorch's own."""
+    return str(packet).startswith(("aten.", "prims."))
+
+
+def op_arguments(node: fx.Node) -> Any:
+    """Values of the positional and of the keyword arguments of the op that a node calls."""
+    args, kwargs = node.args, dict[str, Any](node.kwargs)
+    if _is_wrapped(node):  # what the op changes is given by its place in a list
+        at = {name[1:-11]: place for name, place in kwargs.items() if name.endswith("_base_index")}
+        kwargs |= {name: kwargs["_all_bases"][place] for name, place in at.items() if place is not None}
+        args, kwargs = tuple(kwargs.get(each.name) for each in args[0]._schema.arguments), {}  # type: ignore[union-attr]
+    return tree_map(as_value, (args, kwargs))
+
+
+def _is_wrapped(node: fx.Node) -> bool:
+    return str(node.target).startswith("auto_functionalized")
 
 
 def as_value(item: Any) -> Any:

@@ -166,8 +166,8 @@ def test_a_graph_that_does_not_say_its_dtypes_is_taken_to_be_in_fp32() -> None:
 
 def test_an_unknown_precision_or_a_graph_in_another_one_is_refused() -> None:
     graph = capture(perceptron().half(), torch.zeros(2, 64).half(), name="half")
-    with pytest.raises(PrecisionError, match=r"^unknown precision 'fp8'; use one of fp32, tf32, amp-bf16"):
-        with_precision(graph, "fp8")
+    with pytest.raises(PrecisionError, match=r"^unknown precision 'fp6'; use one of fp32, tf32, amp-bf16"):
+        with_precision(graph, "fp6")
     with pytest.raises(
         PrecisionError, match=r"^graph 'half': op 0 \('0.bias'\) computes in fp16; only a graph"
     ):
@@ -201,6 +201,42 @@ def test_weights_of_four_bits_are_those_that_only_products_read() -> None:
     assert not np.delete(saved, products).any()
 
 
-def test_weights_of_four_bits_are_not_trained() -> None:
-    with pytest.raises(PrecisionError, match="weights in int4 are not trained; capture it for inference"):
-        with_precision(capture(perceptron(), torch.zeros(2, 64)), "int4")
+class Lora(nn.Module):
+    """A frozen layer with a trained adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(64, 64), nn.Linear(64, 4, False), nn.Linear(4, 64, False)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class Tuned(nn.Module):
+    """Adapters between a frozen embedding and a frozen head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(100, 64), nn.Sequential(Lora(), Lora())
+        self.head = nn.Linear(64, 100, False).requires_grad_(False)
+        self.embed.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(tokens)))
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("int4", 4.5), ("int8", 8.5), ("fp8", 8.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_weights_have_few_bits_in_training(precision: str, bits: float, dtype: torch.dtype) -> None:
+    graph = capture(Tuned().to(dtype), torch.zeros(2, 3, dtype=torch.long))
+    half = with_precision(graph, "bf16") if dtype is torch.float32 else graph
+    costed = with_precision(graph, precision)
+    shrunk = [op for op in range(graph.n_ops) if costed.resident_bytes[op] < half.resident_bytes[op]]
+    assert {graph.op_names[op] for op in shrunk} == {f"layers.{layer}.base.weight" for layer in (0, 1)}
+    assert (costed.resident_bytes[shrunk] == 64 * 64 * bits / 8).all()
+    others = np.delete(np.arange(graph.n_ops), shrunk)
+    np.testing.assert_array_equal(costed.resident_bytes[others], half.resident_bytes[others])
+    assert costed.dtypes == half.dtypes
+    reads = np.flatnonzero(costed.bytes_moved < half.bytes_moved)
+    assert {graph.phases[op] for op in reads} == {"forward", "backward"}

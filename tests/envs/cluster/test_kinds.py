@@ -25,6 +25,9 @@ def test_stand_ins_of_peaks() -> None:
     assert (a100.peak("tf32"), a100.peak("bf16"), a100.peak("fp16")) == (156e12, 312e12, 312e12)
     assert a100.peak("") == a100.peak("int") == a100.flops_per_s == 19.5e12
     assert replace(a100, peaks={}).peak("fp16") == 19.5e12
+    assert (v100.peak("fp8"), a100.peak("fp8"), a100.peak("int8")) == (125e12, 312e12, 624e12)
+    assert replace(a100, peaks={"fp32": 1e12}).peak("fp8") == 1e12
+    assert KINDS["h100-sxm5-80gb"].device().peak("fp8") == 2 * 989.4e12
 
 
 def test_peaks_are_written_and_read_back() -> None:
@@ -38,7 +41,7 @@ def test_peaks_are_written_and_read_back() -> None:
     ("peaks", "error", "message"),
     [
         ([], FileFormatError, "device 0: peaks: is an array; expected an object"),
-        ({"fp8": 1e12}, FileFormatError, "device 0: peaks: unknown key 'fp8'; known keys are bf16, fp16"),
+        ({"fp6": 1e12}, FileFormatError, "device 0: peaks: unknown key 'fp6'; known keys are bf16, fp16"),
         ({"fp16": "fast"}, FileFormatError, "device 0: peaks: fp16: is a string; expected a number"),
         ({"fp16": 0}, ClusterError, "peaks of fp16 is 0.0; use a number from 0.001"),
     ],
@@ -78,5 +81,5 @@ def test_a_device_without_context_has_all_its_memory() -> None:
 
 
 def test_a_device_refuses_an_unknown_dtype() -> None:
-    with pytest.raises(ClusterError, match="peaks has 'fp8'; use dtypes of fp64, fp32"):
-        alone(peaks={"fp8": 1e12})
+    with pytest.raises(ClusterError, match="peaks has 'fp6'; use dtypes of fp64, fp32"):
+        alone(peaks={"fp6": 1e12})

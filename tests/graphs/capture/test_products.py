@@ -1,0 +1,163 @@
+"""Every matrix product of PyTorch has the dtype, extents and flops of its factors, packed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent import place
+from graphs.capture.capture import capture
+from graphs.capture.op_arithmetic import tensor_dtype
+from graphs.graph_rules import DTYPES
+
+FP8, FP8_WIDE, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(*shape).to(dtype)
+
+
+def product_of(function: Callable[..., Any], *inputs: Tensor) -> tuple[str, list[int], float]:
+    graph = capture(Apply(function), inputs, training=False, notify=pytest.fail)
+    (op,) = (op for op in range(graph.n_ops) if graph.gemm[op].any())
+    return graph.dtypes[op], graph.gemm[op].tolist(), float(graph.flops[op])
+
+
+def scaled(a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch._scaled_mm(a, b.t(), x, y, out_dtype=BF16)
+
+
+ONE, ROWS, COLUMNS = torch.ones(()), torch.ones(32, 1), torch.ones(1, 48)
+ENDS = torch.tensor([8, 16, 32], dtype=torch.int32)
+PRODUCTS = {
+    "fp8": ("fp8", [1, 32, 48, 64], scaled, zeros(32, 64, dtype=FP8), zeros(48, 64, dtype=FP8), ONE, ONE),
+    "fp8 by rows": (
+        "fp8",
+        [1, 32, 48, 64],
+        scaled,
+        zeros(32, 64, dtype=FP8_WIDE),
+        zeros(48, 64, dtype=FP8),
+        ROWS,
+        COLUMNS,
+    ),
+    "int8": (
+        "int8",
+        [1, 32, 48, 64],
+        torch._int_mm,
+        zeros(32, 64, dtype=torch.int8),
+        zeros(64, 48, dtype=torch.int8),
+    ),
+    "int8 weights": (
+        "bf16",
+        [1, 32, 48, 64],
+        torch._weight_int8pack_mm,
+        *(zeros(32, 64, dtype=BF16), zeros(48, 64, dtype=torch.int8), zeros(48, dtype=BF16)),
+    ),
+    "int4 weights": (
+        "bf16",
+        [1, 32, 48, 64],
+        lambda x, w, s: torch._weight_int4pack_mm(x, w, 32, s),
+        *(zeros(32, 64, dtype=BF16), zeros(6, 1, 32, 4, dtype=torch.int32), zeros(2, 48, 2, dtype=BF16)),
+    ),
+    "grouped rows": (
+        "bf16",
+        [1, 32, 48, 64],
+        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
+        *(zeros(32, 64, dtype=BF16), zeros(3, 64, 48, dtype=BF16), ENDS),
+    ),
+    "grouped inner": (
+        "bf16",
+        [1, 16, 48, 32],
+        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
+        *(zeros(16, 32, dtype=BF16), zeros(32, 48, dtype=BF16), ENDS),
+    ),
+    "grouped columns": (
+        "bf16",
+        [1, 16, 32, 64],
+        lambda a, w, ends: torch._grouped_mm(a, w, offs=ends),
+        *(zeros(3, 16, 64, dtype=BF16), zeros(64, 32, dtype=BF16), ENDS),
+    ),
+    "grouped batch": (
+        "bf16",
+        [3, 16, 32, 64],
+        torch._grouped_mm,
+        zeros(3, 16, 64, dtype=BF16),
+        zeros(3, 64, 32, dtype=BF16),
+    ),
+    "grouped fp8": (
+        "fp8",
+        [1, 32, 48, 64],
+        lambda a, w, x, y, ends: torch._scaled_grouped_mm(a, w.mT, x, y, offs=ends, out_dtype=BF16),
+        *(zeros(32, 64, dtype=FP8), zeros(3, 48, 64, dtype=FP8), torch.ones(32), torch.ones(3, 48), ENDS),
+    ),
+    "sum of products": ("fp32", [2, 3, 5, 4], torch.addbmm, zeros(3, 5), zeros(2, 3, 4), zeros(2, 4, 5)),
+    "matrix and vector": ("fp32", [1, 3, 1, 5], torch.addmv, zeros(3), zeros(3, 5), zeros(5)),
+    "wider result": (
+        "bf16",
+        [1, 3, 5, 4],
+        lambda a, b: torch.mm(a, b, out_dtype=torch.float32),
+        zeros(3, 4, dtype=BF16),
+        zeros(4, 5, dtype=BF16),
+    ),
+    "2:4 sparse": (
+        "fp16",
+        [1, 32, 48, 32],
+        torch._sparse_semi_structured_mm,
+        *(
+            zeros(32, 32, dtype=torch.float16),
+            zeros(32, 4, dtype=torch.int16),
+            zeros(64, 48, dtype=torch.float16),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_has_the_dtype_extents_and_flops_of_its_factors(name: str) -> None:
+    dtype, gemm, function, *inputs = PRODUCTS[name]
+    assert product_of(function, *inputs) == (dtype, gemm, 2 * prod(gemm))
+
+
+def test_a_product_of_three_operands_counts_each_combination() -> None:
+    graph = capture(nn.Bilinear(4, 5, 6), (zeros(3, 4), zeros(3, 5)), training=False)
+    assert graph.flops[graph.op_types.index("aten._trilinear")] == 2 * 3 * 4 * 5 * 6
+
+
+def test_all_types_of_floats_have_a_dtype_or_are_named() -> None:
+    types = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    floats = [dtype for dtype in types if dtype.is_floating_point or dtype.is_complex]
+    named = {dtype: tensor_dtype([torch.empty(1, dtype=dtype, device="meta")]) for dtype in floats}
+    assert set(named.values()) <= set(DTYPES) - {"int", "int8"}
+    assert named[torch.float8_e5m2] == "fp8"
+    packed = torch.zeros(128, 64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    lines: list[str] = []
+    inputs = (packed, packed, zeros(1024, dtype=FP8), zeros(1024, dtype=FP8))
+    graph = capture(Apply(scaled), inputs, training=False, notify=lines.append, name="m")
+    assert lines == [
+        "model 'm': torch.float4_e2m1fn_x2 is no type that the cost model knows; it is costed as fp8"
+    ]
+    assert max(graph.flops) == 2 * 128**3  # two numbers a byte
+
+
+def test_devices_without_a_peak_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for cluster, is_said in (("4xh100-sxm5", False), ("4xv100", True)):
+        _, _, function, *inputs = PRODUCTS["fp8"]
+        place(Apply(function), inputs, cluster=cluster, placer="single", budget=2, training=False)
+        said = capsys.readouterr().err
+        assert (
+            "v100 has no peak for fp8; such ops are costed at that of fp16, else of fp32" in said
+        ) == is_said

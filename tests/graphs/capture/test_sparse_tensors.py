@@ -1,0 +1,140 @@
+"""Sparse inputs, buffers and parameters cost what they store; tensors of unknown size are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent import place
+from graphs.capture.capture import capture
+from graphs.capture.loss import CaptureError
+from graphs.op_graph import OpGraph
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+N, WIDTH = 8, 4
+DENSE = torch.zeros(N, N)
+DENSE[[0, 3, 5], [1, 2, 5]] = 1.0
+LAYOUTS: dict[str, tuple[Callable[[], Tensor], int, int]] = {
+    "coo": (DENSE.to_sparse_coo, 3, 3 * (2 * 8 + 4)),
+    "csr": (DENSE.to_sparse_csr, 3, (9 + 3) * 8 + 3 * 4),
+    "csc": (DENSE.to_sparse_csc, 3, (9 + 3) * 8 + 3 * 4),
+    "bsr": (lambda: DENSE.to_sparse_bsr((2, 2)), 12, (5 + 3) * 8 + 12 * 4),
+    "bsc": (lambda: DENSE.to_sparse_bsc((2, 2)), 12, (5 + 3) * 8 + 12 * 4),
+}
+"""Maker of each layout, and the numbers and bytes that it stores."""
+
+
+class Layer(nn.Module):
+    """A product with an adjacency matrix, which is an input, a buffer or a frozen parameter."""
+
+    def __init__(self, kind: str, adjacency: Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+        if kind == "buffer":
+            self.register_buffer("adjacency", adjacency)
+        elif kind == "parameter":
+            self.adjacency = nn.Parameter(adjacency, requires_grad=False)
+
+    def forward(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
+        factor = self.adjacency if adjacency is None else adjacency
+        hidden = self.inner(x)
+        return hidden.t() @ factor if factor.layout is torch.sparse_bsc else factor @ hidden
+
+
+def captured(layout: str, kind: str, *, training: bool) -> OpGraph:
+    adjacency = LAYOUTS[layout][0]()
+    inputs = (torch.zeros(N, WIDTH), adjacency) if kind == "input" else (torch.zeros(N, WIDTH),)
+    return capture(Layer(kind, adjacency), inputs, training=training, notify=lambda line: None)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["input", "buffer", "parameter"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sparse_matrix_costs_what_it_stores(layout: str, kind: str, training: bool) -> None:
+    graph = captured(layout, kind, training=training)
+    _, numbers, stored = LAYOUTS[layout]
+    source = next(op for op, name in enumerate(graph.op_names) if name in ("adjacency", "input.1"))
+    assert graph.tensor_bytes[graph.outputs.row(source)].tolist() == [stored]
+    assert graph.resident_bytes[source] == (0 if kind == "input" else stored)
+    products = [op for op in graph.successors.row(source).tolist() if graph.op_types[op] == "aten.mm"]
+    assert len(products) == (2 if training else 1)
+    assert set(graph.flops[products]) == {2.0 * numbers * WIDTH}
+    assert not graph.gemm[products].any()
+    dense_bytes = graph.bytes_moved[products] - stored
+    assert (dense_bytes == 2 * N * WIDTH * 4).all()
+
+
+def test_indices_and_values_have_their_sizes() -> None:
+    class Gather(Layer):
+        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+            hidden = self.inner(x)
+            return hidden[adjacency._indices()[1]] * adjacency._values()[:, None]
+
+    graph = capture(Gather("input", DENSE), (torch.zeros(N, WIDTH), DENSE.to_sparse_coo()), training=False)
+    assert graph.flops[graph.op_types.index("aten.mul")] == 3 * WIDTH
+
+
+def test_parts_of_a_sparse_tensor_that_a_trace_loses_are_refused() -> None:
+    class Sum(Layer):
+        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+            return self.inner(x) * adjacency.values().sum()
+
+    with pytest.raises(CaptureError, match="aten.values.default reads parts of a sparse tensor"):
+        capture(Sum("input", DENSE), (torch.zeros(N, WIDTH), DENSE.to_sparse_csr()), training=False)
+
+
+def test_elementwise_ops_on_sparse_tensors_count_stored_numbers() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+            return torch.sparse.mm(adjacency * 2, x)
+
+    graph = capture(Scaled(), (torch.zeros(N, WIDTH), DENSE.to_sparse_coo()), training=False)
+    assert graph.flops[graph.op_types.index("aten.mul")] == 3
+    assert graph.flops[graph.op_types.index("aten._sparse_addmm")] == 2 * 3 * WIDTH
+
+
+def test_a_graph_network_on_a_large_sparse_matrix_is_placed() -> None:
+    n, edges = 200_000, 1_000_000
+    indices = torch.randint(0, n, (2, edges))
+    adjacency = torch.sparse_coo_tensor(indices, torch.ones(edges), (n, n), check_invariants=False)
+    plan = place(Layer("input", adjacency), (torch.zeros(n, WIDTH), adjacency), placer="single", budget=5)
+    assert plan.step_time.fits
+    assert plan.graph.flops.max() <= 2 * edges * max(WIDTH, 16)
+
+
+def nested() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, WIDTH), torch.ones(3, WIDTH)], layout=torch.jagged)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (nested, "a NestedTensor (nested), whose stored size is not known; give a dense tensor"),
+        (lambda: DENSE.to_mkldnn(), "a Tensor (torch._mkldnn), whose stored size is not known"),
+        (
+            lambda: DENSE.to_sparse_csr().to("meta"),
+            "sparse on the meta device, where `.to()` loses its values",
+        ),
+    ],
+)
+def test_a_tensor_of_unknown_size_is_refused_by_name(make: Callable[[], Tensor], why: str) -> None:
+    tensor = make()
+    with pytest.raises(CaptureError) as error:
+        place(Layer("input", tensor), (torch.zeros(N, WIDTH), tensor), name="m")
+    assert str(error.value).startswith(f"model 'm' cannot be captured: input [1] is {why}")
+    with pytest.raises(CaptureError, match=r"^model 'm' cannot be captured: 'deep.adjacency' is "):
+        capture(nn.ModuleDict({"deep": Layer("buffer", tensor)}), torch.zeros(N, WIDTH), name="m")
+
+
+def test_a_sparse_tensor_with_a_gradient_is_refused_by_name() -> None:
+    adjacency = DENSE.to_sparse_coo().requires_grad_()
+    with pytest.raises(CaptureError, match=r"input \[1\] is sparse and has a gradient; give it dense"):
+        capture(Layer("input", adjacency), (torch.zeros(N, WIDTH), adjacency))
+    assert np.isfinite(
+        capture(Layer("input", adjacency), (torch.zeros(N, WIDTH), adjacency), training=False).flops
+    ).all()

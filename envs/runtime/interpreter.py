@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from envs.runtime.backends.transports import Transport
 from envs.runtime.device_program import (
     Call,
     DeviceProgram,
+    ExecutionError,
     Instruction,
     Send,
     Slot,
@@ -22,7 +24,10 @@ from envs.runtime.device_program import (
     slots_in,
     with_replaced,
 )
+from graphs.capture.known_values import shapes_of
 
+FLOAT_TOLERANCE = 1e-5
+"""Relative difference up to which a float is the one that a step was captured with."""
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
 
@@ -186,10 +191,23 @@ def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
         given = [read(values) if callable(read) else read for read in arguments]
         named = _read(keywords, values) if has_slots else keywords
         values[out] = function(*given, **named)
+        if call.held is not None:
+            _check_held(call, values[out])
         for slot in frees:
             values[slot] = None
 
     return run
+
+
+def _check_held(call: Call, made: Any) -> None:
+    """Checks that an op yields what it did for the values that the step was captured with."""
+    found = shapes_of(made) or made
+    is_close = isinstance(made, float) and math.isclose(made, call.held, rel_tol=FLOAT_TOLERANCE)
+    if found != call.held and not is_close:
+        raise ExecutionError(
+            f"op '{call.function}' yields {found}; for the inputs and weights that the step was captured with "
+            f"it yields {call.held}, and the step holds for that alone; capture it again"
+        )
 
 
 def _reader(argument: Any) -> Any:

@@ -17,19 +17,24 @@ from torch.utils import checkpoint
 from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.graph_builder import GraphBuilder
+from graphs.capture.known_values import KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
-from graphs.capture.step import Step, unwrapped
-from graphs.capture.tracing import trace, uncollected
+from graphs.capture.step import Step, needs_values, unwrapped
+from graphs.capture.tracing import Trace, trace, uncollected
+from graphs.capture.values import size_bytes
 from graphs.op_graph import OpGraph
-from graphs.system.errors import printable
+from graphs.system.errors import logged, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
 DROPPED = (
     "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
     "their memory, here and where it is run"
 )
+
+MANY_BYTES = 1e9
+"""Weights of a model whose step may take long."""
 
 
 def _print_notice(notice: str) -> None:
@@ -114,6 +119,10 @@ def capture_step(
         raise CaptureError(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
+
+    def say(line: str) -> None:
+        notify(f"model '{name}': {line}")
+
     try:
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
@@ -121,19 +130,26 @@ def capture_step(
             with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 with SourceLines() if sources else nullcontext(), noticed_checkpoints() as checkpointing:
-                    traced = trace(step)
+                    try:
+                        traced = trace(step)
+                    except CaptureError as error:
+                        if not needs_values(error.__cause__):
+                            raise
+                        known = Step(module, inputs, training=training, loss=loss, known_values=KnownValues())
+                        traced = _trace_values(known, say)
+                        step.averaged = known.averaged
             if traced.why_no_calls:
-                notify(
-                    f"model '{name}': module names are lost, since torch's joint trace failed with "
+                say(
+                    "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
             for line in checkpointing if training else ():
-                notify(f"model '{name}': {line}")
+                say(line)
             if step.averaged:
-                notify(f"model '{name}': {averaged_line(step.averaged)}")
+                say(averaged_line(step.averaged))
             if regions.lost:
-                notify(
-                    f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "
+                say(
+                    "an autocast region for CUDA was made before the capture, without CUDA, "
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
@@ -149,7 +165,19 @@ def capture_step(
                 op_of_update=builder.op_of_update,
             )
     except CaptureError as error:
-        raise CaptureError(f"model '{name}' cannot be captured: {error}") from error
+        raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
+
+
+def _trace_values(step: Step, say: Callable[[str], None]) -> Trace:
+    """Traces a step on the values of its tensors, and says so; beforehand if it takes long."""
+    assert step.known_values is not None
+    if sum(map(size_bytes, step.state.values())) > MANY_BYTES:
+        say("its shapes depend on values, so its step runs on this machine's CPU now")
+    with torch.random.fork_rng(devices=()):
+        traced = trace(step)
+    draw = " and of one draw of random numbers" if step.known_values.are_random else ""
+    say(f"shapes that depend on values are those of the example inputs{draw}; so are branches")
+    return traced
 
 
 @contextmanager

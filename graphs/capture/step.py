@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, find_loss
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import shortened
 from graphs.system.user_line import user_line
 
-VALUE_OF = torch.ops.aten._local_scalar_dense.default
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
+
+FSDP = {"FSDPModule", "FullyShardedDataParallel"}
+REMEDIES = {
+    r"two devices|different devices|CUDA enabled|CUDA GPUs|NVIDIA driver": "forward puts tensors on devices of "
+    "its own; leave .to('cuda:1'), .cuda() and device= out, since a placement chooses the devices",
+    r"\.numpy\(\) is not|data is not allocated|data pointer": "forward reads a tensor's memory (.numpy(), packed "
+    "sequences); keep to operators of torch, or compute it before and make it an input",
+    r"not require grad": "forward takes a gradient by a tensor that has none; call requires_grad_() on it. Weights "
+    "have none in inference; capture them with training=True",
+    r"mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
+}
+"""What to do about errors of torch's, by a pattern in their first line."""
 
 
 class Step(nn.Module):
@@ -36,15 +45,25 @@ class Step(nn.Module):
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
         training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
         loss: what of the outputs is the loss, as `graphs.capture.loss.find_loss` takes it.
+        known_values: keeps the values of the tensors; none are read without.
 
     Attributes:
         tensors: the fake tensors among the inputs.
         averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
     """
 
-    def __init__(self, module: nn.Module, inputs: Any, *, training: bool, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Any,
+        *,
+        training: bool,
+        loss: Loss | None = None,
+        known_values: KnownValues | None = None,
+    ) -> None:
         super().__init__()
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.known_values = known_values
+        self.fake_mode = known_values or FakeTensorMode(allow_non_fake_inputs=True)
         self.model = self._fake_module(module)
         self.has_loss, self._loss = training, loss
         self.averaged: list[str] = []
@@ -53,6 +72,9 @@ class Step(nn.Module):
         leaves, self._spec = tree_flatten(as_arguments(inputs))
         self._leaves = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
+        for fake, leaf in zip(self._leaves, leaves, strict=True):
+            if training and isinstance(leaf, Tensor) and leaf.requires_grad:
+                fake.requires_grad_()  # a model may differentiate by it
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -72,6 +94,8 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
+        if self.known_values:
+            self.known_values.begin_step()
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         inputs = tree_unflatten(leaves, self._spec)
@@ -134,10 +158,16 @@ class Step(nn.Module):
 
     def _fake(self, tensor: Tensor) -> Tensor:
         with self.fake_mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if self.known_values:
+            give_value(fake, tensor)
+        return fake
 
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
+        bases = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+        if bases & FSDP or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+            raise CaptureError("its parameters are sharded (FSDP or DTensor); place it before it is sharded")
         try:
             for part in module.modules():
                 values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
@@ -181,19 +211,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else module
 
 
-def needs_values(error: Exception) -> bool:
+def needs_values(error: BaseException | None) -> bool:
     """Says whether a trace failed because the model needs the values of a tensor."""
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return isinstance(error, NEEDS_VALUES)
 
 
 def describe_failure(error: Exception) -> str:
     """Describes a failed trace in one line: `models.py:12: <what is wrong>`."""
     reason = one_line(error)
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+    if isinstance(error, NEEDS_VALUES):
         needs = NEEDS_VALUE if error.func is VALUE_OF else f"needs the values that {error.func} yields"
         reason = (
             f"{needs}, and a trace has shapes only; "
             "avoid .item(), nonzero, masks as indices and branches on tensors"
         )
+    remedy = next((text for words, text in REMEDIES.items() if re.search(words, reason)), "")
+    reason = f"{reason}; {remedy}" if remedy else reason
     line = user_line(error)
     return f"{line}: {reason}" if line else reason

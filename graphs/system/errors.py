@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tempfile
+import traceback
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
@@ -52,6 +54,24 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def logged(error: BaseException) -> str:
+    """Writes an error and its causes to a file among the temporary ones; returns words that name it.
+
+    Returns:
+        Nothing if the error has no cause, or if no file can be written.
+    """
+    if error.__cause__ is None:
+        return ""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="placewalk-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return ""
+    return f" (traceback: {file.name})"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,8 +26,6 @@ from envs.runtime.device_program import (
 )
 from graphs.capture.known_values import shapes_of
 
-FLOAT_TOLERANCE = 1e-5
-"""Relative difference up to which a float is the one that a step was captured with."""
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
 
@@ -202,11 +200,10 @@ def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
 def _check_held(call: Call, made: Any) -> None:
     """Checks that an op yields what it did for the values that the step was captured with."""
     found = shapes_of(made) or made
-    is_close = isinstance(made, float) and math.isclose(made, call.held, rel_tol=FLOAT_TOLERANCE)
-    if found != call.held and not is_close:
+    if found != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
         raise ExecutionError(
-            f"op '{call.function}' yields {found}; for the inputs and weights that the step was captured with "
-            f"it yields {call.held}, and the step holds for that alone; capture it again"
+            f"op '{call.function}' yields {found}; the step holds for the inputs and weights that it was "
+            f"captured with, which yield {call.held}; capture it again"
         )
 
 

@@ -22,8 +22,8 @@ from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, needs_values, unwrapped
-from graphs.capture.tracing import Trace, trace, uncollected
-from graphs.capture.values import size_bytes
+from graphs.capture.tracing import trace, uncollected
+from graphs.capture.values import tensors_of
 from graphs.op_graph import OpGraph
 from graphs.system.errors import logged, printable
 
@@ -32,9 +32,10 @@ DROPPED = (
     "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
     "their memory, here and where it is run"
 )
-
-MANY_BYTES = 1e9
-"""Weights of a model whose step may take long."""
+RUNS = (
+    "shapes that depend on values are those of the example inputs, and so are branches; the step runs on "
+    "this machine's processor to find them"
+)
 
 
 def _print_notice(notice: str) -> None:
@@ -83,17 +84,7 @@ def capture(
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
-    return capture_step(
-        module,
-        inputs,
-        optimizer=optimizer,
-        training=training,
-        loss=loss,
-        name=name,
-        family=family,
-        sources=sources,
-        notify=notify,
-    ).graph
+    return capture_step(**locals()).graph
 
 
 def capture_step(
@@ -135,9 +126,15 @@ def capture_step(
                     except CaptureError as error:
                         if not needs_values(error.__cause__):
                             raise
-                        known = Step(module, inputs, training=training, loss=loss, known_values=KnownValues())
-                        traced = _trace_values(known, say)
+                        values = KnownValues()
+                        known = Step(module, inputs, training=training, loss=loss, known_values=values)
+                        if not all(tensor.is_meta for tensor in (*module.parameters(), *tensors_of(inputs))):
+                            say(RUNS)
+                        with torch.random.fork_rng(devices=()):
+                            traced = trace(known)
                         step.averaged = known.averaged
+                        if values.may_be_random:
+                            say("those shapes and branches may follow from one draw of random numbers")
             if traced.why_no_calls:
                 say(
                     "module names are lost, since torch's joint trace failed with "
@@ -166,18 +163,6 @@ def capture_step(
             )
     except CaptureError as error:
         raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
-
-
-def _trace_values(step: Step, say: Callable[[str], None]) -> Trace:
-    """Traces a step on the values of its tensors, and says so; beforehand if it takes long."""
-    assert step.known_values is not None
-    if sum(map(size_bytes, step.state.values())) > MANY_BYTES:
-        say("its shapes depend on values, so its step runs on this machine's CPU now")
-    with torch.random.fork_rng(devices=()):
-        traced = trace(step)
-    draw = " and of one draw of random numbers" if step.known_values.are_random else ""
-    say(f"shapes that depend on values are those of the example inputs{draw}; so are branches")
-    return traced
 
 
 @contextmanager

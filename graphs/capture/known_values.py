@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from graphs.capture.values import node_value, tensors_of
@@ -22,7 +19,7 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE_OF = torch.ops.aten._local_scalar_dense.default
 ANSWERING = (VALUE_OF, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """Ops that yield a Python value."""
-_KNOWN = "_placewalk_known"
+_VALUE = "_placewalk_value"
 
 
 class KnownValues(FakeTensorMode):
@@ -32,59 +29,57 @@ class KnownValues(FakeTensorMode):
 
     Attributes:
         answers: what ops of `ANSWERING` gave since the step began, in order.
-        are_random: whether an answer or a shape follows from random numbers, which each step draws alike.
+        may_be_random: whether random numbers, which each step draws alike, came before a value was needed.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.answers: list[Any] = []
-        self.are_random = False
+        self.may_be_random = self._drew = False
 
     def begin_step(self) -> None:
         """Begins the step anew."""
         torch.default_generator.manual_seed(0)
         self.answers.clear()
+        self._drew = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
     ) -> Any:
         """Runs an op on fake tensors, and on their values."""
+        value = None
         try:
-            made, known = super().__torch_dispatch__(func, types, args, kwargs), None
+            made = super().__torch_dispatch__(func, types, args, kwargs)
         except NEEDS_VALUES:
-            if (known := _run(func, args, kwargs)) is None:
+            if (value := _run(func, args, kwargs)) is None:
                 raise
-            self.are_random |= known[1]
-            made = tree_map_only(Tensor, self._fake, known[0])
+            self.may_be_random |= self._drew
+            made = tree_map_only(Tensor, self.from_tensor, value)
+        self._drew |= torch.Tag.nondeterministic_seeded in func.tags
+        leaves = tree_leaves(made)
         if func in ANSWERING:
             self.answers.append(made)
-        elif known or any(
-            isinstance(leaf, Tensor) and not hasattr(leaf, _KNOWN) for leaf in tree_leaves(made)
-        ):
-            value, is_random = known or _run(func, args, kwargs) or (made, False)
-            for leaf, own in zip(tree_leaves(made), tree_leaves(value), strict=True):
-                if isinstance(leaf, Tensor) and not isinstance(own, FakeTensor):
-                    give_value(leaf, own, is_random)
+        elif any(isinstance(leaf, Tensor) and not hasattr(leaf, _VALUE) for leaf in leaves):
+            value = _run(func, args, kwargs) if value is None else value
+            for leaf, its_value in zip(leaves, tree_leaves(value), strict=False):
+                if isinstance(leaf, Tensor) and its_value is not None:
+                    give_value(leaf, its_value)
         return made
-
-    def _fake(self, value: Tensor) -> Tensor:
-        with self:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
     def held(self, nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
         """Returns what nodes of the step must yield for its trace to hold: Python values, or shapes."""
-        asked = (node for node in nodes if node.target in ANSWERING)
-        dynamic = (
+        asked = [node for node in nodes if node.target in ANSWERING]
+        shaped = [
             node for node in nodes if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
-        )
+        ]
         answers = dict(zip(asked, self.answers, strict=True))
-        return answers | {node: shapes_of(node_value(node)) for node in dynamic}
+        return answers | {node: shapes_of(node_value(node)) for node in shaped}
 
 
-def give_value(fake: Tensor, value: Tensor, is_random: bool = False) -> None:
+def give_value(fake: Tensor, value: Tensor) -> None:
     """Makes the value of a fake tensor known, if there is one."""
     if not value.is_meta:
-        setattr(fake, _KNOWN, (value.detach().cpu(), is_random))
+        setattr(fake, _VALUE, value.detach().cpu())
 
 
 def shapes_of(value: Any) -> list[tuple[int, ...]]:
@@ -92,12 +87,10 @@ def shapes_of(value: Any) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors_of(value)]
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool] | None:
-    """Runs an op on values; returns what it makes, and whether by random numbers; None if it cannot run."""
-    read = [getattr(leaf, _KNOWN, (None, False)) for leaf in tree_leaves((args, kwargs))]
-    is_random = torch.Tag.nondeterministic_seeded in func.tags or any(drawn for _, drawn in read)
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs an op on values; returns None if one is unknown or the op cannot run here."""
     try:
-        args, kwargs = tree_map_only(FakeTensor, lambda fake: getattr(fake, _KNOWN)[0], (args, kwargs))
-        return func(*args, **kwargs), is_random
+        args, kwargs = tree_map_only(FakeTensor, attrgetter(_VALUE), (args, kwargs))
+        return func(*args, **kwargs)
     except Exception:
         return None

@@ -23,13 +23,13 @@ NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 
 FSDP = {"FSDPModule", "FullyShardedDataParallel"}
 REMEDIES = {
-    r"two devices|different devices|CUDA enabled|CUDA GPUs|NVIDIA driver": "forward puts tensors on devices of "
-    "its own; leave .to('cuda:1'), .cuda() and device= out, since a placement chooses the devices",
-    r"\.numpy\(\) is not|data is not allocated|data pointer": "forward reads a tensor's memory (.numpy(), packed "
-    "sequences); keep to operators of torch, or compute it before and make it an input",
-    r"not require grad": "forward takes a gradient by a tensor that has none; call requires_grad_() on it. Weights "
-    "have none in inference; capture them with training=True",
-    r"mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
+    "two devices|different devices|CUDA enabled|CUDA GPUs|NVIDIA driver": "forward puts tensors on devices "
+    "of its own; leave out .to('cuda:1'), .cuda() and device=, since a placement chooses devices",
+    r"\.numpy\(\) is not|not allocated|data pointer": "forward reads a tensor's memory (.numpy(), packed "
+    "sequences); keep to operators of torch, or make what it reads an input",
+    "not require grad": "forward takes a gradient by what has none; call requires_grad_() on it, or capture "
+    "with training=True, as weights have none in inference",
+    "mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
 }
 """What to do about errors of torch's, by a pattern in their first line."""
 
@@ -70,11 +70,13 @@ class Step(nn.Module):
         if not training:
             self.model.eval().requires_grad_(False)
         leaves, self._spec = tree_flatten(as_arguments(inputs))
-        self._leaves = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._leaves = [
+            self._fake(leaf).requires_grad_(training and leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        ]
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
-        for fake, leaf in zip(self._leaves, leaves, strict=True):
-            if training and isinstance(leaf, Tensor) and leaf.requires_grad:
-                fake.requires_grad_()  # a model may differentiate by it
 
     @cached_property
     def state(self) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import traceback
+from contextlib import suppress
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
@@ -57,21 +58,15 @@ def printable(text: str) -> str:
 
 
 def logged(error: BaseException) -> str:
-    """Writes an error and its causes to a file among the temporary ones; returns words that name it.
-
-    Returns:
-        Nothing if the error has no cause, or if no file can be written.
-    """
-    if error.__cause__ is None:
-        return ""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="placewalk-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
-        ) as file:
-            traceback.print_exception(error, file=file)
-    except OSError:
-        return ""
-    return f" (traceback: {file.name})"
+    """Writes an error and its cause, if it has one, to a temporary file; returns words that name the file."""
+    if error.__cause__ is not None:
+        with (
+            suppress(OSError),
+            tempfile.NamedTemporaryFile(prefix="placewalk-", suffix=".log", delete=False) as file,
+        ):
+            file.write("".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+            return f" (traceback: {file.name})"
+    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -23,7 +23,6 @@ from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.step import Step, needs_values, unwrapped
 from graphs.capture.tracing import trace, uncollected
-from graphs.capture.values import tensors_of
 from graphs.op_graph import OpGraph
 from graphs.system.errors import logged, printable
 
@@ -32,9 +31,9 @@ DROPPED = (
     "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
     "their memory, here and where it is run"
 )
-RUNS = (
-    "shapes that depend on values are those of the example inputs, and so are branches; the step runs on "
-    "this machine's processor to find them"
+RAN = (
+    "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
+    "processor ran the step to find them"
 )
 
 
@@ -54,9 +53,10 @@ def capture(
     sources: bool = False,
     notify: Callable[[str], None] = _print_notice,
 ) -> OpGraph:
-    """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
+    """Captures the forward, backward and optimizer ops of a module, without copying a weight.
 
-    Every tensor is fake, so a module on the meta device takes no memory. A view is the tensor behind it.
+    Every tensor is fake, so a module on the meta device takes no memory. A module is run only if its shapes
+    or branches depend on values, on the CPU, and the notice says so. A view is the tensor behind it.
     Parameters, buffers and inputs are source ops: each stands right before the first op that reads
     it, in the same placement unit. The optimizer update of a parameter is in that unit too.
 
@@ -128,11 +128,10 @@ def capture_step(
                             raise
                         values = KnownValues()
                         known = Step(module, inputs, training=training, loss=loss, known_values=values)
-                        if not all(tensor.is_meta for tensor in (*module.parameters(), *tensors_of(inputs))):
-                            say(RUNS)
                         with torch.random.fork_rng(devices=()):
                             traced = trace(known)
                         step.averaged = known.averaged
+                        say(RAN)
                         if values.may_be_random:
                             say("those shapes and branches may follow from one draw of random numbers")
             if traced.why_no_calls:

@@ -22,7 +22,7 @@ ANSWERING = (VALUE_OF, torch.ops.aten.equal.default, torch.ops.aten.allclose.def
 _VALUE = "_placewalk_value"
 
 
-class KnownValues(FakeTensorMode):
+class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Runs each op on values too where all that it reads has some; they answer ops that need values.
 
     A value is freed with its fake tensor. A trace must make ops in place functional: values would change.

@@ -77,7 +77,7 @@ def test_what_is_sharded_is_placed_before() -> None:
     sharded = type("FSDPModule", (), {})
     module = Mlp()
     module.fc1.__class__ = type("FSDPLinear", (sharded, nn.Linear), {})
-    with pytest.raises(CaptureError, match="are sharded .*; place it before it is sharded$"):
+    with pytest.raises(CaptureError, match=r"are sharded .*; place it before it is sharded$"):
         capture(module, torch.zeros(2, 4))
 
 

@@ -59,7 +59,9 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
         leaves = tree_leaves(made)
         if func in ANSWERING:
             self.answers.append(made)
-        elif any(isinstance(leaf, Tensor) and not hasattr(leaf, _VALUE) for leaf in leaves):
+        elif value is not None or any(
+            isinstance(leaf, Tensor) and not hasattr(leaf, _VALUE) for leaf in leaves
+        ):
             value = _run(func, args, kwargs) if value is None else value
             for leaf, its_value in zip(leaves, tree_leaves(value), strict=False):
                 if isinstance(leaf, Tensor) and its_value is not None:
@@ -77,7 +79,8 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def give_value(fake: Tensor, value: Tensor) -> None:
-    """Makes the value of a fake tensor known, if there is one."""
+    """Makes the value of a fake tensor known; that of one on the meta device is unknown."""
+    vars(fake).pop(_VALUE, None)  # what uninitialized memory holds
     if not value.is_meta:
         setattr(fake, _VALUE, value.detach().cpu())
 

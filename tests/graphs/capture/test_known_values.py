@@ -116,13 +116,14 @@ def test_experts_cost_what_the_router_sends_them(by_mask: bool) -> None:
 def test_graph_networks_are_captured_also_on_the_meta_device(make: Callable[[int, int], nn.Module]) -> None:
     inputs = (torch.randn(5, 6), EDGES, torch.zeros(5).long(), torch.arange(5) < 3)
     graph = capture(Gnn(make), inputs, name="gnn", notify=lambda _: None)
-    assert graph.modules.count("first") + graph.modules.count("first.lin") > 2
+    assert sum(module.startswith("first") for module in graph.modules) > 8
     on_meta = Gnn(make).to("meta")  # the values that shapes depend on are the inputs' alone
     assert capture(on_meta, inputs, name="gnn", notify=lambda _: None).flops.tolist() == graph.flops.tolist()
 
 
 @pytest.mark.parametrize("model", [Routed(True), Calls(early_exit)])
 def test_values_that_are_not_there_are_refused(model: nn.Module) -> None:
+    """The values may be those of the weights."""
     width = 8 if isinstance(model, Routed) else 4
     with pytest.raises(CaptureError, match=r"needs .*, and a trace has shapes only"):
         capture(model, torch.zeros(3, width, device="meta"))

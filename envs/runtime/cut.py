@@ -100,6 +100,8 @@ class _Cutter:
         for node in self.trace.nodes:
             if node in self.captured.op_of_node and node not in self.trace.tangents:
                 self._compute(node)
+            elif node in self.trace.held:
+                self._call(node, self._device(node), -1, function_name(node.target))
         trained = self._ends(self.trace.gradients, homes)
         changed = {path: node for path, node in self.trace.new_values.items() if path in homes}
         new_values = self._ends(changed, homes)
@@ -125,7 +127,8 @@ class _Cutter:
         return [tuple(slots) for slots in found]
 
     def _home(self, name: str) -> int:
-        return self.device_of[self.captured.op_of_source[name]]
+        op = self.captured.op_of_source.get(name)
+        return 0 if op is None else self.device_of[op]  # an input may be read for its value alone
 
     def _device(self, node: fx.Node) -> int:
         """Device on which a node is made: that of the op behind it."""
@@ -155,7 +158,8 @@ class _Cutter:
 
         arguments = with_replaced(node.args, fx.Node, require)
         keywords = with_replaced(node.kwargs, fx.Node, require)
-        return self._add_call(node, device, Call(op, function, arguments, keywords, Slot(-1)))
+        held = self.trace.held.get(node)
+        return self._add_call(node, device, Call(op, function, arguments, keywords, Slot(-1), held))
 
     def _add_call(self, node: fx.Node, device: int, call: Call) -> Slot:
         draft = self.drafts[device]

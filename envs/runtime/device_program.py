@@ -96,6 +96,7 @@ class Call:
             order in which all devices can run.
         function: e.g. `aten.mm.default`.
         arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
+        held: what the call must yield for the captured step to hold, as `Trace.held`; None for anything.
     """
 
     op: int
@@ -103,6 +104,7 @@ class Call:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     out: Slot
+    held: Any = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from envs.runtime.backends.transports import Transport
 from envs.runtime.device_program import (
     Call,
     DeviceProgram,
+    ExecutionError,
     Instruction,
     Send,
     Slot,
@@ -22,6 +24,7 @@ from envs.runtime.device_program import (
     slots_in,
     with_replaced,
 )
+from graphs.capture.known_values import shapes_of
 
 Values: TypeAlias = list[Any]
 Runnable: TypeAlias = Callable[[Values], None]
@@ -186,10 +189,22 @@ def _bind_call(call: Call, frees: tuple[int, ...]) -> Runnable:
         given = [read(values) if callable(read) else read for read in arguments]
         named = _read(keywords, values) if has_slots else keywords
         values[out] = function(*given, **named)
+        if call.held is not None:
+            _check_held(call, values[out])
         for slot in frees:
             values[slot] = None
 
     return run
+
+
+def _check_held(call: Call, made: Any) -> None:
+    """Checks that an op yields what it did for the values that the step was captured with."""
+    found = shapes_of(made) or made
+    if found != call.held and not (isinstance(made, float) and math.isclose(made, call.held, rel_tol=1e-5)):
+        raise ExecutionError(
+            f"op '{call.function}' yields {found}; the step holds for the inputs and weights that it was "
+            f"captured with, which yield {call.held}; capture it again"
+        )
 
 
 def _reader(argument: Any) -> Any:

@@ -19,22 +19,27 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
+from graphs.capture.known_values import KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import module_tree
 from graphs.capture.op_costs import cost_notices
 from graphs.capture.optimizers import OPTIMIZERS
 from graphs.capture.source_lines import SourceLines
 from graphs.capture.sparse import note_stored
-from graphs.capture.step import Step, unwrapped
+from graphs.capture.step import Step, needs_values, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
 from graphs.step_settings import AMPERE, Gpu
-from graphs.system.errors import printable
+from graphs.system.errors import logged, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
 DROPPED = (
     "torch.utils.checkpoint is captured as a plain call: the step neither recomputes activations nor saves "
     "their memory, here and where it is run"
+)
+RAN = (
+    "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
+    "processor ran the step to find them"
 )
 
 
@@ -42,10 +47,23 @@ def _print_notice(notice: str) -> None:
     print(notice, file=sys.stderr)
 
 
-def capture(module: nn.Module, inputs: Any, **settings: Any) -> OpGraph:
-    """Captures the forward, backward and optimizer ops of a module, without running it or copying a weight.
+def capture(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    optimizer: str | None = "adam",
+    training: bool = True,
+    loss: Loss | None = None,
+    name: str | None = None,
+    family: str = "",
+    sources: bool = False,
+    gpu: Gpu | None = AMPERE,
+    notify: Callable[[str], None] = _print_notice,
+) -> OpGraph:
+    """Captures the forward, backward and optimizer ops of a module, without copying a weight.
 
-    Every tensor is fake, so a module on the meta device takes no memory. A view is the tensor behind it.
+    Every tensor is fake, so a module on the meta device takes no memory. A module is run only if its shapes
+    or branches depend on values, on the CPU, and the notice says so. A view is the tensor behind it.
     Parameters, buffers and inputs are source ops: each stands right before the first op that reads
     it, in the same placement unit. The optimizer update of a parameter is in that unit too.
 
@@ -74,7 +92,7 @@ def capture(module: nn.Module, inputs: Any, **settings: Any) -> OpGraph:
         CaptureError: an unknown optimizer, or a model that cannot be traced; one line with the line of the
             model's code and the op or the reason.
     """
-    return capture_step(module, inputs, **settings).graph
+    return capture_step(**locals()).graph
 
 
 def capture_step(
@@ -101,6 +119,10 @@ def capture_step(
         raise CaptureError(
             f"model '{name}': unknown optimizer '{optimizer}'; use one of {', '.join(OPTIMIZERS)}, or None"
         )
+
+    def say(line: str) -> None:
+        notify(f"model '{name}': {line}")
+
     try:
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
@@ -110,29 +132,41 @@ def capture_step(
                 lines = SourceLines() if sources else nullcontext()
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())
                 with lines, noticed_checkpoints() as checkpointing, kernels as unfused:
-                    traced = trace(step)
+                    try:
+                        traced = trace(step)
+                    except CaptureError as error:
+                        if not needs_values(error.__cause__):
+                            raise
+                        values = KnownValues()
+                        known = Step(module, inputs, training=training, loss=loss, known_values=values)
+                        with torch.random.fork_rng(devices=()):
+                            traced = trace(known)
+                        step.averaged = known.averaged
+                        say(RAN)
+                        if values.may_be_random:
+                            say("those shapes and branches may follow from one draw of random numbers")
             note_stored(traced.sources, module, inputs)
             if traced.why_no_calls:
-                notify(
-                    f"model '{name}': module names are lost, since torch's joint trace failed with "
+                say(
+                    "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
             for line in checkpointing if training else ():
-                notify(f"model '{name}': {line}")
+                say(line)
             if step.averaged:
-                notify(f"model '{name}': {averaged_line(step.averaged, summed=step.averaged == loss)}")
+                say(averaged_line(step.averaged, summed=step.averaged == loss))
             for line in unfused:
-                notify(f"model '{name}': {line}")
+                say(line)
             if regions.lost:
-                notify(
-                    f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "
+                say(
+                    "an autocast region for CUDA was made before the capture, without CUDA, "
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
             builder = GraphBuilder(traced, step.state, update, sources=sources, tied=step.tied)
             graph = replace(builder.build(name, family), tree=module_tree(step.model))
             for line in cost_notices(builder.op_of_node):
-                notify(f"model '{name}': {line}")
+                say(line)
             return CapturedStep(
                 graph=graph,
                 step=step,
@@ -144,7 +178,7 @@ def capture_step(
                 op_of_update=builder.op_of_update,
             )
     except CaptureError as error:
-        raise CaptureError(f"model '{name}' cannot be captured: {error}") from error
+        raise CaptureError(f"model '{name}' cannot be captured: {error}{logged(error)}") from None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from graphs.capture.step import Step, one_line, unwrapped
 from graphs.capture.structures import batch_size
 from graphs.graph_columns import Csr
 from graphs.op_graph import OpGraph
+from graphs.system.errors import logged
 
 CACHE = "past_{}_{}"
 """Name of the buffer that holds the keys or values of a layer."""
@@ -65,8 +66,8 @@ def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Mod
         name = type(module).__name__
         raise CaptureError(
             f"model '{name}': makes no key-value cache from input_ids ({one_line(error)}); a prompt needs a "
-            "model of transformers that generates"
-        ) from error
+            f"model of transformers that generates{logged(error)}"
+        ) from None
     model.emptied = cache
     model.__class__ = type(type(model).__name__, (_Decoding, type(model)), {})
     return model, {"input_ids": words[:, :1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -10,21 +11,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, find_loss
 from graphs.capture.sparse import fake_sparse, why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import shortened
 from graphs.system.user_line import user_line
 
-VALUE_OF = torch.ops.aten._local_scalar_dense.default
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
+
+FSDP = {"FSDPModule", "FullyShardedDataParallel"}
+REMEDIES = {
+    "two devices|different devices|CUDA enabled|CUDA GPUs|NVIDIA driver": "forward puts tensors on devices "
+    "of its own; leave out .to('cuda:1'), .cuda() and device=, since a placement chooses devices",
+    r"\.numpy\(\) is not|not allocated|data pointer": "forward reads a tensor's memory (.numpy(), packed "
+    "sequences); keep to operators of torch, or make what it reads an input",
+    "not require grad": "forward takes a gradient by what has none; call requires_grad_() on it, or capture "
+    "with training=True, as weights have none in inference",
+    "mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
+}
+"""What to do about errors of torch's, by a pattern in their first line."""
 
 
 class Step(nn.Module):
@@ -38,15 +47,25 @@ class Step(nn.Module):
         inputs: the module's arguments: one tensor, a sequence of any nesting, or a mapping by keyword.
         training: whether a backward pass follows. If not, the copy is in evaluation mode without gradients.
         loss: what of the outputs is the loss, as `graphs.capture.loss.find_loss` takes it.
+        known_values: keeps the values of the tensors; none are read without.
 
     Attributes:
         tensors: the fake tensors among the inputs.
         averaged: names of the outputs whose mean is the loss, once traced; none if the module returns a loss.
     """
 
-    def __init__(self, module: nn.Module, inputs: Any, *, training: bool, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Any,
+        *,
+        training: bool,
+        loss: Loss | None = None,
+        known_values: KnownValues | None = None,
+    ) -> None:
         super().__init__()
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.known_values = known_values
+        self.fake_mode = known_values or FakeTensorMode(allow_non_fake_inputs=True)
         self.has_loss, self._loss = training, loss
         self.model = self._fake_module(module)
         self.averaged: list[str] = []
@@ -54,7 +73,9 @@ class Step(nn.Module):
             self.model.eval().requires_grad_(False)
         leaves, self._spec = tree_flatten_with_path(as_arguments(inputs))
         self._leaves = [
-            self._fake(leaf, f"input {keystr(path)}") if isinstance(leaf, Tensor) else leaf
+            self._fake(leaf, f"input {keystr(path)}").requires_grad_(training and leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else leaf
             for path, leaf in leaves
         ]
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))
@@ -89,6 +110,8 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         """Returns the loss, or the tensors that the module returns, for other tensors as inputs."""
+        if self.known_values:
+            self.known_values.begin_step()
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         inputs = tree_unflatten(leaves, self._spec)
@@ -157,10 +180,16 @@ class Step(nn.Module):
                 raise CaptureError(f"{what} is sparse and has a gradient; give it dense, or without")
             return fake_sparse(tensor, self.fake_mode)
         with self.fake_mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if self.known_values:
+            give_value(fake, tensor)
+        return fake
 
     def _fake_module(self, module: nn.Module) -> nn.Module:
         memo: dict[int, Any] = {}
+        bases = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+        if bases & FSDP or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+            raise CaptureError("its parameters are sharded (FSDP or DTensor); place it before it is sharded")
         try:
             for path, part in module.named_modules():
                 values = {**vars(part), **part._buffers, **part._parameters}
@@ -208,20 +237,22 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else module
 
 
-def needs_values(error: Exception) -> bool:
+def needs_values(error: BaseException | None) -> bool:
     """Says whether a trace failed because the model needs the values of a tensor."""
-    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+    return isinstance(error, NEEDS_VALUES)
 
 
 def describe_failure(error: Exception) -> str:
     """Describes a failed trace in one line: `models.py:12: <what is wrong>`."""
     reason = one_line(error)
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+    if isinstance(error, NEEDS_VALUES):
         needs = NEEDS_VALUE if error.func is VALUE_OF else f"needs the values that {error.func} yields"
         reason = (
             f"{needs}, and a trace has shapes only; "
             "avoid .item(), nonzero, masks as indices and branches on tensors"
         )
+    remedy = next((text for words, text in REMEDIES.items() if re.search(words, reason)), "")
+    reason = f"{reason}; {remedy}" if remedy else reason
     line = user_line(error)
     return f"{line}: {reason}" if line else reason
 

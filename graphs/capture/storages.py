@@ -65,8 +65,8 @@ def storages_in(nested: Any) -> list[Storage]:
 
 
 def live_nodes(trace: Trace) -> set[fx.Node]:
-    """Returns the nodes that a result, a gradient or a change in place depends on."""
-    live = {*trace.results, *trace.gradients.values()}
+    """Returns the nodes that a result, a gradient, a held value or a change in place depends on."""
+    live = {*trace.results, *trace.gradients.values(), *trace.held}
     for node in reversed(trace.nodes):
         if node in live or is_mutable(node):
             live.add(node)

@@ -43,6 +43,8 @@ class Trace:
         new_values: path of a buffer, or `input.<index>` -> its value after the step, if the step changes it.
         gradients: path of a parameter -> its gradient.
         backward: nodes of the backward pass.
+        held: what nodes must yield for the trace to hold, as `KnownValues.held` returns it; most traces hold
+            for any values.
         why_no_calls: why nodes know no module calls, in one line; "" if they do.
     """
 
@@ -53,6 +55,7 @@ class Trace:
     new_values: dict[str, fx.Node] = field(default_factory=dict)
     gradients: dict[str, fx.Node] = field(default_factory=dict)
     backward: set[fx.Node] = field(default_factory=set)
+    held: dict[fx.Node, Any] = field(default_factory=dict)
     why_no_calls: str = ""
 
     @property
@@ -93,6 +96,8 @@ def _trace_as_compiled(step: Step) -> Trace:
     except CaptureError:
         raise
     except Exception as error:
+        if step.known_values:  # a plain trace would change them in place
+            raise CaptureError(describe_failure(error)) from error
         joint = error
     try:
         traced = trace_plainly(step)
@@ -136,10 +141,13 @@ def trace_joint(step: Step) -> Trace:
     A step that changes a tensor in place is traced once more with torch's functionalization, which doubles
     the time; few steps need it.
     """
-    graph = _joint_graph(step, functionalize=False)
+    graph = _joint_graph(step, functionalize=step.known_values is not None)
     if any(is_mutable(node) for node in graph.nodes):
         graph = _joint_graph(step, functionalize=True)
-    return _read_joint(graph, list(step.state))
+    read = _read_joint(graph, list(step.state))
+    if step.known_values:
+        read.held = step.known_values.held(read.nodes)
+    return read
 
 
 def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
@@ -157,6 +165,9 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
         stack.enter_context(patch.object(fx_config, "do_not_emit_stack_traces", new=True))
         stack.enter_context(fx.traceback.preserve_node_meta())
         stack.enter_context(record_calls(step.model))
+        if step.known_values:
+            # Else torch drops the ops that yield the values that the trace holds for.
+            stack.enter_context(patch.object(fx.Graph, "eliminate_dead_code", lambda *_, **__: False))
         joint = aot_export_joint_with_descriptors(
             stack,
             _FlatState(step),
@@ -207,8 +218,9 @@ def _read_joint(graph: fx.Graph, paths: Sequence[str]) -> Trace:
             continue
         made_as[meaning] = node
         if isinstance(meaning, descriptors.GradAOTOutput):
-            assert isinstance(meaning.grad_of, descriptors.ParamAOTInput)
-            trace.gradients[paths[int(meaning.grad_of.target)]] = node
+            # An input that the model differentiates by has a gradient too, which no optimizer reads.
+            if isinstance(meaning.grad_of, descriptors.ParamAOTInput):
+                trace.gradients[paths[int(meaning.grad_of.target)]] = node
         elif isinstance(meaning, descriptors.InputMutationAOTOutput):
             trace.new_values[_source_name(meaning.mutated_input, paths)] = node
         else:

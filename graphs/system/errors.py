@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
+import traceback
+from contextlib import suppress
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
@@ -52,6 +55,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def logged(error: BaseException) -> str:
+    """Writes an error and its cause, if it has one, to a temporary file; returns words that name the file."""
+    if error.__cause__ is not None:
+        with (
+            suppress(OSError),
+            tempfile.NamedTemporaryFile(prefix="placewalk-", suffix=".log", delete=False) as file,
+        ):
+            file.write("".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+            return f" (traceback: {file.name})"
+    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

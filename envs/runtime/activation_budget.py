@@ -15,13 +15,19 @@ from torch._functorch import config, partitioners
 from torch._functorch.partitioners import MinCutOptions, NodeInfo, OpTypes, _size_of
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from graphs.system.array_types import BoolArray
 from graphs.system.errors import InputError
+
+try:
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+except ImportError:  # older torch has it by another name
+    from torch.fx.experimental.symbolic_shapes import (  # type: ignore[no-redef]
+        hint_int as optimization_hint,
+    )
 
 Items = tuple[int, ...]
 FLOPS_PER_S, BYTES_PER_S = 1.5e14, 1.5e12

@@ -81,7 +81,7 @@ class CudaRegions:
                 (FP32_RESULT, _with_fp32_result),
                 (PROMOTE, _to_widest),
             ):
-                for name in names:
+                for name in filter(is_on_cudas_list, names):
                     # Where the CPU has a rule for the op, it is the same, or that of autocast's own op.
                     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
                         kernel = _kernel(name, cast)
@@ -100,6 +100,11 @@ class CudaRegions:
         if value.is_leaf and value.requires_grad and cast is not value:
             self.casts[id(value)] = value, cast
         return cast
+
+
+def is_on_cudas_list(name: str) -> bool:
+    """Says whether this version of torch has an op of these lists on its own: 2.11 lacks `rms_norm`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
 
 
 @contextlib.contextmanager

@@ -135,4 +135,5 @@ def test_the_lists_are_those_of_torch() -> None:
         listed = {
             f"{op}.{overload}".rstrip(".") for op, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", block[1])
         }
-        assert set(names) == listed
+        assert set(filter(autocast.is_on_cudas_list, names)) == listed
+        assert set(names) - listed <= {"rms_norm"}  # which torch 2.11 lacks

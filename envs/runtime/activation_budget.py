@@ -15,6 +15,7 @@ from torch._functorch import config, partitioners
 from torch._functorch.partitioners import MinCutOptions, NodeInfo, OpTypes, _size_of
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
+from torch.fx.experimental import symbolic_shapes
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
@@ -22,13 +23,10 @@ from torch.utils.flop_counter import flop_registry
 from graphs.system.array_types import BoolArray
 from graphs.system.errors import InputError
 
-try:
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
-except ImportError:  # older torch has it by another name
-    from torch.fx.experimental.symbolic_shapes import (  # type: ignore[no-redef]
-        hint_int as optimization_hint,
-    )
-
+# Older torch has it by another name.
+optimization_hint: Any = getattr(
+    symbolic_shapes, "optimization_hint", getattr(symbolic_shapes, "hint_int", None)
+)
 Items = tuple[int, ...]
 FLOPS_PER_S, BYTES_PER_S = 1.5e14, 1.5e12
 """Speed of the device that times the ops, about an A100. Only the ratio affects what is saved."""

@@ -27,7 +27,9 @@ TOTAL_S = 470.0
 """Seconds for all parts. A part whose own limit is more than what is left of them gets what is left."""
 LIMITS_S = {"tests": 100.0, "calibration": 110.0, "models": 140.0, "placements": 70.0, "policy": 50.0}
 """Seconds that each part may take."""
-COLUMNS = ("part", "what", "state", "predicted", "measured", "predicted peak", "measured peak", "note")
+COLUMNS = ("part", "what", "state", "time, predicted / measured", "peak, predicted / measured", "note")
+WIDE = 120
+"""Columns of a terminal that has room for the notes in the table; elsewhere they follow it."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def run_part(part: str, settings: Settings, limit_s: float) -> list[Row]:
         said = log.read_text(errors="replace").strip().splitlines()
         failure = f"ended with {code}: {said[-1] if said else 'it said nothing'}"
     if failure:
-        found.append(Row(part, "the part", FAILED, note=f"{failure}; see {log.name}"))
-    found.append(Row(part, "seconds", measured_s=time.monotonic() - began_s))
+        found.append(Row(part, part, FAILED, note=f"{failure}; see {log.name}"))
+    found.append(Row(part, f"seconds of {part}", note=f"{time.monotonic() - began_s:.0f}"))
     return found
 
 
@@ -94,7 +96,7 @@ def run_all(settings: Settings, limits_s: Mapping[str, float], total_s: float) -
     """Runs all parts, one after the other; beside the first, kernels are compiled for later ones."""
     if settings.device is None:
         note = "torch finds no CUDA device; --device cpu tries the parts without one"
-        return [Row(part, "the part", SKIPPED, note=note) for part in limits_s]
+        return [Row(part, part, SKIPPED, note=note) for part in limits_s]
     ends_s = time.monotonic() + total_s
     compiling = subprocess.Popen(
         command_of("compile", settings, total_s),
@@ -109,7 +111,7 @@ def run_all(settings: Settings, limits_s: Mapping[str, float], total_s: float) -
         for part, limit_s in limits_s.items():
             left_s = min(limit_s, ends_s - time.monotonic())
             found = run_part(part, settings, left_s) if left_s > 1 else []
-            rows += found or [Row(part, "the part", FAILED, note="no time was left")]
+            rows += found or [Row(part, part, FAILED, note="no time was left")]
             if part == "calibration":
                 end(compiling)  # what is measured from now on has the machine for itself
             print(f"{part}: {worst(rows, part)}", flush=True)
@@ -126,17 +128,18 @@ def worst(rows: Sequence[Row], part: str) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """Returns a row as text."""
-    times = (_ms(row.predicted_s), _ms(row.measured_s))
-    peaks = (_gib(row.predicted_bytes), _gib(row.measured_bytes))
-    return (row.part, row.name, row.state, *times, *peaks, row.note)
+    time_ = _pair(row.predicted_s, row.measured_s, 1e-3, "ms")
+    peak = _pair(row.predicted_bytes, row.measured_bytes, 2.0**20, "MiB")
+    return (row.part, row.name, row.state, time_, peak, row.note)
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.4g} ms"
-
-
-def _gib(n_bytes: float | None) -> str:
-    return "" if n_bytes is None else f"{n_bytes / 2**30:.3f} GiB"
+def _pair(predicted: float | None, measured: float | None, unit: float, name: str) -> str:
+    """Writes two numbers, and how far the first is off."""
+    if measured is None:
+        return "" if predicted is None else f"{predicted / unit:.4g} {name} / -"
+    if predicted is None:
+        return f"{measured / unit:.4g} {name}"
+    return f"{predicted / unit:.4g} / {measured / unit:.4g} {name} ({predicted / measured - 1:+.0%})"
 
 
 def about(device: str | None) -> dict[str, str]:
@@ -166,18 +169,22 @@ def _markdown(texts: Sequence[str]) -> str:
 
 def show(rows: Sequence[Row]) -> None:
     """Prints the table, and what failed."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*map(Text, cells(row)))
     console = Console()
+    has_room = console.width >= WIDE
+    table = Table(box=box.SIMPLE)
+    for name in COLUMNS if has_room else COLUMNS[1:-1]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, cells(row) if has_room else cells(row)[1:-1]))
     console.print(table)
     for row in rows:
-        if row.state == FAILED:
-            console.print(Text(f"failed: {row.part}, {row.name}: {row.note}"), soft_wrap=True)
+        if (row.note and not has_room) or row.state == FAILED:
+            print(f"{row.state}: {row.part}, {row.name}: {row.note}")
 
 
 def install_wheels(wheels: Path, target: Path) -> None:

@@ -77,7 +77,7 @@ def run_tests(device: str, seconds: float) -> Rows:
         options = ["-q", "-m", "cuda", "-o", "addopts=", "-o", "filterwarnings=default"]
         command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *WITH_CUDA_TESTS]
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, cwd=ROOT, timeout=seconds)
+            subprocess.run(command, cwd=ROOT, timeout=0.9 * seconds)
         if not report.exists():
             yield Row("tests", "pytest", FAILED, note=f"wrote no report within {seconds:.0f} s")
             return
@@ -182,11 +182,8 @@ def _compared(case: str, captured: Callable[[], Any], cluster: Any, device: str,
     step = simulate_problem(Problem(costed, cluster), np.full(graph.n_ops, at))
     training = "backward" in graph.phases
     measured_s, measured_bytes = measure_step(module, inputs, device, training, precision != "fp32")
-    error = f"time {step.total_s / measured_s - 1:+.0%}"
-    if measured_bytes:
-        error += f", memory {step.peak_bytes[at] / measured_bytes - 1:+.0%}"
     times = (float(step.total_s), measured_s, float(step.peak_bytes[at]), measured_bytes)
-    return Row("models", case, OK, *times, note=error)
+    return Row("models", case, OK, *times)
 
 
 def measure_step(
@@ -246,14 +243,14 @@ def _on_gpu_and_host(name: str, device: str) -> Row:
 
     from agent import place
     from agent.calibration.quick import get_or_measure_cluster
+    from envs.cluster.cluster import Cluster
     from tests.envs.runtime.small_models import make
 
     module, inputs = make(name)
     cluster, names = get_or_measure_cluster("this"), None
     if not is_gpu(device):
-        links = {"bytes_per_s": np.full((2, 2), 1e10), "latency_s": np.full((2, 2), 1e-5)}
         two = tuple(replace(cluster.devices[0], name=each) for each in ("cpu", "gpu"))
-        cluster, names = replace(cluster, devices=two, **links), ["cpu", "cpu"]
+        cluster, names = Cluster("two", two, np.full((2, 2), 1e10), np.full((2, 2), 1e-5)), ["cpu", "cpu"]
     plan = place(module, inputs, cluster=cluster, placer="round-robin", optimizer="sgd")
     n_ops = [int((plan.placement.device_of == index).sum()) for index in range(len(cluster.devices))]
     if not all(n_ops):

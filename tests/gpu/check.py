@@ -98,10 +98,11 @@ def run_all(settings: Settings, limits_s: Mapping[str, float], total_s: float) -
         note = "torch finds no CUDA device; --device cpu tries the parts without one"
         return [Row(part, part, SKIPPED, note=note) for part in limits_s]
     ends_s = time.monotonic() + total_s
+    own = {"PLACEWALK_HOME": str(settings.folder / "compile")}
     compiling = subprocess.Popen(
         command_of("compile", settings, total_s),
         cwd=ROOT,
-        env=dict(settings.environment),
+        env={**settings.environment, **own},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -52,6 +52,8 @@ def test_results_are_kept_and_written(tmp_path: Path) -> None:
     assert "| 2.15.0+cu132 | 3.12 | 1 failed, 1 skipped |" in text
     assert "| 2.13.0 | 3.13 | not run |  |  |" in text
     assert "old" not in text
+    part = replace(GOOD, tests=("tests/graphs/capture",))
+    assert part.words == "5 passed, 1 skipped (of tests/graphs/capture alone)"
 
 
 def test_a_report_is_counted(tmp_path: Path) -> None:

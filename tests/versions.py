@@ -75,7 +75,8 @@ class Result:
         if self.failure:
             return self.failure
         counts = {"passed": self.passed, "failed": len(self.failed), "skipped": self.skipped}
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        words = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return words if set(TESTS) <= set(self.tests) else f"{words} (of {', '.join(self.tests)} alone)"
 
 
 def table(results: Sequence[Result], pairs: Sequence[tuple[str, str]] = PAIRS) -> list[str]:
@@ -201,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "versions", help="of the environments"
     )
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="run these alone")
     parser.add_argument("--keep", action="store_true", help="keep the environments, of some GB each")
     options = parser.parse_args(arguments)
     pairs = [tuple(each.split(":")) for each in options.pairs] or PAIRS
@@ -208,9 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for torch, python in pairs:
         found = known.get((torch, python))
-        if found is None or found.failure or found.commit != commit():
+        is_known = found and not found.failure and set(found.tests) >= set(options.tests)
+        if found is None or not is_known or found.commit != commit():
             folder = options.folder / f"torch{torch}-py{python}"
-            found = run_pair(torch, python, folder, TESTS)
+            found = run_pair(torch, python, folder, options.tests)
             write_table(keep(found))
             if not options.keep:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,11 @@ NAME := $(or $(NAME),default-$(shell date +%Y%m%d-%H%M%S))
 UNSEEN := cifar10 gpt inception bert
 PLACERS := single random round-robin contiguous memory-fill heft m-etf rollout annealing local-search refine policy policy-sample policy-beam
 
+# Pairs of torch and Python that `make versions` runs, all by default; folder that `make gpu-check` writes, and one of wheels.
+PAIRS ?=
+OUT ?= gpu-check
+WHEELS ?=
+
 BIN := .venv/bin
 # Named after what the environment was made from, so that it is made anew when that changes and only then.
 INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
@@ -14,10 +19,10 @@ INSTALLED := .venv/installed-$(shell cat pyproject.toml constraints.txt | cksum 
 ON_ALL_CORES := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test coverage lint check bench data
+.PHONY: help setup train test coverage lint check bench versions gpu-check data
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 11
 
 setup: $(INSTALLED) ## make .venv, or find it current
 
@@ -50,6 +55,12 @@ check: lint test ## lint and test
 
 bench: setup ## measure speed
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
+
+versions: ## run the capture and policy tests on versions of torch and Python, for hours: make versions PAIRS="2.15.0:3.12"
+	$(PYTHON) -m tests.versions $(PAIRS)
+
+gpu-check: ## check this machine's GPU in eight minutes, without a network or .venv: make gpu-check OUT=folder WHEELS=folder
+	$(PYTHON) -m tests.gpu.check --out '$(OUT)' $(if $(WHEELS),--wheels '$(WHEELS)')
 
 data: setup ## rebuild the benchmark graphs of graphs/data/
 	$(BIN)/python -m graphs.dataset --build

@@ -3,7 +3,7 @@
 Importing this package makes `gymnasium.make("placewalk/Placement-v0", problems=...)` work.
 """
 
-import gymnasium
+from contextlib import suppress
 
 from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster, write_cluster
@@ -30,4 +30,7 @@ __all__ = [
     "write_placement",
 ]
 
-gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.mdp.placement_env:PlacementEnv")
+with suppress(ModuleNotFoundError):  # nothing but the environment needs it
+    import gymnasium
+
+    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.mdp.placement_env:PlacementEnv")

@@ -72,6 +72,7 @@ class OwnDevice:
         memory_bytes: what is free for a step.
         parallel: cores or multiprocessors.
         l2_bytes: size of its last cache.
+        multiplies_bf16: whether its tensor cores take bf16 and TF32, as NVIDIA's do since Ampere.
     """
 
     torch_name: str
@@ -79,6 +80,7 @@ class OwnDevice:
     memory_bytes: float
     parallel: int
     l2_bytes: float
+    multiplies_bf16: bool = False
 
     @property
     def is_cuda(self) -> bool:
@@ -97,7 +99,7 @@ def own_devices(threads: int) -> list[OwnDevice]:
         plain = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
         free_bytes = float(torch.cuda.mem_get_info(index)[0])
         chip = properties.multi_processor_count, float(properties.L2_cache_size)
-        devices.append(OwnDevice(f"cuda:{index}", f"own-{plain}", free_bytes, *chip))
+        devices.append(OwnDevice(f"cuda:{index}", f"own-{plain}", free_bytes, *chip, properties.major >= 8))
     return devices
 
 
@@ -174,13 +176,16 @@ def calibrate_device(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Calibrati
 def kind_of_rows(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Kind:
     """Makes the kind of a device: the best that was measured is its peak in a dtype.
 
-    Its memory bandwidth is that of the largest sums, beyond all caches.
+    Its memory bandwidth is that of the largest sums, beyond all caches. Tensor cores that take bf16 and TF32
+    have the rate of fp16, and half of it, as in all datasheets of `envs.cluster.kinds`.
     """
     products = [row for row in rows if row.op_class in ("gemm", TENSOR)]
     peaks = {
         dtype: max(row.flops / row.seconds for row in products if row.dtype == dtype)
         for dtype in sorted({row.dtype for row in products})
     }
+    if device.multiplies_bf16 and "fp16" in peaks:
+        peaks |= {"bf16": peaks["fp16"], "tf32": peaks["fp16"] / 2}
     streams = [row for row in rows if row.op_class == "elementwise"]
     largest = max(row.bytes_moved for row in streams)
     bandwidth = max(row.bytes_moved / row.seconds for row in streams if row.bytes_moved == largest)

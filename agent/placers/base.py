@@ -313,9 +313,17 @@ class Placer:
         return not self.uses_rng and not self.stands_alone
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
-        """Finds the best placement within a budget; keeps colocation and, if possible, memory limits."""
+        """Finds the best placement within a budget; keeps colocation and, if possible, memory limits.
+
+        Raises:
+            PlacerError: the placer needs a package that is not installed.
+        """
         search = SearchState(problem, budget)
-        self.strategy(search, rng)
+        try:
+            self.strategy(search, rng)
+        except ModuleNotFoundError as error:
+            lacking = f"placer '{self.name}' needs the package {error.name}, which is not installed here"
+            raise PlacerError(f"{lacking}; install it, or use another placer") from None
         return search.result()
 
 

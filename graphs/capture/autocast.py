@@ -89,7 +89,8 @@ class CudaRegions:
                 (PROMOTE, _to_widest),
                 (BANNED, _refused),
             ):
-                kernels |= {name: _kernel(name, cast) for name in names if name not in same}
+                listed = filter(is_on_cudas_list, names)
+                kernels |= {name: _kernel(name, cast) for name in listed if name not in same}
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
 
@@ -106,6 +107,11 @@ class CudaRegions:
         if value.is_leaf and value.requires_grad and cast is not value:
             self.casts[id(value)] = value, cast
         return cast
+
+
+def is_on_cudas_list(name: str) -> bool:
+    """Says whether this version of torch has an op of these lists on its own: 2.11 lacks `rms_norm`."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
 
 
 @contextlib.contextmanager

@@ -185,12 +185,14 @@ def capture_step(
 def noticed_checkpoints() -> Iterator[list[str]]:
     """Makes `torch.utils.checkpoint` a plain call; gives a list that is filled once it is called.
 
-    It replaces the two names that `checkpoint` looks up when it is called, in torch 2.13 and 2.14: the
-    function itself may have been imported before. The reentrant variant hides its function from autograd,
-    and from a trace all gradients of it.
+    It replaces the two names that `checkpoint` looks up when it is called: the function itself may have been
+    imported before. The reentrant variant hides its function from autograd, and from a trace all gradients of
+    it.
     """
     seen: list[str] = []
-    other = checkpoint._checkpoint_without_reentrant_generator
+    name = "_checkpoint_without_reentrant_generator"
+    name += "_impl" if hasattr(checkpoint, f"{name}_impl") else ""  # since torch 2.15
+    other = getattr(checkpoint, name)
 
     def apply(function: Callable[..., Any], _preserve_rng_state: bool, *arguments: Any) -> Any:
         seen[:] = [DROPPED]
@@ -202,6 +204,6 @@ def noticed_checkpoints() -> Iterator[list[str]]:
 
     with (
         patch.object(checkpoint, "CheckpointFunction", SimpleNamespace(apply=apply)),
-        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", generator),
+        patch.object(checkpoint, name, generator),
     ):
         yield seen

@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
-from torch.compiler import _compile_session_context
 from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
@@ -27,7 +26,7 @@ from graphs.capture.loss import CaptureError
 from graphs.capture.module_calls import record_calls
 from graphs.capture.step import Step, describe_failure, needs_values
 
-TESTED_TORCH = ("2.13", "2.14")
+TESTED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Versions of torch on which the private functions behind `trace_joint` are tested."""
 
 
@@ -81,7 +80,7 @@ def trace(step: Step) -> Trace:
         except CaptureError:
             raise
         except Exception:
-            with _compile_session_context():
+            with patch.object(torch.compiler, "_is_compiling_flag", new=True, create=True):
                 return _trace_as_compiled(step)
 
 
@@ -153,7 +152,7 @@ def trace_joint(step: Step) -> Trace:
 def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
     """Returns the joint graph that torch makes of a step.
 
-    Source: `torch._functorch.aot_autograd.aot_export_joint_with_descriptors` of torch 2.13.
+    Source: `torch._functorch.aot_autograd.aot_export_joint_with_descriptors` of torch 2.11 to 2.15.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -162,7 +161,7 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
         # Else torch writes each graph as Python code and compiles it, though nothing runs it.
         stack.enter_context(_use_lazy_graph_module(True))
         # Nor does anything read the line of Python that made each node.
-        stack.enter_context(patch.object(fx_config, "do_not_emit_stack_traces", new=True))
+        stack.enter_context(patch.object(fx_config, "do_not_emit_stack_traces", new=True, create=True))
         stack.enter_context(fx.traceback.preserve_node_meta())
         stack.enter_context(record_calls(step.model))
         if step.known_values:

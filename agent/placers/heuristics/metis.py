@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pymetis
 
 from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
@@ -85,6 +84,8 @@ def _partition(graph: _UnitGraph, weight: FloatArray, share: FloatArray, imbalan
         middle = np.cumsum(weight) - weight / 2
         part: IntArray = np.minimum(np.searchsorted(ends, middle, side="right"), len(share) - 1)
         return part
+    import pymetis
+
     found = pymetis.part_graph(
         len(share),
         pymetis.CSRAdjacency(graph.ptr, graph.neighbour),

@@ -11,11 +11,12 @@ import torch
 
 from agent.calibration import this_machine, timed_ops
 from agent.calibration.__main__ import main
-from agent.calibration.op_tables import MeasuredOpsError
+from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError
 from agent.calibration.quick import get_or_measure_cluster
 from agent.calibration.this_machine import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
 from agent.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
+from envs.cluster.kinds import KINDS
 from envs.cluster.own_machine import own_cluster_file
 from envs.cluster.presets import get_cluster
 from envs.costs.calibration import calibration_of
@@ -86,6 +87,24 @@ def test_a_measured_device_is_calibrated(tmp_path: Path) -> None:
     assert calibration
     assert set(calibration.classes) == {"gemm", "bmm", "conv", *PASSES}
     assert calibration.classes["elementwise"].median < 0.1
+
+
+def test_tensor_cores_since_ampere_take_bf16_and_tf32() -> None:
+    rows = [
+        MeasuredOp("gpu", "gemm", "fp32", (1, 64, 64, 64), 1e9, 1e6, 1e-3),
+        MeasuredOp("gpu", TENSOR, "fp16", (1, 64, 64, 64), 1e9, 1e6, 1e-4),
+        MeasuredOp("gpu", "elementwise", "fp32", (1, 64, 64, 1), 1e4, 1e6, 1e-5),
+    ]
+    older, newer = (
+        kind_of_rows(OwnDevice("cuda:0", "gpu", 1e10, 4, 4e6, since_ampere), rows).peaks
+        for since_ampere in (False, True)
+    )
+    assert older == pytest.approx({"fp32": 1e12, "fp16": 1e13})
+    assert newer == pytest.approx(older | {"bf16": 1e13, "tf32": 5e12})
+    sheets = [kind.peaks for kind in KINDS.values() if "bf16" in kind.peaks]
+    assert [(each["bf16"], each["tf32"]) for each in sheets] == [
+        (each["fp16"], pytest.approx(each["fp16"] / 2, rel=0.01)) for each in sheets
+    ]
 
 
 def test_this_cluster_must_be_measured_first() -> None:

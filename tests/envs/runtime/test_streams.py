@@ -262,6 +262,7 @@ def test_a_gpu_cannot_be_two_devices() -> None:
         DeviceProcesses(["cuda:0", "cpu", "cuda:0"], cuda=RecordedCuda())
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("names", [["cuda:0"], ["cuda:0", "cpu"], ["cuda:0", "cuda:1"]])
 @pytest.mark.parametrize("name", ["gpt", "ptb", "bag"])

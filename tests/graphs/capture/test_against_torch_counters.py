@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import Placement
@@ -97,12 +97,13 @@ def test_products_have_the_flops_that_torch_counts(name: str) -> None:
     assert product_flops(capture(module, inputs)) == torch_flops(module, inputs) > 0
 
 
-def test_torch_does_not_count_fused_attention_on_the_cpu() -> None:
+def test_torch_counts_fused_attention_on_the_cpu_since_2_15() -> None:
     module, tokens = Transformer(), TOKENS
     graph = capture(module, tokens)
     attention = product_flops(graph, "attention")
     assert attention == 2 * (2 + 5) * 2 * 4 * 4 * 16 * 16 * 16
-    assert product_flops(graph) - attention == torch_flops(module, tokens)
+    is_counted = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry
+    assert product_flops(graph) - (0 if is_counted else attention) == torch_flops(module, tokens)
 
 
 def test_torch_counts_the_backward_pass_of_grouped_convolutions_too_high() -> None:

@@ -17,6 +17,8 @@ from graphs.capture.capture import capture
 from graphs.capture.loss import CaptureError
 from graphs.op_graph import OpGraph
 
+pytestmark = pytest.mark.cuda  # a region for CUDA is another one where CUDA is
+
 
 class Autocast(nn.Module):
     """A layer that is used twice, a norm, a residual addition, a softmax and a loss; in a region."""
@@ -135,9 +137,12 @@ def test_the_lists_are_those_of_torch() -> None:
         block = re.search(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)*.*)", text)
         assert block is not None
         listed = {
-            f"{op}.{overload}".rstrip(".") for op, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", block[1])
+            f"{op}.{overload}".rstrip(".")
+            for op, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", block[1])
+            if "imname" not in overload  # until torch 2.12, of tensors with named dimensions
         }
-        assert set(names) == listed
+        assert set(filter(autocast.is_on_cudas_list, names)) == listed
+        assert set(names) - listed <= {"rms_norm"}  # which torch 2.11 lacks
 
 
 class InRegion(nn.Module):

@@ -45,8 +45,9 @@ def test_grouped_products_count_each_row_once_and_twice_backward() -> None:
     graph = capture(Once(lambda x, w: moe._grouped_mm(x, w, offsets), (10, 4), (3, 4, 8)), ())
     kind = next(kind for kind in graph.op_types if "grouped_mm" in kind)
     assert cost(graph, kind)[0] == 2 * 10 * 4 * 8
-    backward = [op for op, name in enumerate(graph.op_types) if name == f"{kind}_backward"]
-    assert graph.flops[backward].tolist() == [2 * 2 * 10 * 4 * 8]
+    # One op of transformers, or since torch 2.15 two products of torch.
+    backward = [op for op, name in enumerate(graph.op_types) if name in (f"{kind}_backward", kind)][1:]
+    assert graph.flops[backward].sum() == 2 * 2 * 10 * 4 * 8
 
 
 def test_attention_counts_two_products_forward_and_five_backward() -> None:

@@ -1,0 +1,426 @@
+"""The parts of the check of a GPU; each runs as a program of its own and writes a line of JSON for each row.
+
+`python -m tests.gpu.parts PART --device cuda:0 --rows FILE --seconds 60`. The device `cpu` tries a part where
+there is no GPU; a GPU is replaced by a process or by recorded streams then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+WITH_CUDA_TESTS = ("tests/envs/runtime/test_streams.py", "tests/graphs/capture/test_autocast.py")
+WARM_UP, STEPS = 3, 10
+N_STEPS = 3
+"""Steps of a placed model whose losses are compared."""
+RELATIVE = 1e-9
+"""Error allowed of losses in float64."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        predicted_s, measured_s: of a step; None where there is nothing to compare.
+        predicted_bytes, measured_bytes: peak memory of the device.
+        note: what was found, or why it failed.
+    """
+
+    part: str
+    name: str
+    state: str = OK
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
+    note: str = ""
+
+
+Rows = Iterator[Row]
+
+
+def tried(part: str, name: str, make: Callable[[], Row]) -> Row:
+    """Makes a row, or one that says in a line why that failed."""
+    try:
+        return make()
+    except ModuleNotFoundError as error:
+        return Row(part, name, SKIPPED, note=f"{error.name} is not installed; give wheels in a folder")
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return Row(part, name, FAILED, note=f"{type(error).__name__}: {lines[0]}")
+
+
+def is_gpu(device: str) -> bool:
+    return device != "cpu"
+
+
+def run_tests(device: str, seconds: float) -> Rows:
+    """Runs the tests that are marked `cuda`."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        # Warnings of another version of a library are no failures here, as they are in the suite.
+        options = [
+            "-q",
+            "-m",
+            "cuda",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "addopts=",
+            "-o",
+            "filterwarnings=default",
+        ]
+        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *WITH_CUDA_TESTS]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, cwd=ROOT, timeout=0.9 * seconds)
+        if not report.exists():
+            yield Row("tests", "pytest", FAILED, note=f"wrote no report within {seconds:.0f} s")
+            return
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    outcomes = [{child.tag: child.get("message", "") for child in case} for case in cases]
+    failed = [any(key in outcome for key in ("failure", "error")) for outcome in outcomes]
+    skipped = sum("skipped" in outcome for outcome in outcomes)
+    counts = f"{len(cases) - sum(failed) - skipped} passed, {sum(failed)} failed, {skipped} skipped"
+    yield Row("tests", "marked cuda", FAILED if any(failed) or not cases else OK, note=counts)
+    for case, outcome, is_failed in zip(cases, outcomes, failed, strict=True):
+        if is_failed:
+            message = next(iter(outcome.values())).splitlines()[:1]
+            yield Row("tests", str(case.get("name")), FAILED, note="".join(message))
+
+
+def calibrate(device: str, seconds: float, repeats: int = 3) -> Rows:
+    """Measures this machine as `python -m agent.calibration measure` does."""
+    from agent.calibration.__main__ import measure_here
+    from envs.cluster.presets import get_cluster
+    from envs.costs.calibration import calibration_of
+
+    def measured() -> Row:
+        measure_here(repeats, threads=1, n_processes=None)
+        return Row("calibration", "measure", note=f"{repeats} repeats of each op and copy")
+
+    yield (row := tried("calibration", "measure", measured))
+    if row.state != OK:
+        return
+    cluster = get_cluster("this")
+    for each in cluster.devices:
+        found = calibration_of(each.kind)
+        errors = [fit.median for fit in found.classes.values() if fit.held_out_rows] if found else []
+        peaks = ", ".join(f"{dtype} {rate / 1e12:.3g}" for dtype, rate in each.peaks.items())
+        note = (
+            f"{peaks} Tflop/s, {each.bytes_per_s / 1e9:.4g} GB/s; median errors of classes on held-out ops "
+        )
+        note += f"{min(errors):.1%} to {max(errors):.1%}" if errors else "unknown"
+        yield Row("calibration", f"{each.name} ({each.kind})", note=note)
+    for i, sender in enumerate(cluster.devices):
+        for j, receiver in enumerate(cluster.devices):
+            if i != j:
+                speed, wait = cluster.bytes_per_s[i, j] / 1e9, cluster.latency_s[i, j] * 1e6
+                name = f"{sender.name} to {receiver.name}"
+                yield Row("calibration", name, note=f"{speed:.3g} GB/s, {wait:.3g} us")
+
+
+def compare_models(
+    device: str, seconds: float, models: Mapping[str, Callable[[], Any]] | None = None
+) -> Rows:
+    """Predicts and measures steps of models: fp32 and bf16 autocast, training and inference."""
+    from agent.calibration.quick import get_or_measure_cluster
+    from tests.gpu.models import MODELS
+
+    ends_s = time.monotonic() + 0.9 * seconds
+    cluster, made = get_or_measure_cluster("this"), []
+    for name, make in (models or MODELS).items():
+        for training in (True, False):
+            captured = cache(partial(_captured, make, training))
+            for precision in ("fp32", "amp-bf16"):
+                case = f"{name}, {'training' if training else 'inference'}, {precision}"
+                if time.monotonic() > ends_s:
+                    made.append(Row("models", case, FAILED, note="no time was left"))
+                else:
+                    compare = partial(_compared, case, captured, cluster, device, precision)
+                    made.append(tried("models", case, compare))
+                yield made[-1]
+    yield from summaries(made)
+
+
+def summaries(rows: Sequence[Row]) -> Rows:
+    """Says how far the predictions are off."""
+    for what, key in (("time", "s"), ("peak memory", "bytes")):
+        pairs = [(getattr(row, f"predicted_{key}"), getattr(row, f"measured_{key}")) for row in rows]
+        ratios = sorted(predicted / measured for predicted, measured in pairs if predicted and measured)
+        if ratios:
+            errors = [abs(ratio - 1) for ratio in ratios]
+            note = f"predicted over measured {ratios[0]:.2f} to {ratios[-1]:.2f}, "
+            note += f"median {statistics.median(ratios):.2f}; median error {statistics.median(errors):.1%}"
+            yield Row("models", f"{what} of {len(ratios)} steps", note=note)
+
+
+def _captured(make: Callable[[], Any], training: bool) -> tuple[Any, Any, Any]:
+    """Makes a model with drawn weights, its inputs and its graph."""
+    import torch
+
+    from graphs.capture.capture import capture
+
+    torch.manual_seed(0)
+    module, inputs = make()
+    return module, inputs, capture(module, inputs, training=training, notify=lambda line: None)
+
+
+def _compared(case: str, captured: Callable[[], Any], cluster: Any, device: str, precision: str) -> Row:
+    """Compares a model's step as torch runs it by default, or under autocast with bf16."""
+    import numpy as np
+
+    from envs.problem import Problem
+    from envs.simulator.simulate import simulate_problem
+    from graphs.precision import with_precision
+
+    module, inputs, graph = captured()
+    costed = graph if precision == "fp32" else with_precision(graph, precision)
+    at = [each.name for each in cluster.devices].index(device.replace(":", ""))
+    step = simulate_problem(Problem(costed, cluster), np.full(graph.n_ops, at))
+    training = "backward" in graph.phases
+    measured_s, measured_bytes = measure_step(module, inputs, device, training, precision != "fp32")
+    times = (float(step.total_s), measured_s, float(step.peak_bytes[at]), measured_bytes)
+    return Row("models", case, OK, *times)
+
+
+def measure_step(
+    module: Any, inputs: Any, device: str, training: bool, autocast: bool
+) -> tuple[float, float | None]:
+    """Measures a plain step: the median of its seconds, and the greatest bytes allocated on a GPU."""
+    import copy
+
+    import torch
+
+    if is_gpu(device):
+        torch.cuda.empty_cache()
+    model = copy.deepcopy(module).to(device).train(training)
+    given = [each.to(device) for each in inputs]
+    update = torch.optim.Adam(model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        kind = device.partition(":")[0]
+        with torch.set_grad_enabled(training), torch.autocast(kind, torch.bfloat16, enabled=autocast):
+            loss = model(*given)
+        if training:
+            loss.backward()
+            update.step()
+            update.zero_grad()
+
+    def finish() -> None:
+        if is_gpu(device):
+            torch.cuda.synchronize(device)
+
+    def timed() -> float:
+        finish()
+        began_s = time.perf_counter()
+        step()
+        finish()
+        return time.perf_counter() - began_s
+
+    n_warm, n_steps = (WARM_UP, STEPS) if is_gpu(device) else (1, 1)
+    for _ in range(n_warm):
+        step()
+    if is_gpu(device):
+        finish()
+        torch.cuda.reset_peak_memory_stats(device)
+    median_s = statistics.median(timed() for _ in range(n_steps))
+    peak_bytes = float(torch.cuda.max_memory_allocated(device)) if is_gpu(device) else None
+    return median_s, peak_bytes
+
+
+def run_placements(device: str, seconds: float) -> Rows:
+    """Runs placements on GPU and host and on two streams of one GPU; losses are the plain model's."""
+    for model in ("gpt", "ptb"):
+        yield tried("placements", f"{model} on GPU and host", partial(_on_gpu_and_host, model, device))
+        yield tried("placements", f"{model} on two streams", partial(_on_two_streams, model, device))
+
+
+def _on_gpu_and_host(name: str, device: str) -> Row:
+    import numpy as np
+
+    from agent import place
+    from agent.calibration.quick import get_or_measure_cluster
+    from envs.cluster.cluster import Cluster
+    from tests.envs.runtime.small_models import make
+
+    module, inputs = make(name)
+    cluster, names = get_or_measure_cluster("this"), None
+    if not is_gpu(device):
+        two = tuple(replace(cluster.devices[0], name=each) for each in ("cpu", "gpu"))
+        cluster, names = Cluster("two", two, np.full((2, 2), 1e10), np.full((2, 2), 1e-5)), ["cpu", "cpu"]
+    plan = place(module, inputs, cluster=cluster, placer="round-robin", optimizer="sgd")
+    n_ops = [int((plan.placement.device_of == index).sum()) for index in range(len(cluster.devices))]
+    if not all(n_ops):
+        raise AssertionError(f"a device has no ops: {n_ops}")
+    with plan.compile(module, devices=names, timeout_s=60, lr=0.1) as runner:
+        note = _same_losses(runner, module, inputs)
+        measured_s = statistics.median(each.total_s for each in runner.timed_steps(STEPS))
+    note = f"{', '.join(map(str, n_ops))} ops on each; {note}"
+    return Row("placements", f"{name} on GPU and host", OK, plan.step_time.total_s, measured_s, note=note)
+
+
+def _on_two_streams(name: str, device: str) -> Row:
+    from envs.runtime.backends.processes import DeviceProcesses
+    from envs.runtime.runner import StepRunner
+    from graphs.capture.capture import capture_step
+    from tests.envs.runtime.recorded_streams import RecordedCuda
+    from tests.envs.runtime.small_models import make, random_devices
+    from tests.gpu.two_on_one import TwoOnOne
+
+    module, inputs = make(name)
+    captured = capture_step(module, inputs, optimizer="sgd")
+    device_of = random_devices(captured.graph, 2, 0)
+    cuda = TwoOnOne(device) if is_gpu(device) else RecordedCuda()
+    with DeviceProcesses(["cuda:0", "cuda:1"], 60, cuda) as processes:
+        runner = StepRunner(captured, device_of, module, processes, options={"lr": 0.1})
+        note = _same_losses(runner, module, inputs)
+        measured_s = statistics.median(each.total_s for each in runner.timed_steps(STEPS))
+    return Row("placements", f"{name} on two streams", OK, None, measured_s, note=note)
+
+
+def _same_losses(runner: Any, module: Any, inputs: Any) -> str:
+    """Compares losses with those of the module that is not placed."""
+    from tests.envs.runtime.small_models import plain_steps
+
+    losses, _, _ = plain_steps(module, inputs, N_STEPS, "sgd", lr=0.1)
+    found = [float(runner.step(*inputs)) for _ in range(N_STEPS)]
+    error = max(abs(a / b - 1) for a, b in zip(found, losses, strict=True))
+    if not error <= RELATIVE:
+        raise AssertionError(f"losses {found} instead of {losses}")
+    return f"{N_STEPS} losses as of the plain model (relative error {error:.1g})"
+
+
+def run_policy(device: str, seconds: float) -> Rows:
+    """Decodes by the shipped policy and by an encoder of torch, and updates on the device as on the CPU."""
+    yield tried("policy", "decode, shipped policy", partial(_decode_shipped, device))
+    for encoder in ("sage", "gat"):
+        yield tried("policy", f"decode and update, encoder {encoder}", partial(_update, encoder, device))
+    yield tried("policy", "reinforcement, PPO", partial(_reinforce, device))
+
+
+def _problem() -> Any:
+    from envs.problem import Problem
+    from tests.agent.placement_cases import make_cluster, training_graph
+
+    return Problem(training_graph(3, 2), make_cluster(2))
+
+
+def _decode_shipped(device: str) -> Row:
+    import numpy as np
+
+    from agent.policy.decoding import decode
+    from agent.policy.serialization import read_policy
+
+    problem, policy = _problem(), read_policy("pretrained").policy()
+    expected, found = (decode(policy.to(each), problem) for each in ("cpu", device))
+    if not np.array_equal(expected, found):
+        raise AssertionError("another placement than with weights on the CPU")
+    return Row("policy", "decode, shipped policy", note=f"the placement of the CPU, {found.shape[1]} ops")
+
+
+def _update(encoder: str, device: str) -> Row:
+    """Scores decisions and makes one update on a device and on the CPU, from the same weights."""
+    import copy
+
+    import numpy as np
+    import torch
+
+    from agent.policy.decoding import decode
+    from agent.policy.mdp_config import MdpConfig
+    from agent.policy.network import PlacementNetwork
+    from agent.policy.policy import Policy
+    from agent.policy.shape import current_shape
+    from agent.training.imitation.demonstrations import Demonstration, regrets
+    from agent.training.imitation.learner import ImitationLearner
+    from agent.training.imitation.trajectories import replay_demonstrations
+
+    problem = _problem()
+    placed = np.arange(len(problem.graph.units))[problem.graph.unit_of] % problem.n_devices
+    shown = Demonstration(0, placed, regrets(problem, placed))
+    trajectories = replay_demonstrations(
+        [problem], [shown], orders=("topo",), mdp_config=MdpConfig(), seed=(0,)
+    )
+    torch.manual_seed(0)
+    network = PlacementNetwork(current_shape(encoder, 16, 2))
+    made = []
+    for each in ("cpu", device):
+        policy = Policy(copy.deepcopy(network)).to(each)
+        policy.set_problems([problem])
+        columns = {key: torch.from_numpy(value).to(each) for key, value in vars(trajectories[0]).items()}
+        logits = policy.scores(columns)[0].cpu()
+        n_decided = decode(policy, problem).shape[1]
+        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+        metrics, _ = ImitationLearner(trajectories, (0,)).epoch(0, policy, optimizer, max_grad_norm=0.5)
+        made.append((logits, policy.scores(columns)[0].cpu(), torch.tensor(list(metrics.values()))))
+    for expected, found in zip(*made, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    note = f"{n_decided} ops decided; scores before and after the update and its metrics as on the CPU"
+    return Row("policy", f"decode and update, encoder {encoder}", note=note)
+
+
+def _reinforce(device: str) -> Row:
+    import sb3_contrib  # noqa: F401
+
+    from agent.training.trainer import train
+    from tests.agent.training.trainer_cases import SMALL, MemoryContext
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(SMALL, device=device, timesteps=256, dagger_rounds=0, imitation_epochs=1)
+        context = MemoryContext(Path(folder) / "run", device=device)
+        result = train(config, context)
+    note = f"{result.timesteps} decisions, {result.iterations} updates, score {result.best_score:.3g}"
+    return Row("policy", "reinforcement, PPO", note=note)
+
+
+def compile_kernels(device: str, seconds: float) -> Rows:
+    """Compiles the kernels that later parts need, without a row."""
+    for rows in (run_placements("cpu", seconds), run_policy("cpu", seconds)):
+        for _ in rows:
+            pass
+    yield from ()
+
+
+PARTS: dict[str, Callable[[str, float], Rows]] = {
+    "compile": compile_kernels,
+    "tests": run_tests,
+    "calibration": calibrate,
+    "models": compare_models,
+    "placements": run_placements,
+    "policy": run_policy,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a part; what it has found so far is in the file if it is ended."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.parts")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args(arguments)
+    failed = False
+    with options.rows.open("a", encoding="utf-8") as file:
+        for row in PARTS[options.part](options.device, options.seconds):
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+            failed |= row.state == FAILED
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

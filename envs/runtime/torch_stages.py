@@ -28,7 +28,7 @@ from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZE
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
-from envs.runtime.module_state import state_of
+from envs.runtime.module_state import keys_of, state_of
 from envs.runtime.torch_split import PART, SplitStep
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import unwrapped
@@ -147,9 +147,11 @@ class TorchStages:
         yield from nn.ModuleList(stage.submod for stage in self.stages).parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the parameters and buffers of this rank's stages, by their paths in the module."""
+        """Returns the parameters and buffers of this rank's stages, under the keys of the module's."""
         states = (stage.submod.state_dict() for stage in self.stages)
-        return {path.removeprefix(PART): value for state in states for path, value in state.items()}
+        found = {path.removeprefix(PART): value for state in states for path, value in state.items()}
+        path_of = keys_of(self._captured, self._module)
+        return {key: found[path] for key, path in path_of.items() if path in found}
 
     @cached_property
     def stages(self) -> list[PipelineStage]:

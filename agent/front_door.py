@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
@@ -148,7 +149,9 @@ def place(  # type: ignore[misc]  # both plans take all settings
     counts = [wanted.microbatches]
     if split == AUTO:
         counts = counts_to_try(inputs, batch_dim, chosen.n_devices)
-    return _place_pipeline(wanted, counts, open_problem, placer, limits, seed, batch_dim)
+    return _place_pipeline(
+        wanted, counts, open_problem, placer, limits, seed, batch_dim, is_cut=split is not None
+    )
 
 
 def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
@@ -211,6 +214,8 @@ def _place_pipeline(
     budget: Budget,
     seed: int,
     batch_dim: int,
+    *,
+    is_cut: bool,
 ) -> PipelinePlan:
     tried = try_pipelines(
         _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
@@ -219,6 +224,10 @@ def _place_pipeline(
     problem, pipeline = pipelined.problem, pipelined.pipeline
     assert found.placement is not None, "placers of pipelines place"
     stages = stages_of(problem, found.placement)
+    whole = None
+    if is_cut:
+        with suppress(ValueError):  # it may not fit, or run with microbatches alone
+            whole = open_problem(1)[1]
     return PipelinePlan(
         graph=problem.graph,
         cluster=problem.cluster,
@@ -227,7 +236,7 @@ def _place_pipeline(
         placement=found.placement,
         stages=stages,
         step_time=pipelined.simulate(stages),
-        baselines=pipeline_baselines(pipelined),
+        baselines=pipeline_baselines(pipelined, whole),
         lower_bound_s=pipeline_bound_s(pipelined),
         evaluations=sum(each.run.evaluations for each in tried),
         wall_s=sum(each.run.wall_s for each in tried),

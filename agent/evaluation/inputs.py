@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -72,6 +73,10 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity) for graph in gathered]
+    whole = {}
+    if config.split is not None:
+        with suppress(ValueError):  # the model may run with microbatches alone
+            whole = {graphs[-1].name: prepared(gather(1)[-1], config.precision, config.granularity)}
     given = read_given(config.placements, graphs, clusters)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
@@ -91,6 +96,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         granularity=config.granularity,
         pipeline=pipeline,
         home={each.name: home.get(each.name, DEFAULT_CLUSTER) for each in graphs} if home else {},
+        whole=whole,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]

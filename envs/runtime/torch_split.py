@@ -205,8 +205,8 @@ def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
         stages[node] = stages[node.args[0]] if node.target is operator.getitem else stage
     if stage < len(paths):
         raise PipelineError(
-            f"no stage can begin with module '{paths[stage]}', as torch.export makes one op of the code around "
-            "it, such as autocast; use another number of devices"
+            f"no stage can begin with module '{paths[stage]}', as torch.export makes one op of the code "
+            "around it, such as autocast; use another number of devices"
         )
     return stages
 

@@ -49,6 +49,11 @@ def make() -> tuple[nn.Module, dict[str, Tensor]]:
     return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
 
 
+def make_wide() -> tuple[nn.Module, Tensor]:
+    """Makes a model whose updates take longer than its batch, so that microbatches take as long as that."""
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), torch.zeros(32, 512)
+
+
 @pytest.fixture(scope="module")
 def plan() -> PipelinePlan:
     return place(GRAPH, cluster=CLUSTER, pipeline=PIPELINE, budget=60)
@@ -91,6 +96,27 @@ def test_the_advice_is_what_is_fastest_and_fits(plan: PipelinePlan) -> None:
     expected = "use the pipeline: no memory for one device, no memory for data parallelism"
     assert pipeline_advice(2, fast, none) == expected
     assert pipeline_advice(2, replace(fast, fits=False), none).startswith("nothing found has the memory")
+
+
+def test_the_baselines_of_a_cut_batch_are_those_of_the_whole_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, batch = make_wide()
+    whole = place(module, batch, cluster="4xv100", placer="single")
+    plan = place(module, batch, cluster="4xv100", pipeline="1f1b", split=4, budget=60)
+    assert plan.single.total_s == pytest.approx(whole.single_s)
+    assert plan.data_parallel.step_s == whole.data_parallel.seconds_per_batch
+    assert str(plan).startswith("use data parallelism: ")
+    assert f"{four_digits(1e3 * whole.single_s)} ms a step, the batch uncut" in str(plan)
+    assert "on 4 devices, each a whole batch of its own" in str(plan)
+    words = ["--model", f"{__name__}:make_wide", "--pipeline", "1f1b", "--split", "4", "--cluster", "4xv100"]
+    assert main([*words, "--placers", "equal-time", "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    ratio = float(row["step_time_s"]) / float(row["ratio_to_single"])
+    assert ratio == pytest.approx(whole.single_s)
+    assert "use data parallelism: " in capsys.readouterr().out
+    assert "Use data parallelism" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class MeasuringSession:
             report=lambda done, total: report("ops", done, total),
         )
         others = (graph if each.name == self.name else each for each in spec.graphs)
-        return replace(spec, graphs=tuple(others))
+        return replace(spec, graphs=tuple(others), whole={})  # whole batches are not timed
 
     def best(
         self,

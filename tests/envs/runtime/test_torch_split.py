@@ -1,4 +1,4 @@
-"""Stages of models that call a module several times: real steps equal those of the module that is not split."""
+"""Stages of models that call a module several times: real steps equal those of the unsplit module."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         )
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
-    if config.split is None and config.batch_dim:
-        raise EvaluationError("--batch-dim is the dimension that --split cuts; give --split")
+    if config.split is None and (config.batch_dim or config.split_inputs):
+        raise EvaluationError("--batch-dim and --split-inputs say what --split cuts; give --split")
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
     own = None if config.pipeline else _own_pipeline(instances)
@@ -147,8 +147,11 @@ def _chosen(
 
     counts = [wanted.microbatches]
     if config.split == AUTO and config.model is not None:
+        from graphs.capture.structures import batch_size
+
         inputs = make_model(config.model).inputs
-        counts = counts_to_try(inputs, config.batch_dim, clusters[0].n_devices)
+        batch = batch_size(inputs, config.batch_dim, config.split_inputs)
+        counts = counts_to_try(batch, clusters[0].n_devices)
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
     return tried[0].pipelined.pipeline
@@ -174,7 +177,7 @@ def _gather_graphs(
     for path in dict.fromkeys(path for path in config.graphs if not names_instance(path)):
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        made = make_model(config.model, split=split, batch_dim=config.batch_dim)
+        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
         captured = capture_model(
             config.model,
             made,

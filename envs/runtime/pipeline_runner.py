@@ -13,6 +13,8 @@ from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import Call, DeviceProgram, ExecutionError
 from envs.runtime.runner import Devices, StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.step import Step
+from graphs.capture.structures import split_offsets
 from graphs.system.array_types import IntArray
 
 
@@ -85,8 +87,7 @@ class PipelineRunner(StepRunner):
         count = self.pipeline.microbatches
         given = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
         if not isinstance(given, list):
-            whole = self.captured.step.tensors_in(given)
-            cut = [self._split(index, tensor) for index, tensor in enumerate(whole)]
+            cut = cut_inputs(self.captured.step, given, count, self.batch_dim)
             return [tensors[microbatch] for microbatch in range(count) for tensors in cut]
         if len(given) != count:
             raise ExecutionError(
@@ -94,17 +95,28 @@ class PipelineRunner(StepRunner):
             )
         return [tensor for each in given for tensor in self.captured.step.flat_inputs(each)]
 
-    def _split(self, index: int, tensor: Tensor) -> list[Tensor]:
-        """Cuts an input of the whole batch into those of the microbatches."""
-        count, captured = self.pipeline.microbatches, self.captured.step.tensors[index]
-        shape = list(captured.shape)
+
+def cut_inputs(step: Step, inputs: Any, count: int, dim: int) -> list[list[Tensor]]:
+    """Cuts each input of a whole batch into those of microbatches; one of the captured shape is for all.
+
+    Raises:
+        ExecutionError: an input is none of so many microbatches.
+    """
+    found = []
+    for index, (tensor, captured) in enumerate(zip(step.tensors_in(inputs), step.tensors, strict=True)):
+        shape, size = list(captured.shape), int(tensor[-1]) if tensor.dim() == 1 and len(tensor) else 0
+        offsets = split_offsets(tensor, size, count)
         if tensor.dtype == captured.dtype and list(tensor.shape) == shape:
-            return [tensor] * count
-        if -len(shape) <= self.batch_dim < len(shape):
-            shape[self.batch_dim] *= count
-        if tensor.dtype != captured.dtype or list(tensor.shape) != shape:
-            raise ExecutionError(
-                f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
-                f"{captured.dtype} {shape}"
-            )
-        return list(tensor.chunk(count, self.batch_dim))
+            found.append([tensor] * count)
+        elif offsets and (offsets[0].dtype, list(offsets[0].shape)) == (captured.dtype, shape):
+            found.append(offsets)
+        else:
+            if -len(shape) <= dim < len(shape):
+                shape[dim] *= count
+            if tensor.dtype != captured.dtype or list(tensor.shape) != shape:
+                raise ExecutionError(
+                    f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
+                    f"{captured.dtype} {shape}"
+                )
+            found.append(list(tensor.chunk(count, dim)))
+    return found

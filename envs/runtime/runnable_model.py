@@ -25,19 +25,19 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str, *, optimizer: str, training: bool, split: int | None = None, batch_dim: int = 0
+    spec: str, *, optimizer: str, training: bool, split: int | None = None, **cut: Any
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 
     Args:
         spec, optimizer, training: as `capture_model` takes them.
-        split, batch_dim: as `make_model` takes them.
+        split, cut: as `make_model` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
-    made = make_model(spec, split=split, batch_dim=batch_dim)
+    made = make_model(spec, split=split, **cut)
     captured = capture_model(spec, made, optimizer=optimizer, training=training)
     return RunnableModel(captured, *with_values(made.module, made.inputs))
 

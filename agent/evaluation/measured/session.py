@@ -96,6 +96,7 @@ class MeasuringSession:
             training=not config.inference,
             split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
+            names=config.split_inputs,
         )
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+
+import numpy as np
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.choice import counts_to_try, try_pipelines
@@ -20,7 +23,9 @@ from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
-from envs.pipeline.pipeline import AUTO, Pipeline
+from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import phases_of, stages_of
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -77,7 +82,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     if config.split is not None:
         with suppress(ValueError):  # the model may run with microbatches alone
             whole = {graphs[-1].name: prepared(gather(1)[-1], config.precision, config.granularity)}
-    given = read_given(config.placements, graphs, clusters)
+    given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
         policy = open_policy(config.policy, graphs)
@@ -249,7 +254,10 @@ def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str
 
 
 def read_given(
-    paths: Sequence[str], graphs: Sequence[OpGraph], clusters: Sequence[Cluster]
+    paths: Sequence[str],
+    graphs: Sequence[OpGraph],
+    clusters: Sequence[Cluster],
+    pipeline: Pipeline | None = None,
 ) -> dict[tuple[str, str, str], Placement]:
     """Read placement files; each must be for a graph and a cluster at hand.
 
@@ -258,6 +266,7 @@ def read_given(
 
     Raises:
         EvaluationError: a file is for another graph or cluster, or two for one have the same stem.
+        PipelineError: the pipeline cannot run a placement.
         ValueError: what the reader raises.
     """
     graph_of = {graph.name: graph for graph in graphs}
@@ -278,5 +287,22 @@ def read_given(
             raise EvaluationError(
                 f"{path}: another placement of graph '{named.graph}' has that file name; rename one"
             )
-        given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster])
+        graph, cluster = graph_of[named.graph], cluster_of[named.cluster]
+        given[key] = named.resolve(graph, cluster)
+        if pipeline is not None:
+            _check_pipeline(path, PipelinedProblem(Problem(graph, cluster), pipeline), given[key])
     return given
+
+
+def _check_pipeline(path: str, pipelined: PipelinedProblem, placement: Placement) -> None:
+    """Simulates a placement that was read once; says which of its stages mean nothing."""
+    graph = pipelined.problem.graph
+    if placement.stage_of is not None:
+        unread = np.flatnonzero((placement.stage_of >= 0) & ~np.isin(phases_of(graph), (0, 1)))
+        if len(unread):
+            count = f"{len(unread):,} parameters, inputs and updates, such as '{graph.op_names[unread[0]]}'"
+            print(f"{path}: stages of {count}, are ignored; they go with their devices", file=sys.stderr)
+    try:
+        pipelined.simulate(stages_of(pipelined.problem, placement))
+    except PipelineError as error:
+        raise PipelineError(f"{path}: {error}") from None

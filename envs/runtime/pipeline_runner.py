@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from envs.pipeline.pipeline import Pipeline
@@ -11,11 +13,16 @@ from envs.pipeline.simulate import ActionTime
 from envs.pipeline.stages import Stages
 from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import Call, DeviceProgram, ExecutionError
-from envs.runtime.runner import Devices, StepRunner, StepTimes
+from envs.runtime.runner import Devices, StepRunner, StepTimes, joined
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import Step
 from graphs.capture.structures import split_offsets
 from graphs.system.array_types import IntArray
+
+MOST_FLOPS = 1e11
+"""Of a step whose loss is compared with that of the whole batch; seconds of a processor."""
+RTOL = 1e-3
+"""Difference that rounding may make between the two."""
 
 
 class PipelineRunner(StepRunner):
@@ -53,6 +60,35 @@ class PipelineRunner(StepRunner):
         self.stages, self.pipeline, self.batch_dim = stages, pipeline, batch_dim
         self._n_batches = pipeline.microbatches
         super().__init__(captured, stages.device_of, module, processes, **settings)
+
+    def step(self, *inputs: Any, **named_inputs: Any) -> Tensor | list[Tensor]:
+        """Runs a step, as `StepRunner` does; compares the first loss with that of the whole batch at once."""
+        is_first = self.n_steps == 0 and self.pipeline.microbatches > 1
+        whole = self._whole_loss(named_inputs or inputs) if is_first else None
+        loss = super().step(*inputs, **named_inputs)
+        if isinstance(loss, Tensor) and whole is not None and not whole.isclose(loss, rtol=RTOL):
+            print(
+                f"the mean loss of the microbatches is {loss.item():.5g}, but {whole.item():.5g} of the "
+                "whole batch at once: it is a sum, or what depends on all of the batch, as a batch norm does, so "
+                "gradients differ too",
+                file=sys.stderr,
+            )
+        return loss
+
+    def _whole_loss(self, inputs: Any) -> Tensor | None:
+        """Computes the loss of the whole batch here; None if that is costly, random or impossible."""
+        step, graph = self.captured.step, self.captured.graph
+        tags = (getattr(node.target, "tags", ()) for node in self.captured.trace.nodes)
+        is_random = any(torch.Tag.nondeterministic_seeded in each for each in tags)
+        if is_random or not step.has_loss or graph.flops.sum() * self.pipeline.microbatches > MOST_FLOPS:
+            return None
+        state = joined(self._ask("state"))
+        try:
+            given = step.tensors_in(inputs)
+            with torch.no_grad():
+                return step.run([state[path].clone() for path in step.state], given)
+        except Exception:  # code of the user's, which may run with microbatches alone
+            return None
 
     def action_times(self, step: StepTimes) -> list[ActionTime]:
         """Lists when each action ran, by device, in its order; the updates come last.

@@ -174,7 +174,7 @@ class StepRunner:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns parameters and buffers under the keys of the module's own `state_dict`."""
-        state = _joined(self._ask("state"))
+        state = joined(self._ask("state"))
         return {key: state[path] for key, path in self._path_of_key.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -202,7 +202,7 @@ class StepRunner:
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path; empty before the first step."""
-        return _joined(self._ask("optimizer_state"))
+        return joined(self._ask("optimizer_state"))
 
     def load_optimizer_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter.
@@ -218,7 +218,7 @@ class StepRunner:
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the last step by path, dense."""
-        return _joined(self._ask("gradients"))
+        return joined(self._ask("gradients"))
 
     def close(self) -> None:
         """Ends the processes; the state that was not fetched is lost."""
@@ -276,5 +276,5 @@ class StepRunner:
         return loss
 
 
-def _joined(by_device: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined(by_device: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {path: unpack_all(packed) for device in by_device for path, packed in device.items()}

@@ -16,6 +16,7 @@ from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.choice import counts_to_try
 from agent.evaluation.handover.pipeline import pipeline_advice
+from agent.evaluation.inputs import read_given
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
@@ -281,6 +282,68 @@ def test_packed_documents_train_as_in_the_whole_batch() -> None:
         with pytest.raises(ValueError, match=r"input 1 is torch.int64 \[5\]; 2 microbatches have"):
             runner.step(batch[0], torch.tensor([0, 2, 7, 8, 12]))
     torch.testing.assert_close(loss, module(*batch).detach())
+
+
+class Summed(Packed):
+    """Its loss is a sum over the batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return self.layers(tokens).square().sum()
+
+
+def test_a_loss_that_is_no_mean_over_microbatches_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    module, batch = Summed(), torch.ones(12, 4)
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
+        loss, _ = runner.step(batch), runner.step(batch)
+    whole = module(batch).item()
+    torch.testing.assert_close(loss.item(), whole / 2)
+    line = (
+        f"the mean loss of the microbatches is {loss.item():.5g}, but {whole:.5g} of the whole batch at once"
+    )
+    assert capsys.readouterr().err.count(line) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("recompute", [7], "there is no stage 7; the stages are 0 to 1"),
+        (
+            "actions",
+            ["FB", "FB"],
+            "the placement has an order of actions, which schedule '1f1b' does not take",
+        ),
+        ("stage_of", {GRAPH.op_names[-1]: 0}, "has no stage; give every forward op one"),
+    ],
+)
+def test_a_placement_that_the_pipeline_cannot_run_is_one_line_when_it_is_read(
+    plan: PipelinePlan, key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(saved | {key: value}))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert str(raised.value).startswith(f"{tmp_path / 'mine.json'}: ")
+
+
+def test_stages_of_sources_and_updates_are_said_to_be_ignored(
+    plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    source = GRAPH.op_names[int(GRAPH.is_source.argmax())]
+    saved["stage_of"][source] = 1
+    (tmp_path / "mine.json").write_text(json.dumps(saved))
+    read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert f"stages of 1 parameters, inputs and updates, such as '{source}', are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["1001", "0", "1" * 5000])
+def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
+    with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
+        Pipeline(f"interleaved-1f1b:{count}")
+    assert len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize(

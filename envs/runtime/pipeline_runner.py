@@ -69,7 +69,7 @@ class PipelineRunner(StepRunner):
         if isinstance(loss, Tensor) and whole is not None and not whole.isclose(loss, rtol=RTOL):
             print(
                 f"the mean loss of the microbatches is {loss.item():.5g}, but {whole.item():.5g} of the "
-                "whole batch at once: it is a sum, or what depends on all of the batch, as a batch norm does, so "
+                "whole batch at once: it is a sum, or depends on all of the batch, as a batch norm does; "
                 "gradients differ too",
                 file=sys.stderr,
             )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, overload
 
 from agent.bounds.lower_bound import lower_bound_s
@@ -72,6 +74,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     pipeline: Pipeline | str | None = None,
     split: int | str | None = None,
     batch_dim: int = 0,
+    split_inputs: Sequence[str | int] = (),
     budget: int | None = None,
     seconds: float | None = None,
     policy: str | os.PathLike[str] = "pretrained",
@@ -98,6 +101,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
         split: number of microbatches into which the inputs, which are a whole batch, are cut. `auto` captures
             and tries at most 5 divisors of the batch. All that is tried shares the budget equally.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
+        split_inputs: inputs that `split` cuts, by keyword or position; by default those that have the most
+            common size in this dimension, and offsets into it.
         budget: evaluations; by default 10,000, or any number where `seconds` are given.
         seconds: wall time.
         policy: folder of a trained run, or `pretrained`, which is the shipped policy for the granularity;
@@ -137,10 +142,17 @@ def place(  # type: ignore[misc]  # both plans take all settings
     gpu = gpus_of([chosen], precision)
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
+    say = cache(partial(print, file=sys.stderr))  # once, of several numbers of microbatches
+
+    if split is not None:
+        from graphs.capture.structures import batch_size, split_batch
+
     @cache
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
-        parts = None if split is None else count
-        captured, graph = _graph(model, inputs, parts, batch_dim, **settings)
+        first = inputs
+        if split is not None:
+            first = split_batch(inputs, count, batch_dim, split_inputs, notify=say)[0]
+        captured, graph = _graph(model, first, **settings)
         problem = Problem(prepared(graph, precision, granularity, [chosen]), chosen)
         problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
         return captured, problem
@@ -150,8 +162,10 @@ def place(  # type: ignore[misc]  # both plans take all settings
         return _place_batch(problem, placer, str(policy), order, limits, seed, captured)
     counts = [wanted.microbatches]
     if split == AUTO:
-        counts = counts_to_try(inputs, batch_dim, chosen.n_devices)
-    return _place_pipeline(wanted, counts, open_problem, placer, limits, seed, batch_dim)
+        counts = counts_to_try(batch_size(inputs, batch_dim, split_inputs), chosen.n_devices)
+    return _place_pipeline(
+        wanted, counts, open_problem, placer, limits, seed, batch_dim, is_cut=split is not None
+    )
 
 
 def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
@@ -162,17 +176,13 @@ def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | Non
         raise InputError("a module is placed with its example inputs; call place(module, inputs)")
 
 
-def _graph(
-    model: nn.Module | OpGraph, inputs: Any, split: int | None, batch_dim: int, **settings: Any
-) -> tuple[CapturedStep | None, OpGraph]:
-    """Captures a module on the first microbatch of its inputs; returns a graph as it is."""
+def _graph(model: nn.Module | OpGraph, inputs: Any, **settings: Any) -> tuple[CapturedStep | None, OpGraph]:
+    """Captures a module on its inputs; returns a graph as it is."""
     if isinstance(model, OpGraph):
         return None, model
     from graphs.capture.capture import capture_step
-    from graphs.capture.structures import split_batch
 
-    microbatch = inputs if split is None else split_batch(inputs, split, batch_dim)[0]
-    captured = capture_step(model, microbatch, sources=True, **settings)
+    captured = capture_step(model, inputs, sources=True, **settings)
     return captured, captured.graph
 
 
@@ -214,6 +224,8 @@ def _place_pipeline(
     budget: Budget,
     seed: int,
     batch_dim: int,
+    *,
+    is_cut: bool,
 ) -> PipelinePlan:
     tried = try_pipelines(
         _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
@@ -222,6 +234,10 @@ def _place_pipeline(
     problem, pipeline = pipelined.problem, pipelined.pipeline
     assert found.placement is not None, "placers of pipelines place"
     stages = stages_of(problem, found.placement)
+    whole = None
+    if is_cut:
+        with suppress(ValueError):  # it may not fit, or run with microbatches alone
+            whole = open_problem(1)[1]
     return PipelinePlan(
         graph=problem.graph,
         cluster=problem.cluster,
@@ -230,7 +246,7 @@ def _place_pipeline(
         placement=found.placement,
         stages=stages,
         step_time=pipelined.simulate(stages),
-        baselines=pipeline_baselines(pipelined),
+        baselines=pipeline_baselines(pipelined, whole),
         lower_bound_s=pipeline_bound_s(pipelined),
         evaluations=sum(each.run.evaluations for each in tried),
         wall_s=sum(each.run.wall_s for each in tried),

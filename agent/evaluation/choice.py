@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent.evaluation.trial_runner import PipelineRun, TrialRunner
 from agent.pipelines.search import check_pipeline
@@ -32,11 +32,8 @@ class Tried(NamedTuple):
         return f"{name}: {in_ms(self.run.step_time_s)}{memory}"
 
 
-def counts_to_try(inputs: Any, batch_dim: int, n_devices: int) -> list[int]:
+def counts_to_try(batch: int, n_devices: int) -> list[int]:
     """Lists the divisors of a batch that are nearest to `PER_DEVICE` microbatches a device, ascending."""
-    from graphs.capture.structures import batch_size
-
-    batch = batch_size(inputs, batch_dim)
     divisors = [count for count in range(1, min(batch, MAX_MICROBATCHES) + 1) if batch % count == 0]
     divisors.sort(key=lambda count: abs(math.log(count / (PER_DEVICE * n_devices))))
     return sorted(divisors[:MOST_COUNTS])

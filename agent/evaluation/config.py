@@ -70,6 +70,13 @@ class EvaluationConfig(Settings, error=EvaluationError):
     batch_dim: int = option(
         0, "dimension of the inputs that --split cuts", group=GRAPHS, least=0, metavar="D"
     )
+    split_inputs: tuple[str, ...] = option(
+        (),
+        "inputs that --split cuts, by keyword or position",
+        group=GRAPHS,
+        metavar="INPUT",
+        default_text="those that have the most common size in that dimension",
+    )
     precision: str | None = option(
         None,
         "precision in which the costs of fp32 graphs are computed",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+
+import numpy as np
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.evaluation.choice import counts_to_try, try_pipelines
@@ -24,7 +27,9 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.costs.op_seconds import stand_in_lines
-from envs.pipeline.pipeline import AUTO, Pipeline
+from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import phases_of, stages_of
 from envs.placement.files import read_named_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -62,8 +67,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         )
     if config.model is None and config.split is not None:
         raise EvaluationError("--split cuts the inputs of a --model; give --model")
-    if config.split is None and config.batch_dim:
-        raise EvaluationError("--batch-dim is the dimension that --split cuts; give --split")
+    if config.split is None and (config.batch_dim or config.split_inputs):
+        raise EvaluationError("--batch-dim and --split-inputs say what --split cuts; give --split")
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
     own = None if config.pipeline else _own_pipeline(instances)
@@ -81,7 +86,12 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
-    given = read_given(config.placements, graphs, clusters)
+    whole = {}
+    if config.split is not None:
+        with suppress(ValueError):  # the model may run with microbatches alone
+            batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
+            whole = {graphs[-1].name: batch}
+    given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
         policy = open_policy(config.policy, graphs)
@@ -100,6 +110,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         granularity=config.granularity,
         pipeline=pipeline,
         home={each.name: home.get(each.name, DEFAULT_CLUSTER) for each in graphs} if home else {},
+        whole=whole,
     )
     spec.check_feasible()
     return spec, [graph.name for graph in graphs if graph.name in dropped]
@@ -150,8 +161,11 @@ def _chosen(
 
     counts = [wanted.microbatches]
     if config.split == AUTO and config.model is not None:
+        from graphs.capture.structures import batch_size
+
         inputs = make_model(config.model).inputs
-        counts = counts_to_try(inputs, config.batch_dim, clusters[0].n_devices)
+        batch = batch_size(inputs, config.batch_dim, config.split_inputs)
+        counts = counts_to_try(batch, clusters[0].n_devices)
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
     return tried[0].pipelined.pipeline
@@ -179,7 +193,7 @@ def _gather_graphs(
         _tell_if_large(path)
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        made = make_model(config.model, split=split, batch_dim=config.batch_dim)
+        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
         captured = capture_model(
             config.model,
             made,
@@ -265,7 +279,10 @@ def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str
 
 
 def read_given(
-    paths: Sequence[str], graphs: Sequence[OpGraph], clusters: Sequence[Cluster]
+    paths: Sequence[str],
+    graphs: Sequence[OpGraph],
+    clusters: Sequence[Cluster],
+    pipeline: Pipeline | None = None,
 ) -> dict[tuple[str, str, str], Placement]:
     """Read placement files; each must be for a graph and a cluster at hand.
 
@@ -274,6 +291,7 @@ def read_given(
 
     Raises:
         EvaluationError: a file is for another graph or cluster, or two for one have the same stem.
+        PipelineError: the pipeline cannot run a placement.
         ValueError: what the reader raises.
     """
     graph_of = {graph.name: graph for graph in graphs}
@@ -301,5 +319,22 @@ def read_given(
             raise EvaluationError(
                 f"{path}: another placement of graph '{named.graph}' has that file name; rename one"
             )
-        given[key] = named.resolve(graph_of[named.graph], cluster_of[named.cluster])
+        graph, cluster = graph_of[named.graph], cluster_of[named.cluster]
+        given[key] = named.resolve(graph, cluster)
+        if pipeline is not None:
+            _check_pipeline(path, PipelinedProblem(Problem(graph, cluster), pipeline), given[key])
     return given
+
+
+def _check_pipeline(path: str, pipelined: PipelinedProblem, placement: Placement) -> None:
+    """Simulates a placement that was read once; says which of its stages mean nothing."""
+    graph = pipelined.problem.graph
+    if placement.stage_of is not None:
+        unread = np.flatnonzero((placement.stage_of >= 0) & ~np.isin(phases_of(graph), (0, 1)))
+        if len(unread):
+            count = f"{len(unread):,} parameters, inputs and updates, such as '{graph.op_names[unread[0]]}'"
+            print(f"{path}: stages of {count}, are ignored; they go with their devices", file=sys.stderr)
+    try:
+        pipelined.simulate(stages_of(pipelined.problem, placement))
+    except PipelineError as error:
+        raise PipelineError(f"{path}: {error}") from None

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import chain
 
 from agent.evaluation.config import EvaluationError
+from agent.evaluation.handover.pipeline import PipelineBaselines, pipeline_baselines
 from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import DATA_PARALLEL, Key
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
@@ -80,6 +81,7 @@ class EvaluationSpec:
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
         home: the only cluster of graphs that have one, by names; the others are placed on each cluster.
+        whole: step of the whole batch of graphs whose microbatches were cut from one, by names.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -98,6 +100,7 @@ class EvaluationSpec:
     granularity: str = "op"
     pipeline: Pipeline | None = None
     home: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, OpGraph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -153,7 +156,7 @@ class EvaluationSpec:
 
     def to_json(self) -> dict[str, object]:
         """The settings: equal settings make an evaluation resumable."""
-        return {
+        settings: dict[str, object] = {
             "format": FORMAT,
             "graphs": self.hashes,
             "clusters": [cluster_to_json(cluster) for cluster in self.clusters],
@@ -168,7 +171,16 @@ class EvaluationSpec:
                 [*names, hashlib.sha256(placement.device_of.tobytes()).hexdigest()]
                 for names, placement in self.given.items()
             ),
-        } | ({"home": dict(self.home)} if self.home else {})
+            "whole": {name: content_hash(graph) for name, graph in self.whole.items()},
+            "home": dict(self.home),
+        }
+        return {name: value for name, value in settings.items() if value or name not in ("home", "whole")}
+
+    def baselines(self, pipelined: PipelinedProblem) -> PipelineBaselines:
+        """Simulates the steps without a pipeline."""
+        whole = self.whole.get(pipelined.problem.graph.name)
+        cluster = pipelined.problem.cluster
+        return pipeline_baselines(pipelined, None if whole is None else Problem(whole, cluster))
 
     def check_feasible(self) -> None:
         """Checks that there is something to place on each cluster.

@@ -11,8 +11,7 @@ from agent.evaluation.policies import make_placer
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.trial_runner import TrialRunner
-from agent.pipelines.search import place_pipeline
-from agent.placers.base import Budget, PlacementResult
+from agent.placers.base import PlacementResult
 from agent.policy.seen import NOT_SEEN
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.placement import Placement
@@ -66,7 +65,8 @@ class Worker:
             self._pipelined = None if pipeline is None else PipelinedProblem(self._problem, pipeline)
             if self._pipelined is not None:
                 self._bound_s = pipeline_bound_s(self._pipelined)
-                step = place_pipeline("single", self._pipelined, Budget(self._problem.n_devices)).step
+                self._baselines = self.spec.baselines(self._pipelined)
+                step = self._baselines.single
                 self._single_s, self._single_fits = step.total_s, step.fits
             else:
                 self._bound_s = lower_bound_s(self._problem)
@@ -93,6 +93,9 @@ class Worker:
         found = self._runner.run_pipeline(
             task.placer, pipelined, spec.budget, given, seed=task.seed, policy=spec.policy
         )
+        if task.placer == DATA_PARALLEL:
+            parallel = self._baselines.data_parallel
+            found = found._replace(step_time_s=parallel.step_s, fits=parallel.fits)
         trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
         trial = replace(
             trial,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.pipeline.simulate import PipelinedProblem
+from envs.problem import Problem
 from envs.simulator.data_parallel import data_parallel_steps
 
 
@@ -15,21 +16,26 @@ class DataParallelPipeline(NamedTuple):
     """A step of as many microbatches as a step of the pipeline.
 
     Attributes:
-        step_s: seconds of the step.
+        step_s: seconds of the step; of replicas with whole batches of their own, for one of these batches.
         n_replicas: devices that compute.
         fits: whether each has the memory of the whole model.
         evaluations: steps that were simulated.
+        own_batches: whether each device computes a whole batch of its own.
     """
 
     step_s: float
     n_replicas: int
     fits: bool
     evaluations: int
+    own_batches: bool = False
 
 
-def simulate_data_parallel_pipeline(pipelined: PipelinedProblem) -> DataParallelPipeline:
+def simulate_data_parallel_pipeline(
+    pipelined: PipelinedProblem, whole: Problem | None = None
+) -> DataParallelPipeline:
     """Simulates data parallelism with accumulated gradients, on the devices that make the step shortest.
 
+    If the whole batch is given as well, and a batch of their own for each device is faster, it is that.
     Every replica computes its microbatches one after the other and adds their gradients up; the last of them
     overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest replica bounds the step.
     """
@@ -46,4 +52,7 @@ def simulate_data_parallel_pipeline(pipelined: PipelinedProblem) -> DataParallel
         before_s = (math.ceil(count / step.n_replicas) - 1) * each_s
         whole_s = before_s + step.step_s
         found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))
-    return min(found)
+    for step in () if whole is None else data_parallel_steps(whole):
+        own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
+        found.append(DataParallelPipeline(*own, own_batches=True))
+    return min(found, key=lambda each: (not each.fits, each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from graphs.system.errors import InputError
+from graphs.system.errors import InputError, shortened
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, SEARCHED = SCHEDULES = (
     "gpipe",
@@ -50,10 +50,10 @@ class Pipeline:
         name, _, count = self.schedule.partition(":")
         known = f"use {GPIPE}, {ONE_F_ONE_B}, {INTERLEAVED}:V, {ZERO_BUBBLE} or {SEARCHED}"
         if name not in (*SCHEDULES, AUTO) or (count and name != INTERLEAVED):
-            raise PipelineError(f"unknown schedule '{self.schedule}'; {known}")
-        if count and not (count.isdecimal() and count.isascii() and 1 <= int(count) <= 1000):
+            raise PipelineError(f"unknown schedule '{shortened(self.schedule)}'; {known}")
+        if count and count not in map(str, range(1, 1001)):
             raise PipelineError(
-                f"schedule '{self.schedule}': '{count}' is no number of stages; {known}, V from 1"
+                f"schedule '{name}': '{shortened(count)}' is no number of stages; {known}, V from 1 to 1000"
             )
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise PipelineError(

@@ -57,3 +57,11 @@ def constants_of(captured: CapturedStep) -> dict[str, Tensor]:
                 raise ExecutionError(f"constant '{name}' of the model has no values; make it a buffer")
             constants[name] = value
     return constants
+
+
+def keys_of(captured: CapturedStep, module: nn.Module) -> dict[str, str]:
+    """Finds the path in the captured step of each key of a module's `state_dict`."""
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    path_of = {id(state[path]): path for path in captured.step.state if path in state}
+    kept = module.state_dict(keep_vars=True)
+    return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}

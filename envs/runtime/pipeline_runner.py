@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from envs.pipeline.pipeline import Pipeline
@@ -11,9 +13,16 @@ from envs.pipeline.simulate import ActionTime
 from envs.pipeline.stages import Stages
 from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import Call, DeviceProgram, ExecutionError
-from envs.runtime.runner import Devices, StepRunner, StepTimes
+from envs.runtime.runner import Devices, StepRunner, StepTimes, joined
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.step import Step
+from graphs.capture.structures import split_offsets
 from graphs.system.array_types import IntArray
+
+MOST_FLOPS = 1e11
+"""Of a step whose loss is compared with that of the whole batch; seconds of a processor."""
+RTOL = 1e-3
+"""Difference that rounding may make between the two."""
 
 
 class PipelineRunner(StepRunner):
@@ -52,6 +61,35 @@ class PipelineRunner(StepRunner):
         self._n_batches = pipeline.microbatches
         super().__init__(captured, stages.device_of, module, processes, **settings)
 
+    def step(self, *inputs: Any, **named_inputs: Any) -> Tensor | list[Tensor]:
+        """Runs a step, as `StepRunner` does; compares the first loss with that of the whole batch at once."""
+        is_first = self.n_steps == 0 and self.pipeline.microbatches > 1
+        whole = self._whole_loss(named_inputs or inputs) if is_first else None
+        loss = super().step(*inputs, **named_inputs)
+        if isinstance(loss, Tensor) and whole is not None and not whole.isclose(loss, rtol=RTOL):
+            print(
+                f"the mean loss of the microbatches is {loss.item():.5g}, but {whole.item():.5g} of the "
+                "whole batch at once: it is a sum, or depends on all of the batch, as a batch norm does; "
+                "gradients differ too",
+                file=sys.stderr,
+            )
+        return loss
+
+    def _whole_loss(self, inputs: Any) -> Tensor | None:
+        """Computes the loss of the whole batch here; None if that is costly, random or impossible."""
+        step, graph = self.captured.step, self.captured.graph
+        tags = (getattr(node.target, "tags", ()) for node in self.captured.trace.nodes)
+        is_random = any(torch.Tag.nondeterministic_seeded in each for each in tags)
+        if is_random or not step.has_loss or graph.flops.sum() * self.pipeline.microbatches > MOST_FLOPS:
+            return None
+        state = joined(self._ask("state"))
+        try:
+            given = step.tensors_in(inputs)
+            with torch.no_grad():
+                return step.run([state[path].clone() for path in step.state], given)
+        except Exception:  # code of the user's, which may run with microbatches alone
+            return None
+
     def action_times(self, step: StepTimes) -> list[ActionTime]:
         """Lists when each action ran, by device, in its order; the updates come last.
 
@@ -85,8 +123,7 @@ class PipelineRunner(StepRunner):
         count = self.pipeline.microbatches
         given = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
         if not isinstance(given, list):
-            whole = self.captured.step.tensors_in(given)
-            cut = [self._split(index, tensor) for index, tensor in enumerate(whole)]
+            cut = cut_inputs(self.captured.step, given, count, self.batch_dim)
             return [tensors[microbatch] for microbatch in range(count) for tensors in cut]
         if len(given) != count:
             raise ExecutionError(
@@ -94,17 +131,28 @@ class PipelineRunner(StepRunner):
             )
         return [tensor for each in given for tensor in self.captured.step.flat_inputs(each)]
 
-    def _split(self, index: int, tensor: Tensor) -> list[Tensor]:
-        """Cuts an input of the whole batch into those of the microbatches."""
-        count, captured = self.pipeline.microbatches, self.captured.step.tensors[index]
-        shape = list(captured.shape)
+
+def cut_inputs(step: Step, inputs: Any, count: int, dim: int) -> list[list[Tensor]]:
+    """Cuts each input of a whole batch into those of microbatches; one of the captured shape is for all.
+
+    Raises:
+        ExecutionError: an input is none of so many microbatches.
+    """
+    found = []
+    for index, (tensor, captured) in enumerate(zip(step.tensors_in(inputs), step.tensors, strict=True)):
+        shape, size = list(captured.shape), int(tensor[-1]) if tensor.dim() == 1 and len(tensor) else 0
+        offsets = split_offsets(tensor, size, count)
         if tensor.dtype == captured.dtype and list(tensor.shape) == shape:
-            return [tensor] * count
-        if -len(shape) <= self.batch_dim < len(shape):
-            shape[self.batch_dim] *= count
-        if tensor.dtype != captured.dtype or list(tensor.shape) != shape:
-            raise ExecutionError(
-                f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
-                f"{captured.dtype} {shape}"
-            )
-        return list(tensor.chunk(count, self.batch_dim))
+            found.append([tensor] * count)
+        elif offsets and (offsets[0].dtype, list(offsets[0].shape)) == (captured.dtype, shape):
+            found.append(offsets)
+        else:
+            if -len(shape) <= dim < len(shape):
+                shape[dim] *= count
+            if tensor.dtype != captured.dtype or list(tensor.shape) != shape:
+                raise ExecutionError(
+                    f"input {index} is {tensor.dtype} {list(tensor.shape)}; {count} microbatches have "
+                    f"{captured.dtype} {shape}"
+                )
+            found.append(list(tensor.chunk(count, dim)))
+    return found

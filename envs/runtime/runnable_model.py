@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +26,24 @@ class RunnableModel:
 
 
 def load_runnable(
-    spec: str, *, split: int | None = None, batch_dim: int = 0, **settings: Any
+    spec: str,
+    *,
+    split: int | None = None,
+    batch_dim: int = 0,
+    names: Sequence[str] = (),
+    **settings: Any,
 ) -> RunnableModel:
     """Makes and captures the model of a function of the user's.
 
     Args:
-        split, batch_dim: as `make_model` takes them.
+        split, batch_dim, names: as `make_model` takes them.
         settings: as `capture_model` takes them.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
         GraphError: the model cannot be captured.
     """
-    made = make_model(spec, split=split, batch_dim=batch_dim)
+    made = make_model(spec, split=split, batch_dim=batch_dim, names=names)
     captured = capture_model(spec, made, **settings)
     return RunnableModel(captured, *with_values(made.module, made.inputs))
 

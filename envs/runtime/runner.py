@@ -19,7 +19,7 @@ from envs.runtime.checks import check_mapping, check_optimizer_state, check_opti
 from envs.runtime.cut import cut
 from envs.runtime.device_program import DeviceProgram, ExecutionError, Slot, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
-from envs.runtime.module_state import constants_of, state_of
+from envs.runtime.module_state import constants_of, keys_of, state_of
 from envs.runtime.user_ops import modules_with_ops
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError
@@ -94,7 +94,7 @@ class StepRunner:
         self.programs = self._cut(device_of)
         self.check_finite = check_finite
         self.n_steps = 0
-        self._path_of_key = _keys(module, captured)
+        self._path_of_key = keys_of(captured, module)
         optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
         specs = {each.index: each.spec for program in self.programs for each in program.transfers}
         transfers = [specs[index] for index in range(len(specs))]
@@ -174,7 +174,7 @@ class StepRunner:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns parameters and buffers under the keys of the module's own `state_dict`."""
-        state = _joined(self._ask("state"))
+        state = joined(self._ask("state"))
         return {key: state[path] for key, path in self._path_of_key.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -202,7 +202,7 @@ class StepRunner:
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path; empty before the first step."""
-        return _joined(self._ask("optimizer_state"))
+        return joined(self._ask("optimizer_state"))
 
     def load_optimizer_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter.
@@ -218,7 +218,7 @@ class StepRunner:
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the last step by path, dense."""
-        return _joined(self._ask("gradients"))
+        return joined(self._ask("gradients"))
 
     def close(self) -> None:
         """Ends the processes; the state that was not fetched is lost."""
@@ -276,13 +276,5 @@ class StepRunner:
         return loss
 
 
-def _keys(module: nn.Module, captured: CapturedStep) -> dict[str, str]:
-    """Finds the path in the captured step of each key of a module's `state_dict`."""
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    path_of = {id(state[path]): path for path in captured.step.state if path in state}
-    kept = module.state_dict(keep_vars=True)
-    return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}
-
-
-def _joined(by_device: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined(by_device: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {path: unpack_all(packed) for device in by_device for path, packed in device.items()}

@@ -1,25 +1,31 @@
-"""A module split into stages by `torch.distributed.pipelining`."""
+"""A module split into stages for `torch.distributed.pipelining`, from a flat trace of `torch.export`.
+
+`torch.distributed.pipelining.pipeline` splits a tree of modules instead. It names a module anew at each
+further call, and loses tensors that several modules hold.
+"""
 
 from __future__ import annotations
 
 import operator
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.pipelining import Pipe, PipelineStage, SplitPoint, pipeline
+from torch.distributed.pipelining import PipelineStage
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from envs.pipeline.pipeline import PipelineError
 from graphs.capture.captured_step import CapturedStep
+from graphs.capture.module_calls import call_of, record_calls
 from graphs.capture.step import Step, one_line
+from graphs.capture.tracing import FlatState
 
 MODEL = "model."
-"""Beginning of the paths of the module in a captured step."""
+"""Beginning of the paths of the module in a part."""
 LOSS = (torch.empty((), device="meta"),)
 PART = f"part.{MODEL}"
 """Beginning of these paths in a stage."""
@@ -28,8 +34,8 @@ PART = f"part.{MODEL}"
 class StageModule(nn.Module):
     """A part of a split module that also hands on the values which later stages read.
 
-    So several stages may read a value, and it may skip stages. The stages of `Pipe` itself cannot train where
-    several stages read a value, and read no inputs of the module but in the first stage (torch 2.13).
+    So several stages may read a value, and it may skip stages. The stages of torch's `Pipe` cannot train
+    where several stages read a value, and read no inputs of the module but in the first stage (torch 2.13).
 
     Args:
         part: the part.
@@ -60,11 +66,10 @@ class StageModule(nn.Module):
     def forward(self, *received: Tensor, **inputs: Tensor) -> tuple[Tensor, ...]:
         """Runs the part; `inputs` are those of the whole module by name."""
         values = inputs | dict(zip(self._receives, map(_with_dense_gradient, received), strict=True))
-        made = self._run(*(values[name] for name in self._reads))
-        values |= zip(self._makes, made if isinstance(made, tuple | list) else (made,), strict=True)
+        values |= zip(self._makes, self._run(*(values[name] for name in self._reads)), strict=True)
         return tuple(values[name].clone(memory_format=torch.contiguous_format) for name in self._returns)
 
-    def _run(self, *arguments: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def _run(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if not self._recomputes:
             return self.part(*arguments)  # type: ignore[no-any-return]
         return checkpoint(self.part, *arguments, use_reentrant=False, context_fn=self._contexts)  # type: ignore[no-any-return]
@@ -98,123 +103,120 @@ class SplitStep:
     """The loss of a captured step on a module, split into stages.
 
     Args:
-        paths: of the modules that all stages but the first begin with.
+        paths: of the modules that all stages but the first begin with, at their first call.
 
     Attributes:
         inputs: names of the step's inputs, in its order.
         shared: parameters that several stages use, with these stages.
 
     Raises:
-        PipelineError: torch cannot split the module there.
+        PipelineError: torch cannot trace the module, or several stages use a buffer that changes.
     """
 
     def __init__(self, captured: CapturedStep, module: nn.Module, paths: Sequence[str]) -> None:
         step = captured.step.on(module)
-        self._pipe = _split(step, module, paths)
+        traced = _traced(step)
+        self._n_stages, self._stage_of = len(paths) + 1, _stages(traced.graph, paths)
         self._changed = {f"{MODEL}{path}" for path in captured.trace.new_values}
-        nodes = self._pipe.info().graph.nodes
-        self._parts = [node for node in nodes if node.op == "call_module"]
-        self.inputs = [node.name for node in nodes if node.op == "placeholder"]
-        if len(self._parts) != len(paths) + 1:
+        self.inputs = [node.name for node in traced.graph.find_nodes(op="placeholder")]
+        state = [(f"{MODEL}{path}", tensor) for path, tensor in step.state.items()]
+        self._attributes: dict[fx.Node, tuple[str, Any]] = {}
+        for node in traced.graph.find_nodes(op="get_attr"):  # those of `FlatState` are numbers
+            name, value = str(node.target), operator.attrgetter(node.target)(traced)
+            self._attributes[node] = state[int(name)] if name.isdecimal() else (name, value)
+        stages = defaultdict[str, dict[int, None]](dict)
+        for node, (path, _) in self._attributes.items():
+            stages[path] |= dict.fromkeys(self._stage_of[user] for user in node.users)
+        for path in (path for path, _ in state if path in self._changed and len(stages[path]) > 1):
             raise PipelineError(
-                f"torch splits the module into {len(self._parts)} stages instead of {len(paths) + 1}: one of "
-                f"{', '.join(paths)} is called several times or never; use another number of devices"
+                f"buffer '{path.removeprefix(MODEL)}' changes, and stages "
+                f"{' and '.join(map(str, stages[path]))} use it, as its module is called several times; use "
+                "another number of devices, or a module for each call"
             )
-        self.shared = self._take_own(step)
-
-    def _take_own(self, step: Step) -> list[tuple[nn.Parameter, list[int]]]:
-        """Gives the parts the module's own parameters where `Pipe` has made copies, since parts share them.
-
-        Returns:
-            Parameters that several parts have, with the stages of these.
-        """
-        stages = defaultdict[nn.Parameter, dict[int, None]](dict)
-        for stage in range(len(self._parts)):
-            part = self._pipe.get_stage_module(stage)
-            for path, _ in list(part.named_parameters(remove_duplicate=False)):
-                owner, _, name = path.rpartition(".")
-                own = step.get_parameter(path)
-                setattr(part.get_submodule(owner), name, own)
-                stages[own][stage] = None
-        shared = (own for own in step.parameters() if len(stages[own]) > 1)  # in one order on all ranks
-        return [(own, list(stages[own])) for own in shared]
+        self.shared = [  # in one order on all ranks
+            (tensor, list(stages[path]))
+            for path, tensor in state
+            if isinstance(tensor, nn.Parameter) and len(stages[path]) > 1
+        ]
 
     def stage(self, index: int, device: torch.device, *, recomputes: bool) -> PipelineStage:
         """Makes a stage, which may recompute, and moves its parameters to a device."""
-        node, receives = self._parts[index], self._passing(index)
-        makes = [each.name for each in _results(node)]
-        part = self._pipe.build_stage(index, device).submod
+        part, reads, makes = self._part(index)
+        for each in part.modules():
+            if isinstance(each, fx.GraphModule):
+                for node in each.graph.nodes:
+                    on_device = tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
+                    node.args, node.kwargs = on_device
+                each.recompile()
+        receives, returns = self._passing(index), self._passing(index + 1)
         module = StageModule(
-            part,
-            reads=[each.name for each in node.args if isinstance(each, fx.Node)],
-            makes=makes,
-            receives=receives,
-            returns=self._passing(index + 1) or makes,
+            part.to(device),
+            reads=[each.name for each in reads],
+            makes=[each.name for each in makes],
+            receives=[each.name for each in receives],
+            returns=[each.name for each in returns or makes],
             recomputes=recomputes,
             changed=[path for path, _ in part.named_buffers() if path in self._changed],
         )
+        examples = tuple(map(_example, receives)), tuple(map(_example, returns)) or LOSS
         return PipelineStage(
-            module,
-            index,
-            len(self._parts),
-            device,
-            input_args=tuple(self._examples[name] for name in receives),
-            output_args=tuple(self._examples[name] for name in self._passing(index + 1)) or LOSS,
+            module, index, self._n_stages, device, input_args=examples[0], output_args=examples[1]
         )
 
-    @cached_property
-    def _examples(self) -> dict[str, Tensor]:
-        """Tensors without values like those that parts read, by name; torch sends gradients of all floats."""
-        found = {}
-        for stage, node in enumerate(self._parts):
-            part = self._pipe.get_stage_module(stage)
-            assert isinstance(part, fx.GraphModule), "Pipe splits into graphs"
-            reads = [each for each in part.graph.nodes if each.op == "placeholder"]
-            for read, value in zip(reads, node.args, strict=True):
-                like = read.meta["val"]
-                found[value.name] = torch.empty(
-                    like.shape, dtype=like.dtype, device="meta", requires_grad=like.is_floating_point()
-                )
-        return found
+    def _part(self, stage: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+        """Makes the part of a stage; returns it, the values that it reads, and those that it makes."""
+        stage_of, graph = self._stage_of, fx.Graph()
+        own = [node for node in stage_of if stage_of[node] == stage]
+        read = dict.fromkeys(each for node in own for each in node.all_input_nodes if each not in own)
+        reads = [node for node in read if node not in self._attributes]
+        makes = [node for node in own if any(stage_of.get(user) != stage for user in node.users)]
+        copies = {node: graph.placeholder(node.name) for node in reads}
+        attributes = [(node, *self._attributes[node]) for node in read if node in self._attributes]
+        copies |= {node: graph.get_attr(path) for node, path, _ in attributes}
+        for node in own:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in makes))
+        return fx.GraphModule({path: value for _, path, value in attributes}, graph), reads, makes
 
-    def _passing(self, index: int) -> list[str]:
-        """Names the values that are made before a stage, and read by it or a later one."""
-        later = set(self._parts[index:])
-        made = (value for node in self._parts[:index] for value in _results(node))
-        return [value.name for value in made if later & set(value.users)]
-
-
-def _results(node: fx.Node) -> list[fx.Node]:
-    """The values that a part makes: itself, or the items of its tuple."""
-    items = [user for user in node.users if user.target is operator.getitem]
-    return sorted(items, key=lambda item: int(str(item.args[1]))) or [node]
+    def _passing(self, index: int) -> list[fx.Node]:
+        """Lists the values that are made before a stage, and read by it or a later one."""
+        stage_of = self._stage_of
+        made = (node for node in stage_of if stage_of[node] < index)
+        return [node for node in made if any(stage_of.get(user, -1) >= index for user in node.users)]
 
 
-def _split(step: Step, module: nn.Module, paths: Sequence[str]) -> Pipe:
-    device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
+def _example(node: fx.Node) -> Tensor:
+    """Makes a tensor without values like one that stages hand on; torch sends gradients of all floats."""
+    like: Tensor = node.meta["val"]
+    has_gradient = like.is_floating_point()
+    return torch.empty(like.shape, dtype=like.dtype, device="meta", requires_grad=has_gradient)
+
+
+def _stages(graph: fx.Graph, paths: Sequence[str]) -> dict[fx.Node, int]:
+    """Numbers the stage of each op; a stage begins with the first op of its module."""
+    stages: dict[fx.Node, int] = {}
+    stage = 0
+    for node in (node for node in graph.nodes if node.op == "call_function"):
+        call = call_of(node)
+        if call is not None and any(
+            f"{call.path}.".startswith(f"{path}.") for path in paths[stage : stage + 1]
+        ):
+            stage += 1
+        stages[node] = stages[node.args[0]] if node.target is operator.getitem else stage
+    if stage < len(paths):
+        raise PipelineError(
+            f"no stage can begin with module '{paths[stage]}', as torch.export makes one op of the code "
+            "around it, such as autocast; use another number of devices"
+        )
+    return stages
+
+
+def _traced(step: Step) -> fx.GraphModule:
+    device = next((tensor.device for tensor in step.state.values()), torch.device("cpu"))
     arguments = tuple(torch.zeros(each.shape, dtype=each.dtype, device=device) for each in step.tensors)
     try:
-        with _unpatched(module, paths), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own code
-            spec = {f"{MODEL}{path}": SplitPoint.BEGINNING for path in paths}
-            return pipeline(step, arguments, split_spec=spec)
+        with fx.traceback.preserve_node_meta(), record_calls(step.model):
+            return torch.export.export(FlatState(step), arguments).module(check_guards=False)
     except Exception as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        raise PipelineError(
-            f"torch.distributed.pipelining cannot split the module: {one_line(cause)}"
-        ) from error
-
-
-@contextmanager
-def _unpatched(module: nn.Module, paths: Sequence[str]) -> Iterator[None]:
-    """Takes back the `forward` that torch gives to the modules at which it splits."""
-    parts = [module.get_submodule(path) for path in paths]
-    own = [part.__dict__.get("forward") for part in parts]
-    try:
-        yield
-    finally:
-        for part, forward in zip(parts, own, strict=True):
-            for name in ("forward", "_orig_forward"):
-                part.__dict__.pop(name, None)
-            if forward is not None:
-                part.__dict__["forward"] = forward
+        raise PipelineError(f"torch.export cannot trace the module: {one_line(cause)}") from error

@@ -20,7 +20,6 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.utils._pytree import tree_leaves
 
 from envs.pipeline.agenda import check_no_replicas
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
@@ -28,11 +27,11 @@ from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZE
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
-from envs.runtime.module_state import state_of
+from envs.runtime.module_state import keys_of, state_of
+from envs.runtime.pipeline_runner import cut_inputs
 from envs.runtime.torch_split import PART, SplitStep
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import unwrapped
-from graphs.capture.structures import as_arguments, split_batch
 
 SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
 SEVERAL = {
@@ -118,17 +117,16 @@ class TorchStages:
             The loss of each microbatch, (n_microbatches,), on the rank of the last stage; None on others.
 
         Raises:
-            InputError: the batch cannot be split, or its microbatches differ from that of the capture.
+            ExecutionError: the inputs are not those of so many microbatches of the capture.
             PipelineError: as `stages`.
         """
-        for microbatch in split_batch(inputs, self._pipeline.microbatches, self._batch_dim):
-            self._captured.step.flat_inputs(microbatch)
+        cut = cut_inputs(self._captured.step, inputs, self._pipeline.microbatches, self._batch_dim)
         shared = self._shared
         for parameter in self.parameters():
             parameter.grad = None
-        tensors = [leaf for leaf in tree_leaves(as_arguments(inputs)) if isinstance(leaf, Tensor)]
         named = {
-            name: tensor.to(self._device) for name, tensor in zip(self._split.inputs, tensors, strict=True)
+            name: (torch.cat(each) if each[0].dim() else each[0]).to(self._device)
+            for name, each in zip(self._split.inputs, cut, strict=True)
         }
         losses: list[Tensor] = []
         target = torch.zeros(self._pipeline.microbatches, device=self._device)
@@ -147,9 +145,11 @@ class TorchStages:
         yield from nn.ModuleList(stage.submod for stage in self.stages).parameters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the parameters and buffers of this rank's stages, by their paths in the module."""
+        """Returns the parameters and buffers of this rank's stages, under the keys of the module's."""
         states = (stage.submod.state_dict() for stage in self.stages)
-        return {path.removeprefix(PART): value for state in states for path, value in state.items()}
+        found = {path.removeprefix(PART): value for state in states for path, value in state.items()}
+        path_of = keys_of(self._captured, self._module)
+        return {key: found[path] for key, path in path_of.items() if path in found}
 
     @cached_property
     def stages(self) -> list[PipelineStage]:
@@ -174,7 +174,10 @@ class TorchStages:
         settings: dict[str, Any] = {
             "loss_fn": _loss,
             "scale_grads": False,
-            "kwargs_chunk_spec": self._chunks(),
+            "kwargs_chunk_spec": {
+                name: TensorChunkSpec(0) if tensor.dim() else _Replicate()  # type: ignore[no-untyped-call]
+                for name, tensor in zip(self._split.inputs, self._captured.step.tensors, strict=True)
+            },
         }
         count, name = self._pipeline.microbatches, self._pipeline.name
         if name in SINGLE:
@@ -190,16 +193,6 @@ class TorchStages:
     @cached_property
     def _split(self) -> SplitStep:
         return SplitStep(self._captured, self._module, self.cuts.modules)
-
-    def _chunks(self) -> dict[str, Any]:
-        """Says of each input whether it is cut, as `split_batch` cuts it."""
-        dim, tensors = self._batch_dim, self._captured.step.tensors
-        sizes = [each.shape[dim] if each.dim() > dim else -1 for each in tensors]
-        batch = next(size for size in sizes if size >= 0)
-        return {
-            name: TensorChunkSpec(dim) if size == batch else _Replicate()  # type: ignore[no-untyped-call]
-            for name, size in zip(self._split.inputs, sizes, strict=True)
-        }
 
     @cached_property
     def _shared(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -103,9 +104,9 @@ class Step(nn.Module):
         return torch.func.functional_call(self, by_path, tuple(tensors))
 
     def on(self, module: nn.Module) -> Step:
-        """Returns the same step of another module, of which no copy is made."""
+        """Returns the same step with the parameters and buffers of another module as its `state`."""
         other = copy.copy(self)
-        other._modules = {"model": module}
+        other.state = {path: attrgetter(path)(module) for path in self.state}
         return other
 
     def forward(self, *tensors: Tensor) -> Any:

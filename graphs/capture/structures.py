@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, int32, int64
 from torch.utils import _pytree as pytree
 
 from graphs.system.errors import InputError
@@ -30,52 +31,102 @@ def as_arguments(inputs: Any) -> Any:
     return (inputs,) if is_one else tuple(inputs) if isinstance(inputs, list) else inputs
 
 
-def batch_size(inputs: Any, dim: int = 0) -> int:
-    """Returns the size of the first tensor with a dimension in this dimension.
+def batch_size(inputs: Any, dim: int = 0, names: Sequence[str | int] = (), count: int = 1) -> int:
+    """Returns the size of the batch among a module's arguments.
+
+    Args:
+        dim: its dimension, from 0.
+        names: arguments that have it, by keyword or position. By default it is the most common size but
+            1; of equally common ones that which `count` divides, of the tensor with the most dimensions.
 
     Raises:
-        InputError: there is none.
+        InputError: no tensor has it, a name is unknown, or the named tensors have several sizes.
     """
-    leaves = pytree.tree_leaves(as_arguments(inputs))
-    sizes = [leaf.shape[dim] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > dim >= 0]
-    if not sizes:
+    leaves, chosen = _named_leaves(inputs), set(map(str, names))
+    if unknown := sorted(chosen - {name for name, _ in leaves}):
+        known = ", ".join(dict.fromkeys(name for name, _ in leaves))
+        raise InputError(f"no input is '{unknown[0]}'; the inputs are {known}")
+    wanted = [leaf for name, leaf in leaves if isinstance(leaf, Tensor) and (not names or name in chosen)]
+    shapes = [leaf.shape for leaf in wanted if leaf.dim() > dim >= 0]
+    if not shapes:
         raise InputError(f"no input has a dimension {dim} that could be split; name that of the batch")
-    return sizes[0]
+    often = Counter(shape[dim] for shape in shapes)
+    if names and len(often) > 1:
+        sizes = " and ".join(map(str, often))
+        raise InputError(f"the named inputs have sizes {sizes} in dimension {dim}; name those of the batch")
+    ranks = [
+        (size > 1, often[size], size % count == 0, len(shape)) for shape in shapes for size in [shape[dim]]
+    ]
+    return int(shapes[ranks.index(max(ranks))][dim])
 
 
-def split_batch(inputs: Any, count: int, dim: int = 0) -> list[Any]:
+def split_batch(
+    inputs: Any,
+    count: int,
+    dim: int = 0,
+    names: Sequence[str | int] = (),
+    *,
+    notify: Callable[[str], None] | None = None,
+) -> list[Any]:
     """Cuts a module's arguments into microbatches.
 
-    The size of the batch is that of `batch_size`. Every tensor of that size in it is
-    cut; all else is the same in all microbatches.
+    Every tensor of the size of the batch in its dimension is cut, or those that are named, and so are offsets
+    into the batch; all else is the same in all microbatches.
 
     Args:
         inputs: one tensor, a sequence, or a mapping by keyword.
         count: of microbatches, at least 1.
-        dim: to cut along, from 0.
+        dim, names: as `batch_size` takes them.
+        notify: what to do with a line that names the tensors which are not cut.
 
     Raises:
-        InputError: a number out of range, no tensor with the dimension, or a batch that cannot be split into
-            equal parts.
+        InputError: a number out of range, or a batch that is none or cannot be split into equal parts.
     """
     if count < 1 or dim < 0:
         raise InputError(
             f"{count} microbatches along dimension {dim}; give at least 1, and a dimension from 0"
         )
-    leaves, spec = pytree.tree_flatten(as_arguments(inputs))
-    size = batch_size(inputs, dim)
+    _, spec = pytree.tree_flatten(as_arguments(inputs))
+    size = batch_size(inputs, dim, names, count)
     if size % count or not size:
         raise InputError(
             f"a batch of {size} in dimension {dim} cannot be split into {count} equal microbatches; "
-            f"give a number that divides {size}"
+            f"give a number that divides {size}, or name the inputs to split"
         )
-    parts = [
-        leaf.chunk(count, dim)
-        if isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
-        else [leaf] * count
-        for leaf in leaves
-    ]
+    parts, whole = [], []
+    for name, leaf in _named_leaves(inputs):
+        cut = split_offsets(leaf, size, count)
+        if isinstance(leaf, Tensor) and leaf.dim() and not cut:
+            if leaf.dim() > dim and leaf.shape[dim] == size and (not names or name in map(str, names)):
+                cut = list(leaf.chunk(count, dim))
+            else:
+                whole.append(f"'{name}' {list(leaf.shape)}")
+        parts.append(cut or [leaf] * count)
+    if notify and whole and count > 1:
+        line = f"the batch is {size} in dimension {dim}; every microbatch gets all of {', '.join(whole)}"
+        notify(f"{line}; if that is wrong, name the inputs to split")
     return [pytree.tree_unflatten(part, spec) for part in zip(*parts, strict=True)]
+
+
+def split_offsets(leaf: Any, size: int, count: int) -> list[Tensor]:
+    """Cuts offsets into a batch, as of packed documents, into as many from 0 for each microbatch.
+
+    Returns:
+        Nothing if the leaf holds no offsets, or none where each microbatch begins and ends.
+    """
+    if not isinstance(leaf, Tensor) or leaf.is_meta or leaf.dim() != 1 or leaf.dtype not in (int32, int64):
+        return []
+    each, rest = divmod(len(leaf) - 1, count)
+    if each < 1 or rest or leaf[::each].tolist() != list(range(0, size + 1, max(size // count, 1))):
+        return []
+    parts = [leaf[at : at + each + 1] - leaf[at] for at in range(0, len(leaf) - 1, each)]
+    return [] if (leaf.diff() < 0).any() else parts
+
+
+def _named_leaves(inputs: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of arguments with the keyword or position of their argument."""
+    leaves, _ = pytree.tree_flatten_with_path(as_arguments(inputs))
+    return [(str(getattr(path[0], "key", getattr(path[0], "idx", ""))), leaf) for path, leaf in leaves]
 
 
 def _register(kind: type) -> None:

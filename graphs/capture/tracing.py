@@ -169,7 +169,7 @@ def _joint_graph(step: Step, *, functionalize: bool) -> fx.Graph:
             stack.enter_context(patch.object(fx.Graph, "eliminate_dead_code", lambda *_, **__: False))
         joint = aot_export_joint_with_descriptors(
             stack,
-            _FlatState(step),
+            FlatState(step),
             step.tensors,
             disable_functionalization=not functionalize,
             _disable_torch_fn_metadata_mode=True,
@@ -183,7 +183,7 @@ def is_mutable(node: fx.Node) -> bool:
     return schema is not None and bool(schema.is_mutable)
 
 
-class _FlatState(nn.Module):
+class FlatState(nn.Module):
     """A step that holds each of its tensors once; torch would take tied tensors for separate ones."""
 
     def __init__(self, step: Step) -> None:
@@ -204,7 +204,7 @@ def _read_joint(graph: fx.Graph, paths: Sequence[str]) -> Trace:
     """Reads what the nodes of a joint graph stand for from the descriptors that torch leaves on them.
 
     Args:
-        paths: paths of the tensors that `_FlatState` numbers.
+        paths: paths of the tensors that `FlatState` numbers.
     """
     from torch._functorch._aot_autograd import descriptors
 

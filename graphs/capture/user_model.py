@@ -6,8 +6,9 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.step_settings import AMPERE, Gpu
@@ -72,14 +73,16 @@ def capture_model(
         return capture_step(made.module, made.inputs, **shared)
 
 
-def make_model(spec: str, *, split: int | None = None, batch_dim: int = 0) -> UserModel:
+def make_model(
+    spec: str, *, split: int | None = None, batch_dim: int = 0, names: Sequence[str] = ()
+) -> UserModel:
     """Call the function of the user's that makes a model.
 
     Args:
         spec: `package.module:function`, importable from the working directory; the function takes nothing
             and returns `(module, inputs)`, or `(module, inputs, loss)`.
-        split, batch_dim: number of microbatches that the inputs are cut into, as `split_batch` cuts them, to
-            return those of the first; None = the inputs as they are.
+        split, batch_dim, names: number of microbatches that the inputs are cut into, as `split_batch` cuts
+            them, to return those of the first; None = the inputs as they are.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -102,7 +105,8 @@ def make_model(spec: str, *, split: int | None = None, batch_dim: int = 0) -> Us
         return model
     from graphs.capture.structures import split_batch
 
-    return model._replace(inputs=split_batch(model.inputs, split, batch_dim)[0])
+    say = partial(print, f"--model {spec}:", file=sys.stderr)
+    return model._replace(inputs=split_batch(model.inputs, split, batch_dim, names, notify=say)[0])
 
 
 def _find_function(spec: str) -> Callable[[], Any]:

@@ -16,6 +16,7 @@ from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.choice import counts_to_try
 from agent.evaluation.handover.pipeline import pipeline_advice
+from agent.evaluation.inputs import read_given
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
@@ -47,6 +48,11 @@ class Classifier(nn.Module):
 def make() -> tuple[nn.Module, dict[str, Tensor]]:
     """Makes a model and a batch of 12, for `--model`."""
     return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
+
+
+def make_wide() -> tuple[nn.Module, Tensor]:
+    """Makes a model whose updates take longer than its batch, so that microbatches take as long as that."""
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), torch.zeros(32, 512)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +102,27 @@ def test_the_advice_is_what_is_fastest_and_fits(plan: PipelinePlan) -> None:
     assert pipeline_advice(2, replace(fast, fits=False), none).startswith("nothing found has the memory")
 
 
+def test_the_baselines_of_a_cut_batch_are_those_of_the_whole_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, batch = make_wide()
+    whole = place(module, batch, cluster="4xv100", placer="single")
+    plan = place(module, batch, cluster="4xv100", pipeline="1f1b", split=4, budget=60)
+    assert plan.single.total_s == pytest.approx(whole.single_s)
+    assert plan.data_parallel.step_s == whole.data_parallel.seconds_per_batch
+    assert str(plan).startswith("use data parallelism: ")
+    assert f"{four_digits(1e3 * whole.single_s)} ms a step, the batch uncut" in str(plan)
+    assert "on 4 devices, each a whole batch of its own" in str(plan)
+    words = ["--model", f"{__name__}:make_wide", "--pipeline", "1f1b", "--split", "4", "--cluster", "4xv100"]
+    assert main([*words, "--placers", "equal-time", "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    ratio = float(row["step_time_s"]) / float(row["ratio_to_single"])
+    assert ratio == pytest.approx(whole.single_s)
+    assert "use data parallelism: " in capsys.readouterr().out
+    assert "Use data parallelism" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:
     plan.save_all(tmp_path / "mine")
     plan.trace(tmp_path / "trace.json")
@@ -135,7 +162,7 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
 def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
     each = {
         (schedule, count): place(*make(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
-        for count in counts_to_try(make()[1], 0, 2)
+        for count in counts_to_try(12, 2)
         for schedule in CHOSEN_FROM
     }
     best = min(each, key=lambda key: each[key].step_time.total_s)
@@ -169,7 +196,7 @@ def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
 def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
     batches = {12: [2, 3, 4, 6, 12], 64: [2, 4, 8, 16, 32], 7: [1, 7], 3000: [5, 6, 8, 10, 12]}
     for batch, counts in batches.items():
-        assert counts_to_try(torch.zeros(4, batch), 1, 2) == counts
+        assert counts_to_try(batch, 2) == counts
 
 
 def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
@@ -205,6 +232,123 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
     assert [part[0].shape for part in (first, second)] == [(3, 2), (3, 2)]
 
 
+TOKENS, POSITIONS, OFFSETS = torch.arange(48).reshape(8, 6), torch.zeros(1, 6), torch.tensor([0, 2, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "cut"),
+    [
+        ((POSITIONS, TOKENS), {}, [None, TOKENS[:4]]),
+        ((torch.zeros(6), TOKENS, TOKENS), {}, [None, TOKENS[:4], TOKENS[:4]]),
+        ((torch.zeros(32), TOKENS), {}, [None, TOKENS[:4]]),  # has fewer dimensions
+        ((torch.zeros(7, 9), torch.zeros(5, 9), TOKENS), {}, [None, None, TOKENS[:4]]),  # 2 divides neither
+        ({"a": TOKENS[:6], "b": TOKENS[2:]}, {"names": ["b"]}, [None, TOKENS[2:5]]),
+        ((torch.zeros(6, 6), TOKENS), {"names": [1]}, [None, TOKENS[:4]]),
+        ((torch.zeros(8), torch.zeros(8)), {"names": ["1"]}, [None, torch.zeros(4)]),
+        ((TOKENS, torch.tensor([0, 1, 4, 6, 8])), {}, [TOKENS[:4], torch.tensor([0, 1, 4])]),
+        ((TOKENS, OFFSETS), {}, [TOKENS[:4], None]),  # a document lies in both microbatches
+        ((TOKENS, torch.tensor([0, 5, 4, 6, 8])), {}, [TOKENS[:4], None]),
+        ((TOKENS, torch.tensor([0, 4, 8], device="meta")), {}, [TOKENS[:4], None]),
+    ],
+)
+def test_a_batch_is_cut_where_it_is(
+    inputs: object, settings: dict[str, object], cut: list[Tensor | None]
+) -> None:
+    lines: list[str] = []
+    found = split_batch(inputs, 2, **settings, notify=lines.append)[0]  # type: ignore[arg-type]
+    found, given = (list(each.values()) if isinstance(each, dict) else each for each in (found, inputs))
+    for tensor, whole, expected in zip(found, given, cut, strict=True):
+        assert tensor is whole if expected is None else tensor.equal(expected)
+    uncut = [list(whole.shape) for whole, expected in zip(given, cut, strict=True) if expected is None]
+    assert [all(f"{shape}" in line for shape in uncut) for line in lines] == [True] * bool(uncut)
+
+
+class Packed(nn.Module):
+    """Sums of the documents that lie side by side in a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        document = torch.bucketize(torch.arange(len(tokens)), offsets[1:], right=True)
+        pooled = torch.zeros(len(offsets) - 1, 4).index_add(0, document, self.layers(tokens))
+        return pooled.square().mean()
+
+
+def test_packed_documents_train_as_in_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    module, batch = Packed(), (torch.randn(12, 4), torch.tensor([0, 2, 6, 7, 12]))
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
+    with plan.compile(module, devices=["cpu", "cpu"]) as runner:
+        loss = runner.step(*batch)
+        with pytest.raises(ValueError, match=r"input 1 is torch.int64 \[5\]; 2 microbatches have"):
+            runner.step(batch[0], torch.tensor([0, 2, 7, 8, 12]))
+    torch.testing.assert_close(loss, module(*batch).detach())
+
+
+class Summed(Packed):
+    """Its loss is a sum over the batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return self.layers(tokens).square().sum()
+
+
+def test_a_loss_that_is_no_mean_over_microbatches_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    module, batch = Summed(), torch.ones(12, 4)
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
+        loss, _ = runner.step(batch), runner.step(batch)
+    whole = module(batch).item()
+    torch.testing.assert_close(loss.item(), whole / 2)
+    line = (
+        f"the mean loss of the microbatches is {loss.item():.5g}, but {whole:.5g} of the whole batch at once"
+    )
+    assert capsys.readouterr().err.count(line) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("recompute", [7], "there is no stage 7; the stages are 0 to 1"),
+        (
+            "actions",
+            ["FB", "FB"],
+            "the placement has an order of actions, which schedule '1f1b' does not take",
+        ),
+        ("stage_of", {GRAPH.op_names[-1]: 0}, "has no stage; give every forward op one"),
+    ],
+)
+def test_a_placement_that_the_pipeline_cannot_run_is_one_line_when_it_is_read(
+    plan: PipelinePlan, key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(saved | {key: value}))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert str(raised.value).startswith(f"{tmp_path / 'mine.json'}: ")
+
+
+def test_stages_of_sources_and_updates_are_said_to_be_ignored(
+    plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    source = GRAPH.op_names[int(GRAPH.is_source.argmax())]
+    saved["stage_of"][source] = 1
+    (tmp_path / "mine.json").write_text(json.dumps(saved))
+    read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert f"stages of 1 parameters, inputs and updates, such as '{source}', are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["1001", "0", "1" * 5000])
+def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
+    with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
+        Pipeline(f"interleaved-1f1b:{count}")
+    assert len(str(raised.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -232,6 +376,7 @@ def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
         ({"pipeline": PIPELINE, "split": "auto"}, "split is auto, but the pipeline has 8 microbatches; give"),
         ({"pipeline": "1f1b", "split": "many"}, "split is 'many'; give a number of microbatches, or auto"),
         ({"pipeline": "auto", "split": "auto", "batch_dim": 2}, "no input has a dimension 2 that could be"),
+        ({"pipeline": "1f1b", "split": 2, "split_inputs": ["x"]}, "no input is 'x'; the inputs are features"),
         ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
     ],
 )
@@ -246,10 +391,15 @@ def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str)
     [
         (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
         (["--split", "2"], "split makes the microbatches of a pipeline"),
+        (
+            ["--pipeline", "1f1b", "--split", "2", "--split-inputs", "x"],
+            "no input is 'x'; the inputs are fea",
+        ),
+        (["--pipeline", "1f1b", "--split-inputs", "x"], "say what --split cuts; give --split"),
         (["--microbatches", "2"], "microbatches are those of a pipeline; give its schedule too"),
         (
             ["--pipeline", "1f1b", "--batch-dim", "1"],
-            "--batch-dim is the dimension that --split cuts; give --",
+            "--batch-dim and --split-inputs say what --split cuts; give --split",
         ),
         (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
         (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),

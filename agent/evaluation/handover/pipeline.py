@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from agent.evaluation.handover.explain import WORTH_IT
 from agent.evaluation.handover.trace import DEVICES, complete, named
 from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from envs.pipeline.pipeline import GPIPE, Pipeline
 from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
+from envs.problem import Problem
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
@@ -127,15 +130,17 @@ def action_name(action: ActionTime) -> str:
 
 @dataclass(frozen=True)
 class PipelineBaselines:
-    """Steps of as many microbatches without a pipeline.
+    """Steps of the same batch without a pipeline, cut into as many microbatches or, if that is faster, whole.
 
     Attributes:
         single: on the fastest device that has the memory; where none has, on the fastest.
         data_parallel: on the devices that make the step shortest.
+        is_whole: whether one device computes the batch uncut.
     """
 
     single: PipelineTime
     data_parallel: DataParallelPipeline
+    is_whole: bool = False
 
     def steps(self) -> dict[str, tuple[float, bool]]:
         """Returns the seconds of each step by its name, and whether it has the memory."""
@@ -146,14 +151,22 @@ class PipelineBaselines:
         }
 
 
-def pipeline_baselines(pipelined: PipelinedProblem) -> PipelineBaselines:
-    """Simulates the steps without a pipeline."""
-    single = place_pipeline("single", pipelined, Budget(pipelined.problem.n_devices)).step
-    return PipelineBaselines(single, simulate_data_parallel_pipeline(pipelined))
+def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | None = None) -> PipelineBaselines:
+    """Simulates the steps without a pipeline.
+
+    Args:
+        whole: step of the batch that is not cut into microbatches, if there is one.
+    """
+    ways = [pipelined] if whole is None else [pipelined, PipelinedProblem(whole, Pipeline(GPIPE, 1))]
+    steps = [place_pipeline("single", way, Budget(way.problem.n_devices)).step for way in ways]
+    best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
+    return PipelineBaselines(steps[best], simulate_data_parallel_pipeline(pipelined, whole), best > 0)
 
 
 def pipeline_advice(n_parts: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
     """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster.
+
+    As in a report, the pipeline must be 2 % faster than one device, and data parallelism than both.
 
     Args:
         n_parts: stages of the pipeline, or replicas of its only stage.
@@ -163,8 +176,12 @@ def pipeline_advice(n_parts: int, step: PipelineTime, baselines: PipelineBaselin
     fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
     if not fitting:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
-    (best_s, best), *slower = fitting
-    clauses = [f"{step_s / best_s:.3g}x as fast as {name}" for step_s, name in slower]
+    seconds, best = {name: step_s for step_s, name in fitting}, ""
+    for name in ("one device", "the pipeline", "data parallelism"):
+        if name in seconds and (not best or seconds[name] < (1 - WORTH_IT) * seconds[best]):
+            best = name
+    others = ((step_s, name) for step_s, name in fitting if name != best)
+    clauses = [f"{step_s / seconds[best]:.3g}x as fast as {name}" for step_s, name in others]
     clauses += [f"no memory for {name}" for name, (_, fits) in steps.items() if not fits]
     return f"use {best}: {', '.join(clauses)}"
 
@@ -182,7 +199,9 @@ def pipeline_lines(
         given = "" if fits else ", had it the memory"
         lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}")
     lines[2] += f", {step.bubble_share:.0%} idle"
-    lines[-1] += f" on {baselines.data_parallel.n_replicas} devices"
+    lines[3] += ", the batch uncut" if baselines.is_whole else ""
+    lines[4] += f" on {baselines.data_parallel.n_replicas} devices"
+    lines[4] += ", each a whole batch of its own" if baselines.data_parallel.own_batches else ""
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
     for row in stage_rows(pipelined, stages, step):
         times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")

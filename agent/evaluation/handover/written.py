@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.evaluation.handover.files import write_handover, write_trace
-from agent.evaluation.handover.pipeline import pipeline_baselines, write_pipeline_handover
+from agent.evaluation.handover.pipeline import write_pipeline_handover
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
@@ -39,7 +39,7 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
     lines: list[str] = []
     for problem, group in groupby(kept_placements(spec, folder, trials), key=lambda each: each.problem):
         if spec.pipeline is not None:
-            found = _write_pipelines(PipelinedProblem(problem, spec.pipeline), group)
+            found = _write_pipelines(spec, PipelinedProblem(problem, spec.pipeline), group)
         elif problem.graph.family == MODEL:
             found = {
                 kept: write_handover(*_beside(kept), problem, kept.placement.device_of) for kept in group
@@ -56,10 +56,10 @@ def write_handovers(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial],
 
 
 def _write_pipelines(
-    pipelined: PipelinedProblem, group: Iterable[WrittenPlacement]
+    spec: EvaluationSpec, pipelined: PipelinedProblem, group: Iterable[WrittenPlacement]
 ) -> dict[WrittenPlacement, list[str]]:
     """Writes files beside each pipeline of a graph and cluster; returns the lines on each."""
-    baselines, found = pipeline_baselines(pipelined), {}
+    baselines, found = spec.baselines(pipelined), {}
     for kept in group:
         stages = stages_of(pipelined.problem, kept.placement)
         step = pipelined.simulate(stages)

@@ -114,6 +114,7 @@ class MeasuringSession:
             split=None if config.split is None else int(config.split),
             batch_dim=config.batch_dim,
             gpu=gpus_of(clusters),
+            names=config.split_inputs,
         )
 
     @property
@@ -134,7 +135,7 @@ class MeasuringSession:
             report=lambda done, total: report("ops", done, total),
         )
         others = (graph if each.name == self.name else each for each in spec.graphs)
-        return replace(spec, graphs=tuple(others))
+        return replace(spec, graphs=tuple(others), whole={})  # whole batches are not timed
 
     def best(
         self,

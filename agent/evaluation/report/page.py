@@ -19,8 +19,9 @@ from agent.evaluation.report.tables import graph_table, main_tables, order_maps
 from agent.evaluation.results import DATA_PARALLEL, Trial
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
+from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
-from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
+from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.op_graph import OpGraph
 from graphs.system.json_files import write_bytes_atomic
 
@@ -69,28 +70,25 @@ def with_data_parallel(trials: Sequence[Trial], spec: EvaluationSpec | None) -> 
     Args:
         spec: of the evaluation; None adds nothing.
     """
-    if spec is None or DATA_PARALLEL in spec.placers or spec.pipeline is not None:
+    if spec is None or DATA_PARALLEL in spec.placers:
         return list(trials)
     graphs = {graph.name: graph for graph in spec.graphs}
     clusters = {cluster.name: cluster for cluster in spec.clusters}
     wheres = {(trial.graph, trial.cluster): trial for trial in trials}
-    steps = {where: _step(graphs[where[0]], clusters[where[1]]) for where in wheres}
-    return [*trials, *(_trial(like, steps[where]) for where, like in wheres.items())]
+    added = []
+    for (graph, cluster), like in wheres.items():
+        step_s, fits = _seconds_per_batch(spec, graphs[graph], clusters[cluster])
+        same = replace(like, placer=DATA_PARALLEL, order="", seed=0, improvements=())
+        added.append(replace(same, step_time_s=step_s, feasible=fits))
+    return [*trials, *added]
 
 
 @lru_cache(maxsize=1024)
-def _step(graph: OpGraph, cluster: Cluster) -> DataParallelStep:
-    """Simulates a step once, however often a report is refreshed."""
-    return simulate_data_parallel(Problem(graph, cluster))
-
-
-def _trial(like: Trial, step: DataParallelStep) -> Trial:
-    return replace(
-        like,
-        placer=DATA_PARALLEL,
-        order="",
-        seed=0,
-        step_time_s=step.seconds_per_batch,
-        feasible=step.fits,
-        improvements=(),
-    )
+def _seconds_per_batch(spec: EvaluationSpec, graph: OpGraph, cluster: Cluster) -> tuple[float, bool]:
+    """Simulates data parallelism once, however often a report is refreshed; says whether it fits."""
+    problem = Problem(graph, cluster)
+    if spec.pipeline is not None:
+        pipelined = spec.baselines(PipelinedProblem(problem, spec.pipeline)).data_parallel
+        return pipelined.step_s, pipelined.fits
+    step = simulate_data_parallel(problem)
+    return step.seconds_per_batch, step.fits

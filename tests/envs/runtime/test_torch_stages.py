@@ -103,9 +103,7 @@ def test_what_torch_cannot_run_is_one_line() -> None:
     stages = plan.pipeline_stages(two)
     with pytest.raises(ValueError, match="the plan has 2 devices, and 0 processes are there; start one each"):
         stages.step(x)
-    with pytest.raises(
-        ValueError, match="a batch of 3 in dimension 0 cannot be split into 2 equal microbatches"
-    ):
+    with pytest.raises(ValueError, match=r"input 0 is torch.float32 \[3, 4\]; 2 microbatches have"):
         stages.step(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"input 0 is torch\.float32"):
         stages.step(torch.zeros(8, 4))

@@ -57,7 +57,7 @@ def _part(returned: Any, key: str) -> Any:
     return returned.get(key) if isinstance(returned, Mapping) else getattr(returned, key, None)
 
 
-def _chosen(returned: Any, key: str) -> Any:
+def _chosen(returned: Any, key: object) -> Any:
     if not isinstance(key, str):
         raise CaptureError(
             f"the loss is {type(key).__name__}; give a key, a list of keys or a function of what it returns; "

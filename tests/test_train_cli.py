@@ -61,7 +61,7 @@ def test_a_run_leaves_all_that_is_promised(place: Path, capsys: pytest.CaptureFi
     assert "nothing was left" not in capsys.readouterr().out
     assert train_agent.main(["--resume", "--name", "one"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "nothing was left to train; to go on, resume with more --timesteps (now 640)"
+    assert last == "nothing was left to train; to go on, resume with --timesteps above 640"
 
 
 def test_a_run_that_minutes_cut_short_goes_on_for_the_minutes_given_on_resuming(place: Path) -> None:

@@ -242,8 +242,8 @@ def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
         return 1
     print(closing_lines(result, context.folder))
     if not context.has_reported:
-        limits = f"--timesteps (now {config.timesteps:,})" + " or --minutes" * bool(config.minutes)
-        print(f"nothing was left to train; to go on, resume with more {limits}")
+        limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * bool(config.minutes)
+        print(f"nothing was left to train; to go on, resume with {limits}")
     return 0
 
 

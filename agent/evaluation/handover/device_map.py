@@ -3,7 +3,7 @@
 `accelerate.dispatch_model` moves the tensors of each module that the map names to its device and, when the
 module is called, its arguments too. The inputs, the tensors of the model itself and, for each call, modules
 on CPUs come to the main device, the first GPU of the map. What a module computes between its submodules runs
-where its values are, and values on two devices cannot be combined. A tensor of several paths is on one device.
+where its values are, and values on two devices cannot be combined. A tensor with several paths is tied again.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
 submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.

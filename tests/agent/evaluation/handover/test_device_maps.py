@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from agent import place
 from agent.evaluation.handover.device_map import DeviceMap, project
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs, write_graphs
@@ -143,7 +143,7 @@ def graph_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> OpGraph:
 
 
 def placements(graph: OpGraph, n_devices: int) -> list[tuple[OpGraph, Any]]:
-    """Placements in ranges, from the first device on or from the last, and at random, by op, module, layer."""
+    """Placements in ranges, forwards and backwards, and at random; by op, module and layer."""
     found = []
     for granularity in ("op", "module", "layer"):
         coarse = with_granularity(graph, granularity)
@@ -178,3 +178,52 @@ def test_accelerate_runs_maps_of_tensors_with_several_owners(name: str) -> None:
         check(module, inputs, found)
         n_used.append(len(set(found.devices.values())))
     assert max(n_used) == 3
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_accelerate_runs_the_maps_of_transformers(name: str) -> None:
+    module, inputs = make(name)
+    cases = placements(graph_of(module, inputs), 4)
+    n_used = []
+    for at, (graph, device_of) in enumerate(cases):
+        found = project(Problem(graph, get_cluster("4xv100")), device_of)
+        n_used.append(len(set(found.devices.values())))
+        if found.devices.keys() != {""}:
+            run_on_pretended_gpus(module, inputs, found.devices)
+        if at == 0:
+            check(module, inputs, found)
+    assert max(n_used) >= 3
+
+
+def test_weights_on_a_cpu_run_on_the_first_gpu() -> None:
+    module = Tied().eval()
+    graph = graph_of(module, IDS)
+    cluster = get_cluster("gpu+cpu")
+    cpu = next(at for at, device in enumerate(cluster.devices) if device.kind == "xeon")
+    problem = Problem(graph, cluster)
+    on_cpu = [path.startswith("layers.0") for path in graph.modules]
+    found = project(problem, np.where(on_cpu, cpu, 1 - cpu))
+    assert found.devices["layers.0"] == "cpu"
+    is_source = graph.is_source
+    assert set(found.device_of[np.array(on_cpu) & is_source]) == {cpu}
+    assert set(found.device_of[~is_source]) == {1 - cpu}
+
+
+def test_a_map_that_one_device_beats_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = place(Tied(), IDS, cluster="4xv100", placer="contiguous", granularity="layer", training=False)
+    capsys.readouterr()
+    devices = json.loads(plan.export("accelerate"))
+    said = capsys.readouterr().err
+    assert len(set(devices.values())) > 1
+    assert f'one device is faster: {{"": {plan.single.device}}} takes ' in said
+    single = place(Tied(), IDS, cluster="4xv100", placer="single", training=False)
+    assert json.loads(single.export("accelerate")).keys() == {""}
+    assert not single.device_map().advice
+
+
+def test_tied_paths_are_kept_in_files(tmp_path: Path) -> None:
+    graph = graph_of(SharedBuffer(), X)
+    acts = tuple(f"layers.{at}.act" for at in range(4))
+    assert set(graph.tied) == {("first.running_mean", "last.running_mean"), acts}
+    write_graphs(tmp_path / "graph.json", [graph])
+    assert read_graphs(tmp_path / "graph.json")[0].tied == graph.tied

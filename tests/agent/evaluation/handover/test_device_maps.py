@@ -14,9 +14,10 @@ from accelerate.utils import find_tied_parameters
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent import place
 from agent.evaluation.handover.device_map import DeviceMap, project
+from agent.exports.export import PlacedModules, export_text
 from envs.cluster.presets import get_cluster
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
@@ -209,16 +210,17 @@ def test_weights_on_a_cpu_run_on_the_first_gpu() -> None:
     assert set(found.device_of[~is_source]) == {1 - cpu}
 
 
-def test_a_map_that_one_device_beats_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = place(Tied(), IDS, cluster="4xv100", placer="contiguous", granularity="layer", training=False)
-    capsys.readouterr()
-    devices = json.loads(plan.export("accelerate"))
+def test_an_export_says_where_one_device_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = graph_of(Tied(), IDS)
+    problem = Problem(graph, get_cluster("4xv100"))
+    apart = np.array([2 if path.startswith("layers") else 1 for path in graph.modules])
+    text = export_text("accelerate", PlacedModules(problem, Placement(apart)))
+    assert set(json.loads(text).values()) == {1, 2}
     said = capsys.readouterr().err
-    assert len(set(devices.values())) > 1
-    assert f'one device is faster: {{"": {plan.single.device}}} takes ' in said
-    single = place(Tied(), IDS, cluster="4xv100", placer="single", training=False)
-    assert json.loads(single.export("accelerate")).keys() == {""}
-    assert not single.device_map().advice
+    assert 'one device is faster: {"": 0} takes ' in said
+    assert said.startswith("Tied: device map: ")
+    export_text("accelerate", PlacedModules(problem, Placement(np.zeros_like(apart))))
+    assert not capsys.readouterr().err
 
 
 def test_tied_paths_are_kept_in_files(tmp_path: Path) -> None:

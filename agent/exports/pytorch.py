@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from agent.evaluation.handover.device_map import project
 from agent.exports.export import ExportError, PlacedModules, export
 from envs.pipeline.schedules import schedule_csv
+from graphs.system.errors import shortened
 
 
 @export("split-spec", ending=".split_spec.json")
@@ -44,5 +46,11 @@ def torch_schedule(placed: PlacedModules) -> str:
 
 @export("accelerate", ending=".accelerate.json")
 def accelerate_map(placed: PlacedModules) -> str:
-    """Makes the nearest device map that `accelerate.dispatch_model` can run, as JSON."""
-    return json.dumps(dict(project(placed.problem, placed.placement.device_of).devices), indent=2) + "\n"
+    """Makes the nearest device map that `accelerate.dispatch_model` can run, as JSON.
+
+    If one device is faster than the map, a line on stderr says so, with the map of that device.
+    """
+    found = project(placed.problem, placed.placement.device_of)
+    if found.advice:
+        print(f"{shortened(placed.problem.graph.name)}: {found}", file=sys.stderr)
+    return json.dumps(dict(found.devices), indent=2) + "\n"

@@ -3,7 +3,7 @@
 `accelerate.dispatch_model` moves the tensors of each module that the map names to its device and, when the
 module is called, its arguments too. The inputs, the tensors of the model itself and, for each call, modules
 on CPUs come to the main device, the first GPU of the map. What a module computes between its submodules runs
-where its values are, and values on two devices cannot be combined. A tensor of several paths is on one device.
+where its values are, and values on two devices cannot be combined. A tensor with several paths is tied again.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
 submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.
@@ -29,7 +29,6 @@ from graphs.system.errors import InputError
 from graphs.system.numbers import in_ms
 
 SCALAR_BYTES = 8
-ALL_INPUTS = frozenset({ROOT})
 
 
 class DeviceMapError(InputError):
@@ -170,7 +169,7 @@ class _Run:
         self.paths = {paths[0]: [path.rpartition(".")[0] for path in paths] for paths in graph.tied}
         self.device_of = np.full(graph.n_ops, -1, dtype=np.int64)
         self.came_from: list[frozenset[str]] = [frozenset()] * graph.n_ops
-        self.latest: dict[str, frozenset[str]] = {}
+        self.latest: dict[str, dict[bool, frozenset[str]]] = {}  # of the module itself, of those in it
         forward: dict[str, int] = {}
         for op, path in enumerate(graph.modules):
             if graph.is_source[op]:
@@ -187,14 +186,16 @@ class _Run:
             self.device_of[op] = self.device_of[readers[0]] if len(readers) else keys.main
 
     def _run(self, op: int, path: str) -> None:
-        """Places a forward op; a constant is taken to be made where the last value of its module is."""
+        """Places a forward op; models make constants where a value of theirs is, and which is not known."""
         key = self.keys.key_of(path)
         came_from = frozenset(self._origins(op, path, key))
+        if not came_from and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
+            known = (self.latest.get(each, {}) for each in around(path))
+            came_from = frozenset[str]().union(*next(filter(None, known), {True: frozenset({ROOT})}).values())
         if len(self._devices(came_from)) > 1:
             came_from = self._settle(path, key, came_from)
-        elif not came_from and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
-            came_from = next((self.latest[each] for each in around(path) if each in self.latest), ALL_INPUTS)
-        self.latest |= dict.fromkeys(around(path), came_from) if came_from else {}
+        for each in around(path) if came_from else ():
+            self.latest.setdefault(each, {})[each == path] = came_from
         self.came_from[op] = came_from
         self.device_of[op] = next(iter(self._devices(came_from)), -1)
 

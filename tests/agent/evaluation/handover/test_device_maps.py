@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from agent.evaluation.handover.device_map import DeviceMap, project
+from agent.exports.export import PlacedModules, export_text
 from envs.cluster.presets import get_cluster
+from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
@@ -138,7 +141,7 @@ def graph_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> OpGraph:
 
 
 def placements(graph: OpGraph, n_devices: int) -> list[tuple[OpGraph, Any]]:
-    """Placements in ranges, from the first device on or from the last, and at random, by op, module, layer."""
+    """Placements in ranges, forwards and backwards, and at random; by op, module and layer."""
     found = []
     for granularity in ("op", "module", "layer"):
         coarse = with_granularity(graph, granularity)
@@ -173,3 +176,53 @@ def test_accelerate_runs_maps_of_tensors_with_several_owners(name: str) -> None:
         check(module, inputs, found)
         n_used.append(len(set(found.devices.values())))
     assert max(n_used) == 3
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_accelerate_runs_the_maps_of_transformers(name: str) -> None:
+    module, inputs = make(name)
+    cases = placements(graph_of(module, inputs), 4)
+    n_used = []
+    for at, (graph, device_of) in enumerate(cases):
+        found = project(Problem(graph, get_cluster("4xv100")), device_of)
+        n_used.append(len(set(found.devices.values())))
+        if found.devices.keys() != {""}:
+            run_on_pretended_gpus(module, inputs, found.devices)
+        if at == 0:
+            check(module, inputs, found)
+    assert max(n_used) >= 3
+
+
+def test_weights_on_a_cpu_run_on_the_first_gpu() -> None:
+    module = Tied().eval()
+    graph = graph_of(module, IDS)
+    cluster = get_cluster("gpu+cpu")
+    cpu = next(at for at, device in enumerate(cluster.devices) if device.kind == "xeon")
+    problem = Problem(graph, cluster)
+    on_cpu = [path.startswith("layers.0") for path in graph.modules]
+    found = project(problem, np.where(on_cpu, cpu, 1 - cpu))
+    assert found.devices["layers.0"] == "cpu"
+    is_source = graph.is_source
+    assert set(found.device_of[np.array(on_cpu) & is_source]) == {cpu}
+    assert set(found.device_of[~is_source]) == {1 - cpu}
+
+
+def test_an_export_says_where_one_device_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = graph_of(Tied(), IDS)
+    problem = Problem(graph, get_cluster("4xv100"))
+    apart = np.array([2 if path.startswith("layers") else 1 for path in graph.modules])
+    text = export_text("accelerate", PlacedModules(problem, Placement(apart)))
+    assert set(json.loads(text).values()) == {1, 2}
+    said = capsys.readouterr().err
+    assert 'one device is faster: {"": 0} takes ' in said
+    assert said.startswith("Tied: device map: ")
+    export_text("accelerate", PlacedModules(problem, Placement(np.zeros_like(apart))))
+    assert not capsys.readouterr().err
+
+
+def test_tied_paths_are_kept_in_files(tmp_path: Path) -> None:
+    graph = graph_of(SharedBuffer(), X)
+    acts = tuple(f"layers.{at}.act" for at in range(4))
+    assert set(graph.tied) == {("first.running_mean", "last.running_mean"), acts}
+    write_graphs(tmp_path / "graph.json", [graph])
+    assert read_graphs(tmp_path / "graph.json")[0].tied == graph.tied

@@ -26,9 +26,7 @@ def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
 
     GPUs fuse RMS norms, and `flex_attention` in training. Attention that a GPU fuses is the CPU's fused op if
     that takes it too, else `aten._scaled_dot_product_efficient_attention`, which stands for flash as well.
-
-    Yields:
-        A line for each sort of attention that a GPU does not fuse.
+    Yields a line for each sort of attention that a GPU does not fuse.
     """
     unfused: dict[str, None] = {}
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -44,18 +42,10 @@ def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
         library._destroy()
 
 
-def _attention(
-    gpu: Gpu,
-    unfused: dict[str, None],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **named: Any,
-) -> Any:
+def _attention(gpu: Gpu, unfused: dict[str, None], *operands: Any, **named: Any) -> Any:
     """Computes `F.scaled_dot_product_attention` by the kernel that a GPU chooses."""
+    all_given: Any = (*operands, *(None, 0.0, False)[len(operands) - 3 :])
+    query, key, value, mask, dropout_p, is_causal = all_given
     given, settings = (query, key, value), (dropout_p, is_causal)
     fused = _is_fused(gpu, given, mask, is_causal, named.get("enable_gqa", False))
     on_cpu = fused and dropout_p == 0 and query.shape[-1] == value.shape[-1] and allows.flash_sdp_enabled()

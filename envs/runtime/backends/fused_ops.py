@@ -33,11 +33,7 @@ def attention(
 
 
 def attention_backward(grad: Tensor, *saved: Any, attn_mask: Any = None, scale: Any = None) -> list[Any]:
-    """Computes `aten._scaled_dot_product_flash_attention_for_cpu_backward`.
-
-    Returns:
-        The gradients of query, key and value, laid out as (batch, position, head, feature).
-    """
+    """Computes `aten._scaled_dot_product_flash_attention_for_cpu_backward`; heads are laid out inside."""
     unread = None, None, 0, 0, 0.0, [False] * 4
     return efficient_attention_backward(grad, *saved[:3], attn_mask, *unread, saved[6], scale=scale)[:3]
 
@@ -47,8 +43,7 @@ def efficient_attention(
 ) -> tuple[Tensor, ...]:
     """Computes `aten._scaled_dot_product_efficient_attention`, but for the sums of the softmax, which are 0.
 
-    Returns:
-        The output, the sums, the seed of the dropout, and 1 if a GPU drew its random numbers.
+    The seed is that of the dropout, and the offset is 1 if a GPU drew its random numbers.
     """
     dropout_p, is_causal = (*settings, 0.0)[0], any(settings[1:])
     seed = torch.randint(2**62 if dropout_p else 1, (), device=query.device)
@@ -58,11 +53,7 @@ def efficient_attention(
 
 
 def efficient_attention_backward(grad: Tensor, *saved: Any, scale: Any = None) -> list[Any]:
-    """Computes `aten._scaled_dot_product_efficient_attention_backward`.
-
-    Raises:
-        InputError: the forward op drew the random numbers of its dropout on another kind of device.
-    """
+    """Computes `aten._scaled_dot_product_efficient_attention_backward`, where the forward op ran."""
     seed, on_gpu, dropout_p, wanted, *is_causal = saved[6:]
     if dropout_p and bool(on_gpu) != grad.is_cuda:
         raise InputError("attention with dropout is on a processor and its gradient on a GPU, or the reverse")

@@ -176,7 +176,7 @@ class Problem:
             most = ops[np.argmax(self.graph.resident_bytes[ops])]
             told, remedy = self._told(ops, memory.max())
             raise InfeasibleError(
-                f"{where}: op '{self.graph.op_mosts[most]}' and what is colocated with it keep {told}, but "
+                f"{where}: op '{self.graph.op_names[most]}' and what is colocated with it keep {told}, but "
                 f"the largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
             )
         needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()

@@ -110,8 +110,8 @@ def test_what_does_not_fit_is_told_part_by_part() -> None:
     )
     assert refusal(table, tokens, 10e9) == (
         f"op 'weight' {keeps} 16 GB (4 weights, 4 gradients, 8 optimizer state), but the largest device has "
-        "10 GB; rows of a table are not split over devices; use a larger device, or sparse=True with SGD, which "
-        "keeps no optimizer state"
+        "10 GB; rows of a table are not split over devices; use a larger device, or sparse=True with SGD, "
+        "which keeps no optimizer state"
     )
     assert refusal(sparse, tokens, 3e9, optimizer="sgd").endswith("over devices; use a larger device")
     assert refusal(unread, torch.zeros(2, 4), 3e9) == (

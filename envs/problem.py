@@ -173,9 +173,10 @@ class Problem:
         largest = int(np.argmax(self.footprint_bytes))
         if self.footprint_bytes[largest] > memory.max():
             ops = self.graph.units.row(largest)
+            most = ops[np.argmax(self.graph.resident_bytes[ops])]
             told, remedy = self._told(ops, memory.max())
             raise InfeasibleError(
-                f"{where}: op '{self.graph.op_names[ops[0]]}' and what is colocated with it keep {told}, but "
+                f"{where}: op '{self.graph.op_names[most]}' and what is colocated with it keep {told}, but "
                 f"the largest device has {memory.max() / 1e9:.3g} GB; {remedy}"
             )
         needed = (self.graph.resident_bytes if recomputes else self.footprint_bytes).sum()

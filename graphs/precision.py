@@ -174,7 +174,9 @@ def _in_few_bits(graph: OpGraph, bits: float) -> OpGraph:
     gemm, head = graph.gemm.copy(), _head(graph)
     for tensor, source in enumerate(graph.tensor_producer.tolist()):
         readers = [op for op in graph.consumers.row(tensor).tolist() if graph.bytes_moved[op]]
-        weighted = readers and all(graph.op_types[op] in _WEIGHTED for op in readers)
+        weighted = readers and all(
+            graph.op_types[op] in _WEIGHTED and sizes[tensor] > 2 * graph.gemm[op, 2] for op in readers
+        )  # a bias is as large as a row
         is_float = graph.op_types[source] == "parameter" and graph.dtypes[source] in ("bf16", "fp16")
         is_frozen = resident[source] <= sizes[tensor]
         if is_float and is_frozen and weighted and head not in readers:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphs.capture.loss import CaptureError
 from graphs.capture.structures import as_arguments
@@ -47,15 +46,10 @@ def note_stored(sources: Mapping[fx.Node, str], module: nn.Module, inputs: Any) 
         tensor = given[name] if name in given else attrgetter(name)(module)
         parts = [getattr(tensor, part)() for part in _PARTS[tensor.layout]]
         node.meta[STORED] = parts[-1].numel(), sum(map(size_bytes, parts))
-
-
-def fake_sparse(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    """Returns a fake tensor of the layout of a sparse one; one of coordinates has as many of them."""
-    if tensor.layout is not torch.sparse_coo:
-        return mode.from_tensor(tensor.detach())
-    with mode:
-        parts = [torch.empty(part.shape, dtype=part.dtype) for part in (tensor._indices(), tensor._values())]
-        return torch.sparse_coo_tensor(parts[0], parts[1], tensor.shape, is_coalesced=tensor.is_coalesced())
+        for other in node.graph.nodes:
+            made, makers = tensors_of(node_value(other)), filter(is_sparse, other.all_input_nodes)
+            if any(not each.numel() for each in made) and any(sparse_sizes(each)[0] for each in makers):
+                raise CaptureError(f"{other.target} reads parts of a sparse tensor; give them as inputs")
 
 
 def is_sparse(node: fx.Node) -> bool:
@@ -90,8 +84,4 @@ def sparse_sizes(node: fx.Node) -> tuple[int, int]:
 
 def tensor_bytes(node: fx.Node, tensor: Tensor) -> int:
     """Size in bytes of a tensor that a node yields."""
-    if not tensor.numel() and any(is_sparse(each) and sparse_sizes(each)[0] for each in node.all_input_nodes):
-        raise CaptureError(
-            f"{node.target} reads parts of a sparse tensor, which a trace loses; make them inputs"
-        )
     return sparse_sizes(node)[1] if tensor.layout in _PARTS else size_bytes(tensor)

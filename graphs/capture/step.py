@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, find_loss
-from graphs.capture.sparse import fake_sparse, why_not_costed
+from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import shortened
 from graphs.system.user_line import user_line
@@ -179,7 +179,7 @@ class Step(nn.Module):
         if tensor.layout is not torch.strided:
             if self.has_loss and tensor.requires_grad:
                 raise CaptureError(f"{what} is sparse and has a gradient; give it dense, or without")
-            return fake_sparse(tensor, self.fake_mode)
+            return self.fake_mode.from_tensor(tensor.detach())
         with self.fake_mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         if self.known_values:

@@ -102,20 +102,21 @@ def test_what_does_not_fit_is_told_part_by_part() -> None:
         unread[0].register_buffer("table", torch.zeros(1_000_000_000))
     keeps = "and what is colocated with it keep"
     assert refusal(linear, x, 3e9) == (
-        f"op 'weight' {keeps} 4.1 GB (1.02 weights, 1.02 gradients, 2.05 optimizer state), but the largest device "
-        "has 3 GB; use a larger device, or SGD, which keeps no optimizer state"
+        f"op 'weight' {keeps} 4.1 GB (1.02 weights, 1.02 gradients, 2.05 optimizer state), but the "
+        "largest device has 3 GB; use a larger device, or SGD, which keeps no optimizer state"
     )
     assert refusal(linear, x, 1e9, training=False) == (
         f"op 'weight' {keeps} 1.02 GB (1.02 weights), but the largest device has 1 GB; use a larger device"
     )
     assert refusal(table, tokens, 10e9) == (
-        f"op 'weight' {keeps} 16 GB (4 weights, 4 gradients, 8 optimizer state), but the largest device has 10 GB; "
-        "rows of a table are not split over devices; use a larger device, or sparse=True with SGD, which keeps no "
-        "optimizer state"
+        f"op 'weight' {keeps} 16 GB (4 weights, 4 gradients, 8 optimizer state), but the largest device has "
+        "10 GB; rows of a table are not split over devices; use a larger device, or sparse=True with SGD, "
+        "which keeps no optimizer state"
     )
     assert refusal(sparse, tokens, 3e9, optimizer="sgd").endswith("over devices; use a larger device")
     assert refusal(unread, torch.zeros(2, 4), 3e9) == (
-        f"op '0.table' {keeps} 4 GB (4 weights that no op reads), but the largest device has 3 GB; use a larger device"
+        f"op '0.table' {keeps} 4 GB (4 weights that no op reads), but the largest device has 3 GB; use a "
+        "larger device"
     )
     whole = refusal(nn.Sequential(nn.Linear(9000, 9000), nn.Linear(9000, 9000)), torch.zeros(8, 9000), 5e8)
     assert "smaller model" not in whole

@@ -58,8 +58,8 @@ def flops(graph: OpGraph, kind: str) -> float:
 def test_guesses_are_named_with_the_remedy() -> None:
     _, lines = captured()
     assert lines == [
-        "model 'm': the time of placewalk_test.attend, placewalk_test.fill is a guess (an operation per number, "
-        "each tensor moved once); give its flops to torch.utils.flop_counter.register_flop_formula"
+        "model 'm': the time of placewalk_test.attend, placewalk_test.fill is a guess (an operation per "
+        "number, each tensor moved once); give its flops to torch.utils.flop_counter.register_flop_formula"
     ]
 
 

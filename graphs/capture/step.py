@@ -34,7 +34,7 @@ REMEDIES = {
     "with training=True, as weights have none in inference",
     "mirrored meta": "forward calls backward(); use torch.autograd.grad with create_graph=True",
 }
-"""What to do about errors of torch's, by a pattern in their first line."""
+"""Remedies for errors of torch's, by a pattern in their first line."""
 
 
 class Step(nn.Module):

@@ -9,7 +9,7 @@ PLACERS := single random round-robin contiguous memory-fill heft m-etf rollout a
 
 # Pairs of torch and Python that `make versions` runs, all by default; folder that `make gpu-check` writes, and one of wheels.
 PAIRS ?=
-OUT ?= gpu-check
+OUT ?= build/gpu-check
 WHEELS ?=
 
 BIN := .venv/bin

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -236,3 +237,15 @@ def test_calibration_is_told_by_device_and_link(monkeypatch: pytest.MonkeyPatch,
         "gpu1 to gpu0",
     ]
     assert rows[3].note == "10 GB/s, 1 us"
+
+
+def test_wheels_of_a_folder_are_unpacked_without_a_network(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "absent-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("absent.py", "value = 7\n")
+        wheel.writestr("absent-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: absent\nVersion: 1.0\n")
+        wheel.writestr("absent-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr("absent-1.0.dist-info/RECORD", "")
+    check.install_wheels(tmp_path, tmp_path / "site")
+    assert (tmp_path / "site" / "absent.py").read_text() == "value = 7\n"
+    with pytest.raises(SystemExit, match="holds no wheels"):
+        check.install_wheels(tmp_path / "site", tmp_path / "other")

@@ -86,7 +86,8 @@ class PipelineRunner(StepRunner):
         try:
             given = step.tensors_in(inputs)
             with torch.no_grad():
-                return step.run([state[path].clone() for path in step.state], given)
+                loss: Tensor = step.run([state[path].clone() for path in step.state], given)
+                return loss
         except Exception:  # code of the user's, which may run with microbatches alone
             return None
 

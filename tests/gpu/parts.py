@@ -27,8 +27,8 @@ WITH_CUDA_TESTS = ("tests/envs/runtime/test_streams.py", "tests/graphs/capture/t
 WARM_UP, STEPS = 3, 10
 N_STEPS = 3
 """Steps of a placed model whose losses are compared."""
-RELATIVE = 1e-9
-"""Error allowed of losses in float64."""
+RELATIVE = 1e-4
+"""Error allowed of losses, which are in float32 for a GPU and the processor."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +259,8 @@ def _on_gpu_and_host(name: str, device: str) -> Row:
     from tests.envs.runtime.small_models import make
 
     module, inputs = make(name)
+    # Fake tensors of torch before 2.13 have the sums of attention in float64 in float32.
+    module, inputs = module.float(), [x.float() if x.is_floating_point() else x for x in inputs]
     cluster, names = get_or_measure_cluster("this"), None
     if not is_gpu(device):
         two = tuple(replace(cluster.devices[0], name=each) for each in ("cpu", "gpu"))
@@ -283,6 +285,7 @@ def _on_two_streams(name: str, device: str) -> Row:
     from tests.gpu.two_on_one import TwoOnOne
 
     module, inputs = make(name)
+    module, inputs = module.float(), [x.float() if x.is_floating_point() else x for x in inputs]
     captured = capture_step(module, inputs, optimizer="sgd")
     device_of = random_devices(captured.graph, 2, 0)
     cuda = TwoOnOne(device) if is_gpu(device) else RecordedCuda()

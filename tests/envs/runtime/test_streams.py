@@ -269,5 +269,7 @@ def test_a_gpu_cannot_be_two_devices() -> None:
 def test_gpus_train_as_the_plain_step(name: str, names: list[str]) -> None:
     if len(names) - names.count("cpu") > torch.cuda.device_count():
         pytest.skip("needs another GPU")
+    if name == "gpt" and torch.__version__ < (2, 13):
+        pytest.skip("fake tensors of torch before 2.13 have the sums of attention in float64 in float32")
     with DeviceProcesses(names, timeout_s=300) as processes:
         assert_trains_as_plain(name, 0, processes)

@@ -92,6 +92,9 @@ class CudaRegions:
                 kernels |= {name: _kernel(name, cast) for name in names if name not in same}
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
+                forget = _overload(name)._dispatch_cache.clear  # torch's choice of a kernel
+                forget()
+                self.stack.callback(forget)
 
     def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tree_map(self._lower, (args, kwargs))
@@ -148,9 +151,13 @@ def cuda_autocast() -> Iterator[CudaRegions]:
         yield met
 
 
-def _kernel(name: str, cast: Cast) -> Callable[..., Any]:
+def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _kernel(name: str, cast: Cast) -> Callable[..., Any]:
+    op = _overload(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):

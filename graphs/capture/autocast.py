@@ -48,8 +48,6 @@ PROMOTE = (
     *("tensordot", "scatter_add"),
 )
 """Ops whose operands autocast casts to the widest type among them on CUDA."""
-BANNED = ("binary_cross_entropy",)
-"""Ops that autocast refuses on CUDA."""
 
 _KEY = "AutocastCPU"
 _KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
@@ -87,14 +85,13 @@ class CudaRegions:
                 (FP32, _to_fp32),
                 (FP32_RESULT, _with_fp32_result),
                 (PROMOTE, _to_widest),
-                (BANNED, _refused),
+                (("binary_cross_entropy",), _refused),
             ):
                 kernels |= {name: _kernel(name, cast) for name in names if name not in same}
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
-                forget = _overload(name)._dispatch_cache.clear  # torch's choice of a kernel
-                forget()
-                self.stack.callback(forget)
+                # Torch keeps its choice of a kernel.
+                self.stack.enter_context(mock.patch.object(_overload(name), "_dispatch_cache", {}))
 
     def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tree_map(self._lower, (args, kwargs))
@@ -115,9 +112,8 @@ class CudaRegions:
 def cuda_autocast() -> Iterator[CudaRegions]:
     """Makes autocast regions for CUDA hold for CPU tensors; regions cast each weight once, as in eager mode.
 
-    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. From then on
-    ops are cast by CUDA's list. What stays different: a cast before softmax is an op of its own. A model that
-    changes tensors in place casts a weight at each use.
+    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. From then on ops are cast by
+    CUDA's list, but a cast before softmax is an op, and models that change tensors in place cast at each use.
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """

@@ -72,12 +72,13 @@ class CudaRegions:
     casts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def learn(self) -> None:
-        """Registers CUDA's list of ops for CPU tensors, once."""
+        """Registers CUDA's list of ops for CPU tensors, once; kernels that torch has chosen are set aside."""
         if not self.known:
             self.known = True
             library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             self.stack.callback(library._destroy)
-            of_cpu = {name[6:] for name in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)}
+            registered = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
+            of_cpu = {name[6:] for name in registered if name.startswith("aten::")}
             same = {*LOWER, *FP32} & of_cpu
             kernels: dict[str, Any] = dict.fromkeys(of_cpu - same, torch.library.fallthrough_kernel)
             for names, cast in (
@@ -90,7 +91,6 @@ class CudaRegions:
                 kernels |= {name: _kernel(name, cast) for name in names if name not in same}
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
-                # Torch keeps its choice of a kernel.
                 self.stack.enter_context(mock.patch.object(_overload(name), "_dispatch_cache", {}))
 
     def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -112,12 +112,10 @@ def capture_step(
                     f"model '{name}': module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
-            for line in checkpointing if training else ():
+            for line in (*(checkpointing if training else ()), *unfused):
                 notify(f"model '{name}': {line}")
             if step.averaged:
                 notify(f"model '{name}': {averaged_line(step.averaged)}")
-            for line in unfused:
-                notify(f"model '{name}': {line}")
             if regions.lost:
                 notify(
                     f"model '{name}': an autocast region for CUDA was made before the capture, without CUDA, "

@@ -22,7 +22,7 @@ allows: Any = torch.backends.cuda
 
 @contextlib.contextmanager
 def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
-    """Lets torch choose for fake CPU tensors the kernels of GPUs.
+    """Makes torch choose for fake CPU tensors the kernels of GPUs.
 
     GPUs fuse RMS norms, and `flex_attention` in training. Attention that a GPU fuses is the CPU's fused op if
     that takes it too, else `aten._scaled_dot_product_efficient_attention`, which stands for flash as well.

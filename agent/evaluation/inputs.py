@@ -182,8 +182,7 @@ def _gather_graphs(
     """Loads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
-        of_instances: graphs of the instances.
-        gpu: the GPUs whose kernels the model takes.
+        of_instances, gpu: graphs of the instances, and the GPUs whose kernels the model takes.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:

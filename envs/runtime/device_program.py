@@ -220,15 +220,14 @@ def _identity(value: Any) -> Any:
     return value
 
 
-_EFFICIENT = "aten._scaled_dot_product_efficient_attention"
 PLAIN: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "ones_like": torch.ones_like,
     "identity": _identity,
     "attention": fused_ops.attention,
     "attention_backward": fused_ops.attention_backward,
-    f"{_EFFICIENT}.default": fused_ops.efficient_attention,
-    f"{_EFFICIENT}_backward.default": fused_ops.efficient_attention_backward,
+    "aten._scaled_dot_product_efficient_attention.default": fused_ops.efficient_attention,
+    "aten._scaled_dot_product_efficient_attention_backward.default": fused_ops.efficient_attention_backward,
     "aten._fused_rms_norm_backward.default": fused_ops.rms_norm_backward,
     "random_state": _random_state,
 }

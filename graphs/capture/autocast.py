@@ -48,8 +48,6 @@ PROMOTE = (
     *("tensordot", "scatter_add"),
 )
 """Ops whose operands autocast casts to the widest type among them on CUDA."""
-BANNED = ("binary_cross_entropy",)
-"""Ops that autocast refuses on CUDA."""
 
 _KEY = "AutocastCPU"
 _KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
@@ -74,12 +72,13 @@ class CudaRegions:
     casts: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def learn(self) -> None:
-        """Registers CUDA's list of ops for CPU tensors, once."""
+        """Registers CUDA's list of ops for CPU tensors, once; kernels that torch has chosen are set aside."""
         if not self.known:
             self.known = True
             library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             self.stack.callback(library._destroy)
-            of_cpu = {name[6:] for name in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)}
+            registered = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)
+            of_cpu = {name[6:] for name in registered if name.startswith("aten::")}
             same = {*LOWER, *FP32} & of_cpu
             kernels: dict[str, Any] = dict.fromkeys(of_cpu - same, torch.library.fallthrough_kernel)
             for names, cast in (
@@ -87,12 +86,13 @@ class CudaRegions:
                 (FP32, _to_fp32),
                 (FP32_RESULT, _with_fp32_result),
                 (PROMOTE, _to_widest),
-                (BANNED, _refused),
+                (("binary_cross_entropy",), _refused),
             ):
                 listed = filter(is_on_cudas_list, names)
                 kernels |= {name: _kernel(name, cast) for name in listed if name not in same}
             for name, kernel in kernels.items():
                 library.impl(name, kernel, _KEY)
+                self.stack.enter_context(mock.patch.object(_overload(name), "_dispatch_cache", {}))
 
     def _to_lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tree_map(self._lower, (args, kwargs))
@@ -118,9 +118,8 @@ def is_on_cudas_list(name: str) -> bool:
 def cuda_autocast() -> Iterator[CudaRegions]:
     """Makes autocast regions for CUDA hold for CPU tensors; regions cast each weight once, as in eager mode.
 
-    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. From then on
-    ops are cast by CUDA's list. What stays different: a cast before softmax is an op of its own. A model that
-    changes tensors in place casts a weight at each use.
+    A region is `torch.autocast("cuda")`, or that of `torch.cuda.amp`. From then on ops are cast by
+    CUDA's list, but a cast before softmax is an op, and models that change tensors in place cast at each use.
 
     Source: `ATen/autocast_mode.h` of PyTorch 2.13; Micikevicius et al. 2018, "Mixed Precision Training".
     """
@@ -154,9 +153,13 @@ def cuda_autocast() -> Iterator[CudaRegions]:
         yield met
 
 
-def _kernel(name: str, cast: Cast) -> Callable[..., Any]:
+def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _kernel(name: str, cast: Cast) -> Callable[..., Any]:
+    op = _overload(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):

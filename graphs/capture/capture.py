@@ -151,12 +151,10 @@ def capture_step(
                     "module names are lost, since torch's joint trace failed with "
                     f"{traced.why_no_calls}; placements stay valid"
                 )
-            for line in checkpointing if training else ():
+            for line in (*(checkpointing if training else ()), *unfused):
                 say(line)
             if step.averaged:
                 say(averaged_line(step.averaged, summed=step.averaged == loss))
-            for line in unfused:
-                say(line)
             if regions.lost:
                 say(
                     "an autocast region for CUDA was made before the capture, without CUDA, "

@@ -22,7 +22,7 @@ allows: Any = torch.backends.cuda
 
 @contextlib.contextmanager
 def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
-    """Lets torch choose for fake CPU tensors the kernels of GPUs.
+    """Makes torch choose for fake CPU tensors the kernels of GPUs.
 
     GPUs fuse RMS norms, and `flex_attention` in training. Attention that a GPU fuses is the CPU's fused op if
     that takes it too, else `aten._scaled_dot_product_efficient_attention`, which stands for flash as well.
@@ -30,16 +30,18 @@ def gpu_kernels(gpu: Gpu) -> Iterator[dict[str, None]]:
     """
     unfused: dict[str, None] = {}
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    sdpa, norm = aten.scaled_dot_product_attention.default, aten._fused_rms_norm.default
     library.impl("scaled_dot_product_attention", partial(_attention, gpu, unfused), "AutogradCPU")
-    norm = aten._fused_rms_norm.default
     library.impl("_fused_rms_norm", partial(norm._op_dk, DispatchKey.Autograd), "AutogradCPU")
-    whole = {DispatchKey.CompositeImplicitAutograd: lambda *_: NotImplemented}
     check = "torch.nn.attention.flex_attention._validate_device"
-    try:
-        with patch.dict(norm.py_kernels, whole), patch(check, lambda *_: None, create=True):
-            yield unfused
-    finally:
-        library._destroy()
+    with contextlib.ExitStack() as stack:
+        stack.callback(library._destroy)
+        for op in (sdpa, norm):  # torch keeps its choice of a kernel
+            stack.enter_context(patch.object(op, "_dispatch_cache", {}))
+        whole = {DispatchKey.CompositeImplicitAutograd: lambda *_: NotImplemented}
+        stack.enter_context(patch.dict(norm.py_kernels, whole))
+        stack.enter_context(patch(check, lambda *_: None, create=True))
+        yield unfused
 
 
 def _attention(gpu: Gpu, unfused: dict[str, None], *operands: Any, **named: Any) -> Any:

@@ -165,7 +165,7 @@ _PRODUCTS = {
     "_sparse_semi_structured_addmm",
 }
 LEFT_FACTOR = {f"aten.{name}": at for at, names in _PRODUCTS.items() for name in names.split()}
-"""Where the left factor of each matrix product is among the arguments of the op; weights that are 2:4 sparse
+"""Index of the left factor of each matrix product among the arguments of its op; weights that are 2:4 sparse
 count as they are stored."""
 LEFT_FACTOR["transformers.grouped_mm_fallback"] = 0
 _GEMMS: dict[str, Callable[..., Gemm]] = {

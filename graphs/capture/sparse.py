@@ -24,7 +24,7 @@ _PARTS = {
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
 }
-"""How to get the indices and values of each sparse layout."""
+"""Methods that return the indices and values of each sparse layout."""
 
 
 def why_not_costed(tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -137,9 +138,9 @@ def capture_step(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update, sources=sources, tied=step.tied)
+            builder = GraphBuilder(traced, step.state, update, sources=sources)
             return CapturedStep(
-                graph=builder.build(name, family),
+                graph=replace(builder.build(name, family), tied=step.tied),
                 step=step,
                 trace=traced,
                 storages=builder.storages,

@@ -182,15 +182,12 @@ def build_graph(
     family: str,
     ops: Sequence[Mapping[str, object]],
     tensors: Sequence[tuple[int, float, Sequence[int]]],
-    *,
-    tied: Sequence[Sequence[str]] = (),
 ) -> OpGraph:
     """Makes an `OpGraph` from per-op records and (producer, bytes, consumers) triples.
 
     Args:
         ops: one mapping per op with the keys of the graph file format; only `name` is required.
         tensors: producer index, size in bytes, consumer indices.
-        tied: as in `GraphColumns`.
 
     Raises:
         GraphError: a record breaks the graph file format, or the graph a rule of `OpGraph`.
@@ -208,6 +205,5 @@ def build_graph(
         tensor_producer=np.array([producer for producer, _, _ in tensors], dtype=np.int64),
         tensor_bytes=np.array([size for _, size, _ in tensors], dtype=np.float64),
         consumers=Csr(ptr, np.concatenate([*rows, np.zeros(0, dtype=np.int64)])),
-        tied=tuple(map(tuple, tied)),
         **columns,
     )

@@ -161,12 +161,12 @@ def capture_step(
                     "and is disabled; make it in forward, or give a precision"
                 )
             update = OPTIMIZERS[optimizer] if optimizer and training else None
-            builder = GraphBuilder(traced, step.state, update, sources=sources, tied=step.tied)
-            graph = replace(builder.build(name, family), tree=module_tree(step.model))
+            builder = GraphBuilder(traced, step.state, update, sources=sources)
+            graph = builder.build(name, family)
             for line in cost_notices(builder.op_of_node):
                 say(line)
             return CapturedStep(
-                graph=graph,
+                graph=replace(graph, tied=step.tied, tree=module_tree(step.model)),
                 step=step,
                 trace=traced,
                 storages=builder.storages,

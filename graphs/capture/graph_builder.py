@@ -28,7 +28,6 @@ class GraphBuilder:
         state: parameters and buffers by path, tied ones once.
         update: what the optimizer does to each parameter with a gradient; None for nothing.
         sources: whether ops say their source line and shape.
-        tied: as in `Step.tied`.
 
     Attributes:
         op_of_source: index of the op of each source by its name in `Trace.sources`.
@@ -37,17 +36,10 @@ class GraphBuilder:
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        state: Mapping[str, Tensor],
-        update: Update | None,
-        *,
-        sources: bool = False,
-        tied: Iterable[Sequence[str]] = (),
+        self, trace: Trace, state: Mapping[str, Tensor], update: Update | None, *, sources: bool = False
     ) -> None:
         self.trace, self.state, self.update, self.sources = trace, state, update, sources
         self.storages = find_storages(trace)
-        self.tied = [[printable(path) for path in paths] for paths in tied]
         self.ops: list[dict[str, Any]] = []
         self.op_of: dict[Storage, int] = {}
         self.readers: dict[Storage, list[int]] = {}
@@ -73,7 +65,7 @@ class GraphBuilder:
             for storage, op in self.op_of.items()
             if storage in kept
         ]
-        return build_graph(name, family, self.ops, tensors, tied=self.tied)
+        return build_graph(name, family, self.ops, tensors)
 
     def _allocates(self, node: fx.Node) -> bool:
         """Says whether a node computes something: it is no source, no view and no metadata."""

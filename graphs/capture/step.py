@@ -19,7 +19,7 @@ from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, giv
 from graphs.capture.loss import CaptureError, Loss, find_loss
 from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
-from graphs.system.errors import shortened
+from graphs.system.errors import printable, shortened
 from graphs.system.user_line import user_line
 
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
@@ -86,17 +86,16 @@ class Step(nn.Module):
         """Parameters, then buffers, by path in the module; tied ones appear once, by their first path."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
-    @cached_property
-    def tied(self) -> list[list[str]]:
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
         """Paths of each tensor, and of each submodule without tensors, that is held several times."""
         held: dict[int, list[str]] = {}
         parts = self.model.named_modules(remove_duplicate=False)
-        bare = ((path, part) for path, part in parts if not _has_tensors(part))
+        bare = [(path, part) for path, part in parts if not {*part.parameters(), *part.buffers()}]
         parameters = self.model.named_parameters(remove_duplicate=False)
-        buffers = self.model.named_buffers(remove_duplicate=False)
-        for path, each in chain(parameters, buffers, bare):
-            held.setdefault(id(each), []).append(path)
-        return [paths for paths in held.values() if len(paths) > 1]
+        for path, each in chain(parameters, self.model.named_buffers(remove_duplicate=False), bare):
+            held.setdefault(id(each), []).append(printable(path))
+        return tuple(tuple(paths) for paths in held.values() if len(paths) > 1)
 
     def run(self, state: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
         """Runs `forward` with other tensors in place of `self.state`, in its order."""
@@ -256,7 +255,3 @@ def describe_failure(error: Exception) -> str:
     reason = f"{reason}; {remedy}" if remedy else reason
     line = user_line(error)
     return f"{line}: {reason}" if line else reason
-
-
-def _has_tensors(module: nn.Module) -> bool:
-    return next(chain(module.parameters(), module.buffers()), None) is not None

@@ -169,7 +169,7 @@ class _Run:
         self.paths = {paths[0]: [path.rpartition(".")[0] for path in paths] for paths in graph.tied}
         self.device_of = np.full(graph.n_ops, -1, dtype=np.int64)
         self.came_from: list[frozenset[str]] = [frozenset()] * graph.n_ops
-        self.latest: dict[str, dict[bool, frozenset[str]]] = {}  # of the module itself, of those in it
+        self.values: dict[str, dict[str, frozenset[str]]] = {}
         forward: dict[str, int] = {}
         for op, path in enumerate(graph.modules):
             if graph.is_source[op]:
@@ -186,16 +186,16 @@ class _Run:
             self.device_of[op] = self.device_of[readers[0]] if len(readers) else keys.main
 
     def _run(self, op: int, path: str) -> None:
-        """Places a forward op; models make constants where a value of theirs is, and which is not known."""
+        """Places a forward op; what is made of constants or inputs may be where its module's values are."""
         key = self.keys.key_of(path)
         came_from = frozenset(self._origins(op, path, key))
-        if not came_from and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
-            known = (self.latest.get(each, {}) for each in around(path))
-            came_from = frozenset[str]().union(*next(filter(None, known), {True: frozenset({ROOT})}).values())
+        if came_from <= {ROOT} and self.graph.tensor_bytes[self.graph.outputs.row(op)].sum() > SCALAR_BYTES:
+            known = (self.values.get(each) for each in around(path))
+            came_from = came_from.union(*next(filter(None, known), {"first": {ROOT}}).values())
         if len(self._devices(came_from)) > 1:
             came_from = self._settle(path, key, came_from)
         for each in around(path) if came_from else ():
-            self.latest.setdefault(each, {})[each == path] = came_from
+            self.values.setdefault(each, {"first": came_from})["own" if each == path else "inner"] = came_from
         self.came_from[op] = came_from
         self.device_of[op] = next(iter(self._devices(came_from)), -1)
 

@@ -79,7 +79,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         },
         MASKED,
     ),
-    "MixtralForCausalLM": ("MixtralConfig", GROUPED | {"num_local_experts": 2}, MASKED),
+    "MixtralForCausalLM": (
+        "MixtralConfig",
+        GROUPED | {"num_local_experts": 2, "experts_implementation": "batched_mm"},
+        MASKED,
+    ),
     "MambaForCausalLM": (
         "MambaConfig",
         {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.capture.structures import leaves_of
 from graphs.granularity import with_granularity
+from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph
+from tests.agent.evaluation.handover.architectures import ARCHITECTURES, make
 from tests.agent.evaluation.handover.pretended_gpus import run_on_pretended_gpus, run_with_hooks
 
 X: Mapping[str, Tensor] = {"x": torch.linspace(-1, 1, 4 * 6 * 8).reshape(4, 6, 8)}

@@ -260,7 +260,7 @@ def _on_gpu_and_host(name: str, device: str) -> Row:
 
     module, inputs = make(name)
     # Fake tensors of torch before 2.13 have the sums of attention in float64 in float32.
-    module, inputs = module.float(), [x.float() if x.is_floating_point() else x for x in inputs]
+    module, inputs = module.float(), tuple(x.float() if x.is_floating_point() else x for x in inputs)
     cluster, names = get_or_measure_cluster("this"), None
     if not is_gpu(device):
         two = tuple(replace(cluster.devices[0], name=each) for each in ("cpu", "gpu"))
@@ -285,7 +285,7 @@ def _on_two_streams(name: str, device: str) -> Row:
     from tests.gpu.two_on_one import TwoOnOne
 
     module, inputs = make(name)
-    module, inputs = module.float(), [x.float() if x.is_floating_point() else x for x in inputs]
+    module, inputs = module.float(), tuple(x.float() if x.is_floating_point() else x for x in inputs)
     captured = capture_step(module, inputs, optimizer="sgd")
     device_of = random_devices(captured.graph, 2, 0)
     cuda = TwoOnOne(device) if is_gpu(device) else RecordedCuda()

@@ -135,9 +135,8 @@ def graph_to_json(graph: OpGraph) -> dict[str, Any]:
         {"producer": producer, "bytes": sizes[tensor], "consumers": readers[ends[tensor] : ends[tensor + 1]]}
         for tensor, producer in enumerate(graph.tensor_producer.tolist())
     ]
-    tied = {"tied": [list(paths) for paths in graph.tied]} if graph.tied else {}
-    named = {"format": FORMAT, "name": graph.name, "family": graph.family}
-    return {**named, **tied, "ops": ops, "tensors": tensors}
+    record = {"format": FORMAT, "name": graph.name, "family": graph.family, "ops": ops, "tensors": tensors}
+    return record | ({"tied": [list(paths) for paths in graph.tied]} if graph.tied else {})
 
 
 def _plain_suffix(path: Path) -> str:

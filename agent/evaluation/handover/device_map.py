@@ -21,7 +21,7 @@ from agent.evaluation.handover.module_devices import ROOT, Keys, ModuleDevices, 
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import CPU_KINDS
 from envs.problem import Problem
-from envs.simulator.fastest_single import FastestSingle, fastest_single
+from envs.simulator.fastest_single import fastest_single
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
@@ -46,7 +46,7 @@ class DeviceMap:
         device_of: device index of each op when the map is run, int (n_ops,).
         n_changed: ops that run elsewhere than placed, parameters and inputs included.
         placed_s, total_s: simulated step of the placement and of the map, seconds.
-        single, single_map: the fastest single device, and its map.
+        advice: where one device is faster: a line that says so, with its map; else "".
     """
 
     devices: Mapping[str, int | str]
@@ -56,26 +56,17 @@ class DeviceMap:
     placed_s: float
     total_s: float
     fits: bool
-    single: FastestSingle
-    single_map: Mapping[str, int | str]
-
-    @property
-    def advice(self) -> str:
-        """Says in a line that one device does better; "" if it does not."""
-        if not self.single.fits or (self.fits and self.single.step_s >= self.total_s):
-            return ""
-        return f"one device is faster: {json.dumps(self.single_map)} takes {in_ms(self.single.step_s)}"
+    advice: str
 
     def __str__(self) -> str:
         memory = "" if self.fits else ", out of memory"
         changed = (
             "no op moves" if not self.n_changed else f"{self.n_changed:,} of {len(self.device_of):,} ops move"
         )
-        advice = f"\n{self.advice}" if self.advice else ""
         return (
             f"device map: {changed}; a step takes {in_ms(self.total_s)} "
-            f"(placed: {in_ms(self.placed_s)}){memory}{advice}"
-        )
+            f"(placed: {in_ms(self.placed_s)}){memory}\n{self.advice}"
+        ).rstrip()
 
 
 def project(problem: Problem, device_of: IntArray) -> DeviceMap:
@@ -83,8 +74,7 @@ def project(problem: Problem, device_of: IntArray) -> DeviceMap:
 
     The coarsest modules whose ops share a device go there; of a module that is placed in parts and has
     tensors of its own, those go where most of its seconds are. Where an op would combine values of two
-    devices, its module goes to one device whole, or the modules that they come from join: what moves fewer
-    seconds.
+    devices, its module goes to one whole, or the modules that they come from join: what moves fewer seconds.
 
     Args:
         device_of: device index of each op, int64 (n_ops,); not checked.
@@ -102,15 +92,15 @@ def project(problem: Problem, device_of: IntArray) -> DeviceMap:
     is_cpu = [name == "cpu" for name in named]
     modules = ModuleDevices(graph, problem.op_seconds, same[device_of], is_cpu)
     keys = modules.keys()
-    run = _Run(graph, modules, keys)
-    while not run.is_settled:
+    while not (run := _Run(graph, modules, keys)).is_settled:
         before, keys = keys, modules.keys()
         if keys == before:  # nothing in between helps
             modules.whole.add(ROOT)
             keys = modules.keys()
-        run = _Run(graph, modules, keys)
     placed, mapped = simulate_problem(problem, device_of), simulate_problem(problem, run.device_of)
     single, devices = fastest_single(problem), dict(_map_of(graph, modules, keys))
+    is_faster = single.fits and not (mapped.fits and single.step_s >= mapped.total_s)
+    one = f"one device is faster: {json.dumps({ROOT: named[single.device]})} takes {in_ms(single.step_s)}"
     return DeviceMap(
         devices={path: named[device] for path, device in devices.items()},
         device_names={path: problem.cluster.devices[device].name for path, device in devices.items()},
@@ -119,8 +109,7 @@ def project(problem: Problem, device_of: IntArray) -> DeviceMap:
         placed_s=placed.total_s,
         total_s=mapped.total_s,
         fits=mapped.fits,
-        single=single,
-        single_map={ROOT: named[single.device]},
+        advice=one if is_faster else "",
     )
 
 
@@ -227,14 +216,14 @@ class _Run:
 
     def _settle(self, path: str, key: str, came_from: frozenset[str]) -> frozenset[str]:
         whole_s, device = self.modules.cost_of_whole(path)
-        joined = self.modules.joined(came_from, self.keys)
-        joined_s, _ = self.modules.cost_of_joining(joined, self.keys)
+        joined_s, _ = self.modules.cost_of_joining(self.modules.joined(came_from, self.keys), self.keys)
         can_be_whole = path and key in self.keys.split and path not in self.modules.bare
         if not can_be_whole or joined_s < whole_s:
             return self._join(came_from)
         self.is_settled = False
         self.modules.whole.add(path)
-        self.keys.make_whole(path, device)
+        self.keys.devices[path] = device
+        self.keys.split.discard(path)
         return frozenset({path})
 
     def _join(self, came_from: frozenset[str]) -> frozenset[str]:

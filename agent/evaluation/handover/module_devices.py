@@ -21,11 +21,9 @@ class Keys:
     """The modules that a map must name; what is below one, but in no other, has its device.
 
     Attributes:
-        devices: device of each; where others are below it, that of its own tensors alone. The model itself is
-            always among them, with the main device if it is split.
+        devices: device of each, of split ones that of their own tensors; the model itself is always one.
         split: modules with others below.
-        main: device to which accelerate moves the inputs, the tensors of the model itself, and the ops of
-            modules on CPUs: the first GPU of the map.
+        main: first GPU of the map, for inputs, tensors of the model itself and ops of modules on CPUs.
         is_cpu: whether each device is a CPU.
     """
 
@@ -42,13 +40,6 @@ class Keys:
         """Returns the device on which accelerate runs a module; weights on a CPU come to the main device."""
         device = self.devices[key]
         return self.main if self.is_cpu[device] else device
-
-    def make_whole(self, path: str, device: int) -> None:
-        """Puts a module on a device with all that is in it."""
-        for key in [key for key in self.devices if is_inside(key, path)]:
-            del self.devices[key]
-        self.split = {key for key in self.split if not is_inside(key, path)}
-        self.devices[path] = device
 
 
 class ModuleDevices:
@@ -116,10 +107,7 @@ class ModuleDevices:
         devices = self._keys_below(ROOT)
         split = {above for key in devices for above in list(around(key))[1:]}
         keys = Keys(devices, split, devices.setdefault(ROOT, self.cost_of_whole(ROOT)[1]), self._is_cpu)
-        groups: list[set[str]] = []
-        for paths in self._groups:
-            if not any(keys.key_of(next(iter(paths))) in group for group in groups):
-                groups.append(self.joined(paths, keys))
+        groups = [self.joined(paths, keys) for paths in self._groups]
         for group in groups:
             devices |= dict.fromkeys(group, int(np.argmax(self._seconds(group, split))))
         if split:
@@ -165,8 +153,7 @@ class ModuleDevices:
     def _seconds(self, group: Iterable[str], split: Container[str]) -> FloatArray:
         """Seconds of modules on each device, of split ones without their submodules; (n_devices,)."""
         parts = [self._own[key] if key in split else self._total[key] for key in group]
-        total: FloatArray = np.sum(parts, axis=0)
-        return total
+        return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
 
 
 def around(path: str) -> Iterator[str]:

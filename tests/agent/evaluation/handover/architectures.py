@@ -45,7 +45,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         WIDE | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4},
         MASKED,
     ),
-    "BartForConditionalGeneration": ("BartConfig", SEQUENCES | {"vocab_size": 64}, LABELLED),
+    "BartForConditionalGeneration": (
+        "BartConfig",
+        SEQUENCES | {"vocab_size": 64},
+        LABELLED | {"decoder_attention_mask": MASKED["attention_mask"]},
+    ),
     "T5ForConditionalGeneration": (
         "T5Config",
         {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}

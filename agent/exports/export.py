@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -160,7 +160,16 @@ class PlacedModules:
             raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
         placed = self.whole(modules)
         places = placed.places(placed.tree.ops(modules))
+        placed = replace(placed, notes=(*placed.notes, *self._tied_apart(places)))
         return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
+
+    def _tied_apart(self, places: Mapping[str, int]) -> Iterator[str]:
+        """Names tensors that modules in several places hold."""
+        names = set(self.problem.graph.op_names)
+        for paths in self.problem.graph.tied:
+            at = {places[module] for path in paths for module in above(path) if module in places}
+            if paths[0] in names and len(at) > 1:
+                yield f"one tensor in several places, which the target must tie: {', '.join(paths)}"
 
     def layer_list(self, target: str) -> list[str]:
         """The layers that a target counts: of the lists that are named, or of the language model's.

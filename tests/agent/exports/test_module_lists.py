@@ -241,6 +241,16 @@ def test_torchtitan_names_every_child_once_and_keeps_a_sequential_whole(
     assert names == sorted(name for name, _ in module.named_children())
 
 
+@pytest.mark.parametrize("target", ["deepspeed", "torchtitan"])
+def test_tied_weights_in_several_stages_are_named(target: str) -> None:
+    module = Named()
+    assert "must tie" not in export_text(target, on(capture(module, torch.randn(2, WIDTH)), "layer3"))
+    module.layer5.up.weight = module.layer0.up.weight
+    graph = capture(module, torch.randn(2, WIDTH))
+    tied = "one tensor in several places, which the target must tie: layer0.up.weight, layer5.up.weight"
+    assert tied in export_text(target, on(graph, "layer3"))
+
+
 def test_moved_cuts_are_said() -> None:
     plan = plan_of(Named(), torch.zeros(8, WIDTH), 4)
     assert ".down" in plan.export("split-spec")

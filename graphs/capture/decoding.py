@@ -31,20 +31,20 @@ def capture_decoding(module: nn.Module, inputs: Any, prompt: int, **settings: An
     """Captures the inference of one token that reads the keys and values of those before it from a cache.
 
     The cache of a layer is two parameters, `past_0_keys` and `past_0_values`, on the device of its attention.
-    Costs are those of servers: a token is added to the cache in place, and of a mixture's experts those are
-    read that are chosen, where they are.
+    Costs are those of servers: attention is fused, a token is added to the cache in place, and of a mixture's
+    experts those are read that are chosen, where they are.
 
     Args:
         module: a model of transformers that generates, e.g. `LlamaForCausalLM`; it is not changed.
         inputs: of the module; the batch is that of the first tensor.
         prompt: tokens that each layer has in its cache, or less with a window; at least 1.
-        settings: `name`, `family`, `sources` and `gpu`, as `graphs.capture.capture` takes them.
+        settings: `name`, `family` and `sources`, as `graphs.capture.capture` takes them.
 
     Raises:
         CaptureError: the module has no such cache, or cannot be traced.
     """
     model, token = _decoding_model(module, inputs, prompt)
-    return _in_place(capture_step(model, token, training=False, **settings))
+    return _in_place(capture_step(model, token, training=False, gpu=None, **settings))
 
 
 def _decoding_model(module: nn.Module, inputs: Any, prompt: int) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -65,11 +65,11 @@ def capture_model(
     from graphs.capture.capture import capture_step
     from graphs.capture.decoding import capture_decoding
 
-    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True, "gpu": gpu}
+    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True}
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
             return capture_decoding(made.module, made.inputs, prompt, **shared)
-        shared |= {"loss": made.loss, "optimizer": optimizer, "training": training}
+        shared |= {"loss": made.loss, "optimizer": optimizer, "training": training, "gpu": gpu}
         return capture_step(made.module, made.inputs, **shared)
 
 

@@ -55,7 +55,7 @@ def model(name: str) -> tuple[nn.Module, tuple[Tensor, ...], CapturedStep]:
         module, inputs = torchrun_models.Net(), torchrun_models.INPUTS
     else:
         module, inputs = make(name)  # type: ignore[assignment]
-    return module, inputs, capture_step(module, inputs, optimizer="sgd")
+    return module, inputs, capture_step(module, inputs, optimizer="sgd", gpu=None)
 
 
 def assert_trains_as_plain(name: str, seed: int, devices: Any) -> StepRunner:
@@ -206,7 +206,7 @@ def test_processes_of_both_kinds_train_as_the_plain_step() -> None:
 def test_calls_are_bound_to_their_device() -> None:
     gpu = torch.device("cuda:1")
     for name in ("gpt", "moe"):
-        captured = capture_step(*make(name), optimizer="sgd")
+        captured = capture_step(*make(name), optimizer="sgd", gpu=None)
         (program,) = cut(captured, np.zeros(captured.graph.n_ops, dtype=np.int64), 1)
         bound = bound_to(program, gpu)
         text, before = repr(bound.instructions), repr(program.instructions)

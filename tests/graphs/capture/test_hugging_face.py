@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
+from graphs.step_settings import Gpu
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -58,7 +59,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 def capture_silently(module: nn.Module, inputs: dict[str, Any] | Tensor, training: bool) -> OpGraph:
     notices: list[str] = []
-    graph = capture(module, inputs, training=training, notify=notices.append)
+    graph = capture(module, inputs, training=training, gpu=Gpu(8.0, "bf16"), notify=notices.append)
     assert notices == []
     return graph
 

@@ -57,12 +57,22 @@ def _part(returned: Any, key: str) -> Any:
     return returned.get(key) if isinstance(returned, Mapping) else getattr(returned, key, None)
 
 
-def _chosen(returned: Any, key: object) -> Any:
-    if not isinstance(key, str):
+def check_loss(loss: object) -> None:
+    """Checks that a loss is none, a key, a list of keys or a function.
+
+    Raises:
+        CaptureError: it is something else.
+    """
+    keys = loss if isinstance(loss, list) and loss else [loss]
+    wrong = [key for key in keys if not isinstance(key, str)]
+    if wrong and (isinstance(loss, list) or not (loss is None or callable(loss))):
         raise CaptureError(
-            f"the loss is {type(key).__name__}; give a key, a list of keys or a function of what it returns; "
-            "several inputs are one tuple: (module, (x, y))"
+            f"the loss is {type(wrong[0]).__name__}; give a key, a list of keys or a function of what it "
+            "returns; several inputs are one tuple: (module, (x, y))"
         )
+
+
+def _chosen(returned: Any, key: str) -> Any:
     found = _part(returned, key)
     if found is None:
         keys = f" with {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else ""

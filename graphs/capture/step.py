@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
-from graphs.capture.loss import CaptureError, Loss, find_loss
+from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
 from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import printable, shortened
@@ -65,6 +65,7 @@ class Step(nn.Module):
         known_values: KnownValues | None = None,
     ) -> None:
         super().__init__()
+        check_loss(loss)
         self.known_values = known_values
         self.fake_mode = known_values or FakeTensorMode(allow_non_fake_inputs=True)
         self.has_loss, self._loss = training, loss

@@ -151,7 +151,7 @@ def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -
     assert main([*model, *words, "--out", str(tmp_path)]) == 0
     with (tmp_path / "results.csv").open() as file:
         (row,) = csv.DictReader(file)
-    found = place(*make(), name="make", pipeline="gpipe", split=6, budget=40)
+    found = place(*make(), name="make", cluster="4xv100", pipeline="gpipe", split=6, budget=40)
     assert (row["microbatches"], found.pipeline.microbatches) == ("6", 6)
     assert float(row["step_time_s"]) == pytest.approx(found.step_time.total_s)
     halves = {key: value[:2] for key, value in make()[1].items()}

@@ -57,7 +57,7 @@ def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
 def test_a_plan_prints_in_five_short_lines(plan):
     first, second, third, fourth, fifth = lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
-    assert first.startswith("toy on 2xk80 by heft: a step takes ")
+    assert first.startswith("toy on 2xk80 (uncalibrated) by heft: a step takes ")
     assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
     assert third.startswith("ops: gpu0 ")
     assert fourth == f"data parallel: {plan.data_parallel}"
@@ -169,8 +169,8 @@ def test_a_module_is_placed_for_inference_and_in_another_precision():
     assert set(plan.graph.phases) == {"forward"}
     half = place(module, inputs, placer="single", precision="bf16")
     assert set(half.graph.dtypes) == {"bf16"}
-    with pytest.raises(ValueError, match="unknown precision 'fp8'; use one of fp32, tf32, amp-bf16"):
-        place(module, inputs, placer="single", precision="fp8")
+    with pytest.raises(ValueError, match="unknown precision 'fp6'; use one of fp32, tf32, amp-bf16"):
+        place(module, inputs, placer="single", precision="fp6")
 
 
 def test_a_module_is_placed_whole():

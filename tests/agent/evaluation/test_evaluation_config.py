@@ -113,7 +113,7 @@ def test_a_prompt_gives_the_step_of_a_token_with_its_cache(tmp_path, monkeypatch
         ({"seeds": 0}, "seeds is 0; use at least 1"),
         ({"budget": 0}, "budget is 0; use at least 1"),
         ({"seconds": 0.0}, "seconds is 0.0; use more than 0"),
-        ({"precision": "fp8"}, "precision is 'fp8'; use fp32 or tf32 or amp-bf16"),
+        ({"precision": "fp6"}, "precision is 'fp6'; use fp32 or tf32 or amp-bf16"),
         ({"granularity": "stage"}, "granularity is 'stage'; use op or module or block or layer"),
         ({"optimizer": "lion"}, "optimizer is 'lion'; use adam or sgd or adamw"),
         ({"cluster": []}, "cluster is empty; give at least one"),

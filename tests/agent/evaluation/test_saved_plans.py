@@ -36,7 +36,7 @@ def test_a_saved_plan_is_scored_under_the_name_of_the_function(
     words = ["--model", "my_saved_model:perceptron", "--cluster", "2xk80", "--placements", "placement.json"]
     assert main([*words, "--out", "out"]) == 0
     assert "placement.json: is for graph 'Sequential', here 'perceptron'" in capsys.readouterr().err
-    (row,) = csv.DictReader((tmp_path / "out" / "results.csv").open())
+    (row,) = csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines())
     assert float(row["step_time_s"]) == plan.step_time.total_s
     other = place(nn.Linear(64, 64), torch.randn(32, 64), cluster="2xk80", placer="single")
     other.save("placement.json")

@@ -94,7 +94,7 @@ def test_compiling_and_loading_kernels_is_no_time_of_a_trial(arguments):
         [sys.executable, "-c", LOADED, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 2
+    assert int(done.stdout) > 1
 
 
 def test_a_search_makes_as_many_evaluations_where_its_kernels_are_compiled_first(monkeypatch):

@@ -16,6 +16,7 @@ from agent.experiments.rows import read_table
 from agent.instances.best_known import read_best_known, read_placements
 from agent.instances.instance import InstanceError, find_instances, find_names, sources
 from agent.instances.profiles import DATA
+from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placement.placement import Placement
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
@@ -138,7 +139,7 @@ def test_each_workload_is_placed_on_its_own_devices_and_a_file_on_the_default(tm
     spec = spec_of("tarnawski:*", str(tmp_path / "own.json"))
     pairs = [(spec.graphs[task.graph].name, spec.clusters[task.cluster].name) for task in spec.tasks()]
     own = [(each.name, each.cluster.name) for each in find_instances(["tarnawski:*"])]
-    assert pairs == [*own, ("own", "4xv100")]
+    assert pairs == [*own, ("own", DEFAULT_CLUSTER)]
     spec.check_feasible()
     assert spec.to_json()["home"] == dict(pairs)
 

@@ -137,6 +137,7 @@ def test_a_product_of_three_operands_counts_each_combination() -> None:
     assert graph.flops[graph.op_types.index("aten._trilinear")] == 2 * 3 * 4 * 5 * 6
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_all_types_of_floats_have_a_dtype_or_are_named() -> None:
     types = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     floats = [dtype for dtype in types if dtype.is_floating_point or dtype.is_complex]

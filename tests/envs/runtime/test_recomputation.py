@@ -165,11 +165,18 @@ class HeldBytes(TorchDispatchMode):
         return sum(storage.nbytes() for each in self._storages.values() if (storage := each()) is not None)
 
 
+class OneResult(nn.Sequential):
+    """Returns a tuple, as parts of stages do."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (super().forward(x),)
+
+
 def test_a_stage_of_torch_frees_its_activations_and_leaves_buffers_and_random_numbers_alone() -> None:
     torch.manual_seed(0)
     module, found, held = Dropping().layers, [], []
     for recomputes in (False, True):
-        part = copy.deepcopy(module)
+        part = OneResult(copy.deepcopy(module))
         changed = [path for path, _ in part.named_buffers()]
         stage = StageModule(part, ["x"], ["y"], ["x"], ["y"], recomputes=recomputes, changed=changed)
         torch.manual_seed(1)

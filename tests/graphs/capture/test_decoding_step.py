@@ -70,7 +70,8 @@ def test_weights_are_those_of_the_forward_pass() -> None:
     graph = decoding(model, 20)
     forward = capture(model, torch.zeros(1, 5, dtype=torch.long, device="meta"), training=False)
     assert graph.resident_bytes.sum() == forward.resident_bytes.sum() + 2 * LAYERS * 20 * TOKEN_BYTES
-    assert len(with_granularity(graph, "layer").units) == LAYERS
+    # One more for a buffer of the rotary embedding that nothing reads.
+    assert len(with_granularity(graph, "layer").units) == LAYERS + 1
 
 
 @pytest.mark.parametrize(

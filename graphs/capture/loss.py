@@ -35,11 +35,13 @@ def find_loss(returned: Any, loss: Loss | None = None) -> tuple[Tensor, list[str
     Raises:
         CaptureError: nothing is found, or what is found is no real float scalar.
     """
-    if isinstance(loss, list) and loss:
+    if isinstance(loss, str):
+        return _scalar(_chosen(returned, loss), loss), []
+    if isinstance(loss, list):
         parts = [_scalar(_chosen(returned, key), key) for key in loss]
         return torch.stack(parts).sum(), loss
     if loss is not None:
-        return _scalar(loss(returned) if callable(loss) else _chosen(returned, loss), loss), []
+        return _scalar(loss(returned), loss), []
     own = _part(returned, LOSS)
     if isinstance(own, Tensor) and own.numel() == 1:
         return _scalar(own, LOSS), []

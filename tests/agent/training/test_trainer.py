@@ -184,7 +184,7 @@ def test_time_used_before_an_interruption_counts_and_finished_phases_stay_so(tmp
     first = train(config, context)
     n_rows = len(context.rows)
     again = train(config, context)
-    assert 60 * config.minutes <= again.wall_s < 2 * first.wall_s
+    assert 0.8 * first.wall_s <= again.wall_s < 2 * first.wall_s
     assert len(context.rows) == n_rows
     assert again.cut_short == first.cut_short
     assert again.best_score == first.best_score

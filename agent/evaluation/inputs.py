@@ -20,7 +20,6 @@ from agent.evaluation.spec import EvaluationSpec, check_placers, pipeline_row_na
 from agent.evaluation.trial_runner import TrialRunner
 from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import Budget
-from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
@@ -78,7 +77,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         config.split,
         to_run=config.model is not None,
     )
-    placers = _placers(config, row_names() if pipeline is None else _without_policy())
+    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
@@ -93,7 +92,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
             whole = {graphs[-1].name: batch}
     given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
-    if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
+    if pipeline is None and any(name in LEARNED for name in placers):
         policy = open_policy(config.policy, graphs)
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
@@ -169,11 +168,6 @@ def _chosen(
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
     return tried[0].pipelined.pipeline
-
-
-def _without_policy() -> tuple[str, ...]:
-    """Names of the placers of pipelines that are compared by default: no policy for pipelines is shipped."""
-    return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
 
 
 def _gather_graphs(

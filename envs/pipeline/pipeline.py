@@ -80,16 +80,3 @@ class Pipeline:
     def splits_backward(self) -> bool:
         """Says whether gradients of weights have actions of their own, where a plan has no order."""
         return self.name in (ZERO_BUBBLE, SEARCHED)
-
-
-def check_one_stage_each(pipeline: Pipeline) -> None:
-    """Checks that a walk can place a pipeline: it begins one stage on each device that it uses.
-
-    Raises:
-        PipelineError: the schedule has several, or has yet to be chosen.
-    """
-    if pipeline.name in (INTERLEAVED, AUTO):
-        raise PipelineError(
-            f"episodes and policies place one stage on each device, not schedule '{pipeline.schedule}'; "
-            f"use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
-        )

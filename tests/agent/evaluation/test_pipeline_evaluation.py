@@ -103,7 +103,6 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
             "shares links by 'egress', which pipelines do not simulate",
         ),
         (["--pipeline", "interleaved-1f1b:400"], "needs 400 stages on a device, but"),
-        (["--pipeline", "interleaved-1f1b", "--placers", "policy", "--include-seen"], "place one stage"),
     ],
 )
 def test_bad_pipelines_are_one_line(

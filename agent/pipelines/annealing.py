@@ -9,7 +9,7 @@ from itertools import chain, permutations
 
 import numpy as np
 
-from agent.pipelines.dynamic.placers import pipedream
+from agent.pipelines.pipedream import pipedream
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted, toggled
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer

@@ -58,8 +58,6 @@ class PipelineResult:
         step: the pipelined step.
         evaluations: plans that it simulated.
         wall_s, cpu_s: seconds that it took, and processor seconds.
-        is_proven: whether no plan of stages that are contiguous in program order, without replicas, has a
-            shorter step and fits.
     """
 
     cuts: Cuts
@@ -68,7 +66,6 @@ class PipelineResult:
     evaluations: int
     wall_s: float
     cpu_s: float
-    is_proven: bool
 
 
 def check_pipeline(pipelined: PipelinedProblem) -> None:
@@ -97,7 +94,6 @@ class PipelineSearch(SearchState):
         self.cuts: Cuts | None = None
         self.actions: tuple[str, ...] = ()  # of the best plan; empty = those of the schedule
         self.memory_binds = False  # whether a plan was over the memory limits
-        self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
         self._most_s = 0.0  # wall seconds of an evaluation, at most, lately
 
@@ -181,7 +177,6 @@ class PipelineSearch(SearchState):
         def progress() -> float:
             return (self.progress - began) / (1 - began) if self.left else 1.0
 
-        self.is_proven = False
         words = starts(len(stages.devices), self.pipeline.microbatches)
         anneal_orders(score, progress, words, self.problem.cluster.memory_bytes.mean(), rng)
 
@@ -192,7 +187,7 @@ class PipelineSearch(SearchState):
         stages = replace(self.stages(self.cuts), actions=self.actions)
         step = self.pipelined.simulate(stages)
         spent = (found.evaluations, found.wall_s, found.cpu_s)
-        return PipelineResult(self.cuts, stages, step, *spent, self.is_proven)
+        return PipelineResult(self.cuts, stages, step, *spent)
 
 
 PipelineStrategy = Callable[[PipelineSearch, np.random.Generator], None]
@@ -237,7 +232,7 @@ def place_pipeline(
     return PIPELINE_PLACERS[name].place(pipelined, budget, rng or np.random.default_rng(0))
 
 
-MODULES = ("annealing", "equal", "dynamic.placers", "exact")
+MODULES = ("annealing", "equal", "pipedream")
 PIPELINE_PLACERS = Registry[PipelinePlacer](
     "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
 )

@@ -75,7 +75,6 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         own.schedule if own else config.pipeline,
         own.microbatches if own and config.microbatches is None else config.microbatches,
         config.split,
-        to_run=config.model is not None,
     )
     placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     check_placers(placers, pipeline)
@@ -210,14 +209,13 @@ def _tell_if_large(path: str) -> None:
 
 
 def make_pipeline(
-    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None, *, to_run: bool
+    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None
 ) -> Pipeline | None:
     """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
 
     Args:
         wanted: a pipeline, or its schedule alone.
         microbatches: of the pipeline; None if there is only a schedule.
-        to_run: whether the plan is to run, as that of a module is, so that stages have no replicas.
 
     Raises:
         EvaluationError: the numbers differ, or there is no schedule for them.
@@ -240,8 +238,7 @@ def make_pipeline(
             f"split is {split}, but the pipeline has {microbatches} microbatches; give one of them"
         )
     given = [count for count in (microbatches, split) if isinstance(count, int)]
-    made = wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
-    return replace(made, may_replicate=made.may_replicate and not to_run)
+    return wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
 
 
 def prepared(

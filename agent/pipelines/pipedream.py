@@ -26,8 +26,8 @@ from graphs.limits import ROUNDING
 from graphs.system.array_types import FloatArray, IntArray
 
 MOST_NODES, FEW_NODES = 512, 64
-"""Nodes that the pieces of a graph are merged into, at most, and those of a first split, whose max-load bounds
-that of the second."""
+"""Nodes that the pieces of a graph are merged into, at most, and those of a first split, whose max-load
+bounds that of the second."""
 MOST_USES = 1024
 """Numbers of devices of each kind that are told apart; beyond, the devices are used in their order."""
 MEMORY_SHARES = (1.0, 0.9, 0.8, 0.65, np.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -30,22 +29,12 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
-        replicas: devices of each stage, which are taken from `ranks` in turn; empty = one each.
         recomputed: whether each stage runs forward again before its backward actions; empty = none does.
-        order: pieces in the order in which stages take them; empty = program order.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
-    replicas: tuple[int, ...] = ()
     recomputed: tuple[bool, ...] = ()
-    order: tuple[int, ...] = ()
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """Devices of each stage; where stages go round the devices, those of one round."""
-        left = iter(self.ranks)
-        return [list(islice(left, count)) for count in self.replicas or (1,) * len(self.ranks)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +115,8 @@ class PipelineSearch(SearchState):
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
-        groups = cuts.groups
-        devices = np.array([group[0] for group in groups] * (len(cuts.first) // len(groups)))
-        replicas = tuple(map(tuple, groups)) if cuts.replicas else ()
-        order = np.array(cuts.order) if cuts.order else None
-        return self.chain.stages(
-            np.array(cuts.first), devices, order, recomputed=recomputed, replicas=replicas
-        )
+        devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
+        return self.chain.stages(np.array(cuts.first), devices, recomputed)
 
     def score_cuts(self, cuts: Cuts, *, until_s: float = np.inf) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best, with the least recomputation.

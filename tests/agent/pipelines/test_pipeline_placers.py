@@ -35,12 +35,11 @@ def small(
     n_layers: int = 7,
     *,
     branches: bool = False,
-    may_replicate: bool = True,
 ) -> PipelinedProblem:
     rng = np.random.default_rng(seed)
     cluster = random_pipeline_cluster(rng, n_devices)
     graph = random_training_graph(rng, n_layers, branches=branches)
-    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6, may_replicate=may_replicate))
+    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6))
 
 
 @pytest.mark.parametrize("schedule", ALL)
@@ -50,7 +49,7 @@ def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name:
     found = PIPELINE_PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
     stages = stages_of(pipelined.problem, found.stages.placement)
     assert stages.stage_of.tolist() == found.stages.stage_of.tolist()
-    assert (stages.replicas, stages.recomputed) == (found.stages.replicas, found.stages.recomputed)
+    assert stages.recomputed == found.stages.recomputed
     plain = plain_step(pipelined.problem, pipelined.pipeline, found.stages)
     assert plain is not None
     assert found.step.total_s == pytest.approx(plain.total_s, rel=1e-9)
@@ -61,12 +60,9 @@ def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
     """Yields all plans on three devices."""
     for n in range(1, 4):
         for ranks in permutations(range(3), n):
-            for ends in product((False, True), repeat=n - 1):
-                starts = [0, *(at + 1 for at, end in enumerate(ends) if end), n]
-                replicas = tuple(np.diff(starts).tolist())
-                for cuts in combinations(range(1, search.chain.n_pieces), len(replicas) - 1):
-                    for again in product((False, True), repeat=len(replicas) if recomputes else 0):
-                        yield Cuts((0, *cuts), ranks, replicas if len(replicas) < n else (), again)
+            for cuts in combinations(range(1, search.chain.n_pieces), n - 1):
+                for again in product((False, True), repeat=n if recomputes else 0):
+                    yield Cuts((0, *cuts), ranks, again)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +112,11 @@ def test_equal_shares_leave_no_stage_empty() -> None:
     assert cut_equally(np.ones(8), 4) == (0, 2, 4, 6)
 
 
-def test_starts_replicate_stages_on_the_fastest_devices_too() -> None:
-    search = PipelineSearch(small(1, n_devices=4), Budget(100))
-    assert sorted(np.argsort(search.problem.single_device_s)[:2]) == [2, 3]
-    found = list(annealing.starts(search, np.random.default_rng(0)))
-    replicated = [(cuts.ranks, cuts.replicas) for cuts in found if cuts.replicas]
-    assert replicated == [((0, 1, 2, 3), (2, 2)), ((0, 1, 2, 3), (4,)), ((2, 3), (2,))]
-
-
 @pytest.mark.parametrize("seed", [1, 5])
 def test_refine_starts_from_a_plan_that_fits_if_none_of_equal_time_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = small(seed, n_layers=9, may_replicate=False)
+    wide = small(seed, n_layers=9)
     graph, cluster = wide.problem.graph, wide.problem.cluster
     memory = graph.resident_bytes.sum() * np.array([2.0, 1.0, 0.2])
     devices = tuple(

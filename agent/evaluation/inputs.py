@@ -19,7 +19,7 @@ from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, check_placers, pipeline_row_names, row_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.instances.instance import Instance, find_instances, names_instance
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
@@ -264,8 +264,16 @@ def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
 
 def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str, ...]:
     if config.placers is None:
-        return () if config.placements else everything
-    return everything if config.placers == (ALL,) else config.placers
+        return () if config.placements else _installed(everything)
+    return _installed(everything) if config.placers == (ALL,) else config.placers
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Leaves out the placers whose package is not installed, and says so."""
+    missing = [name for name in names if name in PLACERS and not PLACERS[name].is_installed]
+    for name in missing:
+        print(f"{name} is left out: run pip install 'placewalk[{name}]' for it", file=sys.stderr)
+    return tuple(name for name in names if name not in missing)
 
 
 def read_given(

@@ -213,11 +213,14 @@ def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
 
     Raises:
         EvaluationError: a name is unknown.
+        PlacerError: a package that a placer needs is not installed.
     """
     known = row_names() if pipeline is None else pipeline_row_names()
     for name in names:
         if name not in known:
             raise EvaluationError(unknown_placer(name, known))
+        if pipeline is None and name in PLACERS:
+            PLACERS[name].check_installed()
 
 
 def _check(spec: EvaluationSpec) -> None:

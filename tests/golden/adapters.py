@@ -1,4 +1,4 @@
-"""What the goldens ask of the code, in one place: only this file changes where a call does, and no answer may."""
+"""What the goldens ask of the code: where a call changes, only this file does, and no answer may."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Episode:
 
 
 def play(problems: Sequence[Problem], cases: Sequence[tuple[int, str]], **settings: Any) -> list[Episode]:
-    """Plays episodes at random, each with a generator of its own, so that it does not matter how many at once.
+    """Plays episodes at random, each with a generator of its own, however many play at once.
 
     Args:
         cases: index of the problem and name of the order of each episode.
@@ -121,7 +121,10 @@ def play(problems: Sequence[Problem], cases: Sequence[tuple[int, str]], **settin
     episodes = [Episode() for _ in cases]
     while not all(episode.info for episode in episodes):
         actions = np.array(
-            [rng.choice(np.flatnonzero(mask)) for rng, mask in zip(draws, batch.observation.mask, strict=True)]
+            [
+                rng.choice(np.flatnonzero(mask))
+                for rng, mask in zip(draws, batch.observation.mask, strict=True)
+            ]
         )
         playing = [number for number, episode in enumerate(episodes) if not episode.info]
         for number in playing:
@@ -177,26 +180,10 @@ def updates(mdp: str, train_on: Sequence[OpGraph]) -> Iterator[tuple[list[NDArra
         yield from zip(context.weights, context.rows, strict=True)
 
 
-def small_model() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    """Four layers beside one another after a first: the model of the evaluations."""
-
-    class Branches(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 16)
-            self.branches = torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first = self.first(x).relu()
-            return self.last(sum(branch(first).relu() for branch in self.branches))
-
-    return Branches(), (torch.zeros(256, 1024),)
-
-
 def evaluation_files(words: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Runs `evaluate.py` on the model, and yields the files that it writes."""
     with TemporaryDirectory() as folder, chdir(folder), redirect_stdout(io.StringIO()):
-        arguments = ["--model", f"{__name__}:small_model", "--jobs", "1", "--out", "out", *words]
+        arguments = ["--model", "tests.golden.model:small_model", "--jobs", "1", "--out", "out", *words]
         with redirect_stderr(errors := io.StringIO()):
             assert evaluate.main(arguments) == 0, errors.getvalue()
         for path in sorted(Path("out").rglob("*")):

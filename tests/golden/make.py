@@ -1,4 +1,4 @@
-"""Compares answers with the golden ones, or writes them: `python -m tests.golden.make [--write] [SECTION ...]`."""
+"""Compares answers with the golden ones, or writes them: see `python -m tests.golden.make --help`."""
 
 from __future__ import annotations
 

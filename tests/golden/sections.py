@@ -132,8 +132,8 @@ def logits() -> Answers:
 def evaluation() -> Answers:
     """Rows and files that `evaluate.py` writes for a model, as a step and as a pipeline."""
     words = {
-        "step": "--cluster 4xv100 gpu+cpu --placers single heft annealing policy --orders topo bfs --budget 40 "
-        "--seeds 2 --trace --export accelerate megatron deepspeed vllm",
+        "step": "--cluster 4xv100 gpu+cpu --placers single heft annealing policy --orders topo bfs --budget 40"
+        " --seeds 2 --trace --export accelerate megatron deepspeed vllm",
         "pipeline": "--cluster 4xv100 --pipeline 1f1b --microbatches 4 --placers single equal-time refine "
         "data-parallel --budget 40 --seeds 1 --trace --export split-spec schedule-csv",
     }
@@ -149,8 +149,8 @@ def evaluation() -> Answers:
                     where = " ".join(row.get(key, "") for key in ("cluster", "placer", "order", "seed"))
                     yield f"{name} {path} {where}", answer(kind, cells, float(row["step_time_s"]))
             elif path == "report.html":
-                parts = re.sub(r"<td>[^<]*</td>", "", content.decode())
-                yield f"{name} {path}", answer(SOME, [parts])
+                text = re.sub(r"<td>[^<]*</td>|<svg.*?</svg>", "", content.decode(), flags=re.DOTALL)
+                yield f"{name} {path}", answer(SOME, [text])
             elif path not in (".lock", "journal.jsonl"):
                 yield f"{name} {path}", answer(kind, [content])
 

@@ -38,8 +38,8 @@ CURVES = ("update/imitation_loss", "update/imitation_value_loss", "update/policy
 CURVES += ("training/entropy", "step_time/score")
 SOME = "~"
 """Begins an answer that depends on the kind of processor, by the sums of its matrix products."""
-ANY = "~~"
-"""Begins an answer that may differ everywhere, if its numbers agree: sums may be taken in another order."""
+TRAINED = "~~"
+"""Begins an answer of a training, which also depends on the order of sums: Adam's first steps amplify a bit."""
 Answers = Iterator[tuple[str, str]]
 
 
@@ -114,7 +114,7 @@ def training() -> Answers:
         for number, (weights, metrics) in enumerate(adapters.updates(mdp, graphs)):
             phase = ("imitation", "on-policy imitation", "reinforcement")[number // 3]
             curves = [metrics[name] for name in CURVES if name in metrics]
-            yield f"{mdp} {phase} {number % 3}", answer(ANY, weights, *curves)
+            yield f"{mdp} {phase} {number % 3}", answer(TRAINED, weights, *curves)
 
 
 def logits() -> Answers:
@@ -132,8 +132,8 @@ def logits() -> Answers:
 def evaluation() -> Answers:
     """Rows and files that `evaluate.py` writes for a model, as a step and as a pipeline."""
     words = {
-        "step": "--cluster 4xv100 gpu+cpu --placers single heft annealing policy --orders topo bfs --budget 40"
-        " --seeds 2 --trace --export accelerate megatron deepspeed vllm",
+        "step": "--cluster 4xv100 gpu+cpu --placers single heft annealing policy --orders topo bfs --seeds 2 "
+        "--budget 40 --trace --export accelerate megatron deepspeed vllm",
         "pipeline": "--cluster 4xv100 --pipeline 1f1b --microbatches 4 --placers single equal-time refine "
         "data-parallel --budget 40 --seeds 1 --trace --export split-spec schedule-csv",
     }

@@ -39,7 +39,7 @@ CURVES += ("training/entropy", "step_time/score")
 SOME = "~"
 """Begins an answer that depends on the kind of processor, by the sums of its matrix products."""
 TRAINED = "~~"
-"""Begins an answer of a training, which also depends on the order of sums: Adam's first steps amplify a bit."""
+"""Begins an answer of a training, which depends on the order of sums too: Adam's first steps amplify bits."""
 Answers = Iterator[tuple[str, str]]
 
 

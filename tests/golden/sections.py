@@ -36,10 +36,9 @@ CLOCK = ("wall_s", "cpu_s", "ratio_to_refine")
 """Columns of tables that the clock decides."""
 CURVES = ("update/imitation_loss", "update/imitation_value_loss", "update/policy_loss", "update/value_loss")
 CURVES += ("training/entropy", "step_time/score")
-SOME = "~"
-"""Begins an answer that depends on the kind of processor, by the sums of its matrix products."""
-TRAINED = "~~"
-"""Begins an answer of a training, which depends on the order of sums too: Adam's first steps amplify bits."""
+SOME, TRAINED = "~", "~~"
+"""Begin answers that depend on the kind of processor, by the sums of its matrix products; and those of
+trainings, where the first steps of Adam amplify such differences."""
 Answers = Iterator[tuple[str, str]]
 
 
@@ -75,7 +74,7 @@ def pipelines() -> Answers:
             for schedule in ("gpipe", "1f1b", "interleaved-1f1b:2", "zero-bubble", "searched"):
                 for name in adapters.PIPELINED_PLACERS:
                     for seed in range(1 + adapters.pipeline_is_random(name)):
-                        plan, total_s = adapters.place_pipeline(name, problem, schedule, 6, 60, seed)
+                        plan, total_s = adapters.place_pipeline(name, problem, schedule, 6, 200, seed)
                         yield (
                             f"{graph.name} {cluster} {schedule} {name} {seed}",
                             answer("", plan, total_s),

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,23 @@ import numpy as np
 from graphs.orders import ORDERS
 from tests.golden import adapters
 
-SMALL_GRAPHS = (
-    ("cifar10", 23, "op"),
-    ("ptb", 29, "module"),
-    ("resnet", 1, "module"),
-    ("inception", 9, "op"),
-    ("gpt", 10, "op"),
-    ("bert", 5, "block"),
-    ("vit", 12, "module"),
-    ("moe", 4, "module"),
-    ("randwire", 42, "op"),
-    ("ssm", 4, "block"),
-    ("gnn", 9, "op"),
-    ("switch", 3, "module"),
-)
+NAMES = [
+    "cifar10",
+    "ptb",
+    "resnet",
+    "inception",
+    "gpt",
+    "bert",
+    "vit",
+    "moe",
+    "randwire",
+    "ssm",
+    "gnn",
+    "switch",
+]
+NUMBERS = (23, 29, 1, 9, 10, 5, 12, 4, 42, 4, 9, 3)
+LEVELS = ["op", "module", "module", "op", "op", "block", "module", "module", "op", "block", "op", "module"]
+SMALL_GRAPHS = tuple(zip(NAMES, NUMBERS, LEVELS, strict=True))
 """Family, number and granularity of twelve graphs."""
 LARGER_GRAPHS = tuple((family, 0, "layer") for family, *_ in SMALL_GRAPHS[:8])
 CLUSTERS = ("4xv100", "gpu+cpu", "placeto-k80:3", "tight a100+v100")
@@ -160,12 +163,4 @@ def tables() -> Answers:
         yield name, answer("", [text])
 
 
-SECTIONS: tuple[Callable[[], Answers], ...] = (
-    placements,
-    pipelines,
-    environment,
-    training,
-    logits,
-    evaluation,
-    tables,
-)
+SECTIONS = (placements, pipelines, environment, training, logits, evaluation, tables)

@@ -15,23 +15,20 @@ import numpy as np
 from graphs.orders import ORDERS
 from tests.golden import adapters
 
-NAMES = [
-    "cifar10",
-    "ptb",
-    "resnet",
-    "inception",
-    "gpt",
-    "bert",
-    "vit",
-    "moe",
-    "randwire",
-    "ssm",
-    "gnn",
-    "switch",
-]
-NUMBERS = (23, 29, 1, 9, 10, 5, 12, 4, 42, 4, 9, 3)
-LEVELS = ["op", "module", "module", "op", "op", "block", "module", "module", "op", "block", "op", "module"]
-SMALL_GRAPHS = tuple(zip(NAMES, NUMBERS, LEVELS, strict=True))
+SMALL_GRAPHS = (
+    ("cifar10", 23, "op"),
+    ("ptb", 29, "module"),
+    ("resnet", 1, "module"),
+    ("inception", 9, "op"),
+    ("gpt", 10, "op"),
+    ("bert", 5, "block"),
+    ("vit", 12, "module"),
+    ("moe", 4, "module"),
+    ("randwire", 42, "op"),
+    ("ssm", 4, "block"),
+    ("gnn", 9, "op"),
+    ("switch", 3, "module"),
+)
 """Family, number and granularity of twelve graphs."""
 LARGER_GRAPHS = tuple((family, 0, "layer") for family, *_ in SMALL_GRAPHS[:8])
 CLUSTERS = ("4xv100", "gpu+cpu", "placeto-k80:3", "tight a100+v100")

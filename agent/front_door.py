@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -152,8 +151,8 @@ def place(  # type: ignore[misc]  # both plans take all settings
         first = inputs
         if split is not None:
             first = split_batch(inputs, count, batch_dim, split_inputs, notify=say)[0]
-        captured, graph = _graph(model, first, **settings)
-        problem = Problem(prepared(graph, precision, granularity, [chosen]), chosen)
+        captured, graph = _graph(model, first, **settings, notify=say)
+        problem = Problem(prepared(graph, precision, granularity, [chosen], say), chosen)
         problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
         return captured, problem
 
@@ -234,10 +233,12 @@ def _place_pipeline(
     problem, pipeline = pipelined.problem, pipelined.pipeline
     assert found.placement is not None, "placers of pipelines place"
     stages = stages_of(problem, found.placement)
-    whole = None
+    whole: Problem | str = ""
     if is_cut:
-        with suppress(ValueError):  # it may not fit, or run with microbatches alone
+        try:
             whole = open_problem(1)[1]
+        except ValueError as error:  # it may not fit, or run with microbatches alone
+            whole = str(error)
     return PipelinePlan(
         graph=problem.graph,
         cluster=problem.cluster,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -41,7 +40,7 @@ from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.step_settings import Gpu
-from graphs.system.errors import printable
+from graphs.system.errors import print_notice, printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -81,16 +80,21 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
-    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
+    say = cache(partial(print, file=sys.stderr))  # once, of several numbers of microbatches
+    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu, say))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
-    graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
-    whole = {}
+    prepare = partial(
+        prepared, precision=config.precision, granularity=config.granularity, clusters=clusters, notify=say
+    )
+    graphs = list(map(prepare, gathered))
+    whole: dict[str, OpGraph | str] = {}
     if config.split is not None:
-        with suppress(ValueError):  # the model may run with microbatches alone
-            batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
-            whole = {graphs[-1].name: batch}
+        try:
+            whole = {graphs[-1].name: prepare(gather(1)[-1])}
+        except ValueError as error:  # the model may run with microbatches alone
+            whole = {graphs[-1].name: str(error)}
     given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
     if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
@@ -177,12 +181,17 @@ def _without_policy() -> tuple[str, ...]:
 
 
 def _gather_graphs(
-    config: EvaluationConfig, of_instances: Sequence[OpGraph], gpu: Gpu | None, split: int | None
+    config: EvaluationConfig,
+    of_instances: Sequence[OpGraph],
+    gpu: Gpu | None,
+    notify: Callable[[str], None],
+    split: int | None,
 ) -> list[OpGraph]:
     """Loads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
         of_instances, gpu: graphs of the instances, and the GPUs whose kernels the model takes.
+        notify: prints a line about the capture.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:
@@ -192,7 +201,8 @@ def _gather_graphs(
         _tell_if_large(path)
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
+        names = config.split_inputs
+        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=names, notify=notify)
         captured = capture_model(
             config.model,
             made,
@@ -200,6 +210,7 @@ def _gather_graphs(
             training=not config.inference,
             prompt=config.prompt,
             gpu=gpu,
+            notify=notify,
         )
         graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)
@@ -251,18 +262,22 @@ def make_pipeline(
 
 
 def prepared(
-    graph: OpGraph, precision: str | None, granularity: str, clusters: Sequence[Cluster] = ()
+    graph: OpGraph,
+    precision: str | None,
+    granularity: str,
+    clusters: Sequence[Cluster] = (),
+    notify: Callable[[str], None] = print_notice,
 ) -> OpGraph:
     """Returns a graph in a precision (None: as it is) and of a granularity.
 
-    Prints to stderr where a device of the clusters has no peak for the type of an op.
+    Says where a device of the clusters has no peak for the type of an op.
 
     Raises:
         PrecisionError, GranularityError: the graph cannot have them.
     """
     costed = graph if precision is None else with_precision(graph, precision)
     for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
-        print(line, file=sys.stderr)
+        notify(line)
     return with_granularity(costed, granularity)
 
 

@@ -8,11 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.step_settings import AMPERE, Gpu
-from graphs.system.errors import InputError, printable
+from graphs.system.errors import InputError, print_notice, printable
 from graphs.system.plugins import look_in
 from graphs.system.user_code import users_code
 
@@ -47,13 +46,14 @@ def capture_model(
     training: bool = True,
     prompt: int | None = None,
     gpu: Gpu | None = AMPERE,
+    notify: Callable[[str], None] = print_notice,
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
-        optimizer, training, gpu: of the step, as `graphs.capture.capture` takes them.
+        optimizer, training, gpu, notify: as `graphs.capture.capture` takes them.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
 
@@ -65,7 +65,7 @@ def capture_model(
     from graphs.capture.capture import capture_step
     from graphs.capture.decoding import capture_decoding
 
-    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True}
+    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True, "notify": notify}
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
             return capture_decoding(made.module, made.inputs, prompt, **shared)
@@ -74,7 +74,12 @@ def capture_model(
 
 
 def make_model(
-    spec: str, *, split: int | None = None, batch_dim: int = 0, names: Sequence[str] = ()
+    spec: str,
+    *,
+    split: int | None = None,
+    batch_dim: int = 0,
+    names: Sequence[str] = (),
+    notify: Callable[[str], None] = print_notice,
 ) -> UserModel:
     """Call the function of the user's that makes a model.
 
@@ -83,6 +88,7 @@ def make_model(
             and returns `(module, inputs)`, or `(module, inputs, loss)`.
         split, batch_dim, names: number of microbatches that the inputs are cut into, as `split_batch` cuts
             them, to return those of the first; None = the inputs as they are.
+        notify: what to do with a line that names the tensors which are not cut.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -105,7 +111,9 @@ def make_model(
         return model
     from graphs.capture.structures import split_batch
 
-    say = partial(print, f"--model {spec}:", file=sys.stderr)
+    def say(line: str) -> None:
+        notify(f"--model {spec}: {line}")
+
     return model._replace(inputs=split_batch(model.inputs, split, batch_dim, names, notify=say)[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 import traceback
 from contextlib import suppress
@@ -55,6 +56,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_notice(line: str) -> None:
+    """Prints a line to standard error."""
+    print(line, file=sys.stderr)
 
 
 def logged(error: BaseException) -> str:

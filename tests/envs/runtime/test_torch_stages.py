@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
 from torch.multiprocessing import start_processes
@@ -74,6 +75,25 @@ class Twice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(self.layer(x).relu()).relu().mean()
+
+
+class Summed(nn.Sequential):
+    """Its loss is a sum over the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()
+
+
+def test_a_loss_that_is_no_mean_is_said_in_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    for module, n_lines in ((Summed(nn.Linear(4, 4)), 1), (nn.Linear(4, 4), 0)):
+        plan = place(module, torch.ones(8, 4), cluster="4xv100:1", pipeline="gpipe", split=4, optimizer=None)
+        stages = plan.pipeline_stages(module)
+        stages.step(torch.ones(8, 4)), stages.step(torch.ones(8, 4))
+        assert capsys.readouterr().err.count("of the whole batch at once: it is a sum") == n_lines
+    dist.destroy_process_group()
 
 
 def test_what_torch_cannot_run_is_one_line() -> None:

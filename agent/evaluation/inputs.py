@@ -80,6 +80,10 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     placers = _placers(config, row_names() if pipeline is None else _without_policy())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
+    for cluster in clusters if config.model and gpu else ():
+        if not gpus_of([cluster]):
+            line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
+            print_notice(line + "evaluate it alone to capture those of processors")
     say = cache(partial(print, file=sys.stderr))  # once, of several numbers of microbatches
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu, say))
     if pipeline is not None and AUTO in (config.pipeline, config.split):

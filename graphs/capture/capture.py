@@ -18,7 +18,7 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.known_values import KnownValues
+from graphs.capture.known_values import ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import module_tree
 from graphs.capture.op_costs import cost_notices
@@ -122,7 +122,7 @@ def capture_step(
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
+            with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 lines = SourceLines() if sources else nullcontext()
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, ItemsRead, KnownValues, give_value
+from graphs.capture.known_values import NEEDS_VALUES, VALUE_OF, KnownValues, give_value
 from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
 from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
@@ -116,8 +116,7 @@ class Step(nn.Module):
         fresh = iter(tensors)
         leaves = [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         inputs = tree_unflatten(leaves, self._spec)
-        with ItemsRead():
-            returned = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+        returned = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
         if self.has_loss:
             value, self.averaged = find_loss(returned, self._loss)
             return value

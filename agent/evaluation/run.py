@@ -103,7 +103,9 @@ def evaluate(
                         refresher.poll()
         except KeyboardInterrupt:
             if write_partial is not None and journal.trials:
-                print_notice("interrupted; writing the report of what is there, without it if interrupted again")
+                print_notice(
+                    "interrupted; writing the report of what is there, without it if interrupted again"
+                )
                 write_partial(found())
             raise
         finally:

@@ -103,9 +103,7 @@ def evaluate(
                         refresher.poll()
         except KeyboardInterrupt:
             if write_partial is not None and journal.trials:
-                print_notice(
-                    "interrupted; writing the report of what is there, without it if interrupted again"
-                )
+                print_notice("interrupted; writing a report of what is there, or none if interrupted again")
                 write_partial(found())
             raise
         finally:

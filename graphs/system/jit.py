@@ -260,7 +260,8 @@ class _Progress:
         """Says before the first kernel that they are compiled."""
         if not self._has_begun:
             self._has_begun = True
-            self._say("Compiling loops, and keeping them for later commands. No budget counts this time ...")
+            kept = "" if self._told_no_cache else ", and keeping them for later commands"
+            self._say(f"Compiling loops{kept}. No budget counts this time ...")
 
     def count(self) -> None:
         """Counts a kernel that was compiled."""

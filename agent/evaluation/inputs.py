@@ -40,7 +40,7 @@ from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.step_settings import Gpu
-from graphs.system.errors import print_notice, printable
+from graphs.system.errors import each_line_once, print_notice, printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -50,6 +50,7 @@ CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 
 
+@each_line_once()
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     """Read everything that the settings of an evaluation name.
 
@@ -84,19 +85,16 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         if not gpus_of([cluster]):
             line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
             print_notice(line + "evaluate it alone to capture those of processors")
-    say = cache(partial(print, file=sys.stderr))  # once, of several numbers of microbatches
-    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu, say))
+    gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
-    prepare = partial(
-        prepared, precision=config.precision, granularity=config.granularity, clusters=clusters, notify=say
-    )
-    graphs = list(map(prepare, gathered))
+    graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
     whole: dict[str, OpGraph | str] = {}
     if config.split is not None:
         try:
-            whole = {graphs[-1].name: prepare(gather(1)[-1])}
+            batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
+            whole = {graphs[-1].name: batch}
         except ValueError as error:  # the model may run with microbatches alone
             whole = {graphs[-1].name: str(error)}
     given = read_given(config.placements, graphs, clusters, pipeline)
@@ -185,17 +183,12 @@ def _without_policy() -> tuple[str, ...]:
 
 
 def _gather_graphs(
-    config: EvaluationConfig,
-    of_instances: Sequence[OpGraph],
-    gpu: Gpu | None,
-    notify: Callable[[str], None],
-    split: int | None,
+    config: EvaluationConfig, of_instances: Sequence[OpGraph], gpu: Gpu | None, split: int | None
 ) -> list[OpGraph]:
     """Loads every graph that the settings name: families first, then instances, files and the model.
 
     Args:
         of_instances, gpu: graphs of the instances, and the GPUs whose kernels the model takes.
-        notify: prints a line about the capture.
         split: microbatches that the inputs of the model are cut into; None = they are one.
     """
     if not config.families and not config.graphs and config.model is None:
@@ -205,8 +198,7 @@ def _gather_graphs(
         _tell_if_large(path)
         graphs += read_graphs(path, limit_bytes=config.max_decompressed_bytes)
     if config.model is not None:
-        names = config.split_inputs
-        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=names, notify=notify)
+        made = make_model(config.model, split=split, batch_dim=config.batch_dim, names=config.split_inputs)
         captured = capture_model(
             config.model,
             made,
@@ -214,7 +206,6 @@ def _gather_graphs(
             training=not config.inference,
             prompt=config.prompt,
             gpu=gpu,
-            notify=notify,
         )
         graphs.append(captured.graph)
     twice = first_repeated(graph.name for graph in graphs)
@@ -266,22 +257,18 @@ def make_pipeline(
 
 
 def prepared(
-    graph: OpGraph,
-    precision: str | None,
-    granularity: str,
-    clusters: Sequence[Cluster] = (),
-    notify: Callable[[str], None] = print_notice,
+    graph: OpGraph, precision: str | None, granularity: str, clusters: Sequence[Cluster] = ()
 ) -> OpGraph:
     """Returns a graph in a precision (None: as it is) and of a granularity.
 
-    Says where a device of the clusters has no peak for the type of an op.
+    Prints to stderr where a device of the clusters has no peak for the type of an op.
 
     Raises:
         PrecisionError, GranularityError: the graph cannot have them.
     """
     costed = graph if precision is None else with_precision(graph, precision)
     for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
-        notify(line)
+        print_notice(line)
     return with_granularity(costed, granularity)
 
 

@@ -46,14 +46,13 @@ def capture_model(
     training: bool = True,
     prompt: int | None = None,
     gpu: Gpu | None = AMPERE,
-    notify: Callable[[str], None] = print_notice,
 ) -> CapturedStep:
     """Capture the model that a function of the user's returns.
 
     Args:
         spec: as `make_model` takes it.
         made: what it made, if that has been done.
-        optimizer, training, gpu, notify: as `graphs.capture.capture` takes them.
+        optimizer, training, gpu: of the step, as `graphs.capture.capture` takes them.
         prompt: tokens before the one whose step is captured, as `capture_decoding` takes it; None = all
             words of the inputs at once.
 
@@ -65,7 +64,7 @@ def capture_model(
     from graphs.capture.capture import capture_step
     from graphs.capture.decoding import capture_decoding
 
-    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True, "notify": notify}
+    shared: Any = {"name": spec.rpartition(":")[2], "family": MODEL, "sources": True}
     with _users_code(spec, "cannot be captured"):
         if prompt is not None:
             return capture_decoding(made.module, made.inputs, prompt, **shared)
@@ -74,12 +73,7 @@ def capture_model(
 
 
 def make_model(
-    spec: str,
-    *,
-    split: int | None = None,
-    batch_dim: int = 0,
-    names: Sequence[str] = (),
-    notify: Callable[[str], None] = print_notice,
+    spec: str, *, split: int | None = None, batch_dim: int = 0, names: Sequence[str] = ()
 ) -> UserModel:
     """Call the function of the user's that makes a model.
 
@@ -88,7 +82,6 @@ def make_model(
             and returns `(module, inputs)`, or `(module, inputs, loss)`.
         split, batch_dim, names: number of microbatches that the inputs are cut into, as `split_batch` cuts
             them, to return those of the first; None = the inputs as they are.
-        notify: what to do with a line that names the tensors which are not cut.
 
     Raises:
         SourceError: the function cannot be found, fails, or returns something else.
@@ -112,7 +105,7 @@ def make_model(
     from graphs.capture.structures import split_batch
 
     def say(line: str) -> None:
-        notify(f"--model {spec}: {line}")
+        print_notice(f"--model {spec}: {line}")
 
     return model._replace(inputs=split_batch(model.inputs, split, batch_dim, names, notify=say)[0])
 

@@ -6,10 +6,12 @@ import re
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
+_SAID: list[set[str]] = []
 _NAME = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
 _WORD = re.compile(rf"\S{{{WORD_CHARS + 1},}}")
 _LEFT_OUT = "[...]"
@@ -59,8 +61,21 @@ def printable(text: str) -> str:
 
 
 def print_notice(line: str) -> None:
-    """Prints a line to standard error."""
-    print(line, file=sys.stderr)
+    """Prints a line to standard error; once in a block of `each_line_once`."""
+    if all(line not in said for said in _SAID):
+        print(line, file=sys.stderr)
+    for said in _SAID:
+        said.add(line)
+
+
+@contextmanager
+def each_line_once() -> Iterator[None]:
+    """Prints each notice once, of captures of one model with several sizes of inputs."""
+    _SAID.append(set())
+    try:
+        yield
+    finally:
+        _SAID.pop()
 
 
 def logged(error: BaseException) -> str:

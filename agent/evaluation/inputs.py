@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -40,7 +39,7 @@ from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 from graphs.precision import with_precision
 from graphs.step_settings import Gpu
-from graphs.system.errors import printable
+from graphs.system.errors import each_line_once, print_notice, printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -50,6 +49,7 @@ CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 
 
+@each_line_once()
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     """Read everything that the settings of an evaluation name.
 
@@ -79,16 +79,22 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
+    for cluster in clusters if config.model and gpu else ():
+        if not gpus_of([cluster]):
+            line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
+            print_notice(line + "evaluate it alone to capture those of processors")
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
-    whole = {}
+    whole: dict[str, OpGraph | str] = {}
     if config.split is not None:
-        with suppress(ValueError):  # the model may run with microbatches alone
+        try:
             batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
             whole = {graphs[-1].name: batch}
+        except ValueError as error:  # the model may run with microbatches alone
+            whole = {graphs[-1].name: str(error)}
     given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
     if pipeline is None and any(name in LEARNED for name in placers):
@@ -253,7 +259,7 @@ def prepared(
     """
     costed = graph if precision is None else with_precision(graph, precision)
     for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
-        print(line, file=sys.stderr)
+        print_notice(line)
     return with_granularity(costed, granularity)
 
 

@@ -80,7 +80,7 @@ class EvaluationSpec:
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
         home: the only cluster of graphs that have one, by names; the others are placed on each cluster.
-        whole: step of the whole batch of graphs whose microbatches were cut from one, by names.
+        whole: step of the whole batch, or why there is none, of graphs whose microbatches were cut from one.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -99,7 +99,7 @@ class EvaluationSpec:
     granularity: str = "op"
     pipeline: Pipeline | None = None
     home: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, OpGraph] = field(default_factory=dict)
+    whole: Mapping[str, OpGraph | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -169,16 +169,18 @@ class EvaluationSpec:
                 [*names, hashlib.sha256(placement.device_of.tobytes()).hexdigest()]
                 for names, placement in self.given.items()
             ),
-            "whole": {name: content_hash(graph) for name, graph in self.whole.items()},
+            "whole": {
+                name: content_hash(graph) for name, graph in self.whole.items() if isinstance(graph, OpGraph)
+            },
             "home": dict(self.home),
         }
         return {name: value for name, value in settings.items() if value or name not in ("home", "whole")}
 
     def baselines(self, pipelined: PipelinedProblem) -> PipelineBaselines:
         """Simulates the steps without a pipeline."""
-        whole = self.whole.get(pipelined.problem.graph.name)
+        whole = self.whole.get(pipelined.problem.graph.name, "")
         cluster = pipelined.problem.cluster
-        return pipeline_baselines(pipelined, None if whole is None else Problem(whole, cluster))
+        return pipeline_baselines(pipelined, whole if isinstance(whole, str) else Problem(whole, cluster))
 
     def check_feasible(self) -> None:
         """Checks that there is something to place on each cluster.

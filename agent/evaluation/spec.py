@@ -10,11 +10,12 @@ from functools import cached_property
 from itertools import chain
 
 from agent.evaluation.config import EvaluationError
-from agent.evaluation.handover.pipeline import PipelineBaselines, pipeline_baselines
-from agent.evaluation.policies import EvaluatedPolicy
-from agent.evaluation.results import DATA_PARALLEL, Key
+from agent.evaluation.results import Key
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
+from agent.placing.handover.pipeline import PipelineBaselines, pipeline_baselines
+from agent.placing.policies import EvaluatedPolicy
+from agent.placing.request import check_placers, pipeline_row_names, row_names
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
@@ -28,31 +29,6 @@ from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 
 FORMAT = "placewalk.evaluation/3"
-
-
-def placer_names() -> tuple[str, ...]:
-    """Names of all placers: those that learned nothing, then those that need a policy."""
-    return (*PLACERS, *LEARNED)
-
-
-def row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation compares: the placers, and data parallelism."""
-    return (*placer_names(), DATA_PARALLEL)
-
-
-def pipeline_row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation of pipelines compares."""
-    return (*PIPELINE_PLACERS, DATA_PARALLEL)
-
-
-def unknown_placer(name: str, known: Iterable[str]) -> str:
-    """Makes the line about a name that is not among those of an objective; it may be one of the other."""
-    use = f"use {', '.join(known)}"
-    if name in pipeline_row_names():
-        return f"placer '{name}' is one of pipelines, and none is asked for; {use}"
-    if name in row_names():
-        return f"placer '{name}' places one batch at a time, no pipelines; {use}"
-    return f"unknown placer '{name}'; {use}"
 
 
 @dataclass(frozen=True)
@@ -208,21 +184,6 @@ def _infeasible(problem: Problem, recomputes: bool) -> InfeasibleError | None:
     except InfeasibleError as error:
         return error
     return None
-
-
-def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
-    """Checks that placers exist and place what is asked for, a pipeline or one batch at a time.
-
-    Raises:
-        EvaluationError: a name is unknown.
-        PlacerError: a package that a placer needs is not installed.
-    """
-    known = row_names() if pipeline is None else pipeline_row_names()
-    for name in names:
-        if name not in known:
-            raise EvaluationError(unknown_placer(name, known))
-        if pipeline is None and name in PLACERS:
-            PLACERS[name].check_installed()
 
 
 def _check(spec: EvaluationSpec) -> None:

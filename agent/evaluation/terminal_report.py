@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from agent.evaluation.comparison.cells import by_case, figures, title
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, Line
 from agent.evaluation.failures import failed_line
-from agent.evaluation.results import DATA_PARALLEL, name_of
+from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
+from agent.placing.request import DATA_PARALLEL
 
 HEADINGS = (
     *("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "/refine"),

@@ -2,10 +2,11 @@
 
 import pytest
 
-from agent.evaluation.config import BUDGET, EvaluationConfig, EvaluationError
-from agent.evaluation.inputs import make_budget, make_spec
-from agent.evaluation.policies import open_policy
+from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import make_spec
 from agent.placers.base import PLACERS, Budget
+from agent.placing.policies import open_policy
+from agent.placing.request import BUDGET, make_budget
 from agent.policy.placers import LEARNED
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import get_cluster, uniform

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.evaluation.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
+from agent.placing.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import CPU_KINDS
 from envs.problem import Problem

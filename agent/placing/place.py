@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any, overload
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.evaluation.choice import counts_to_try, try_pipelines
-from agent.evaluation.handover.pipeline import pipeline_baselines
-from agent.evaluation.inputs import make_budget, make_pipeline, prepared
-from agent.evaluation.policies import make_placer, open_policy
-from agent.evaluation.results import DATA_PARALLEL
-from agent.evaluation.spec import placer_names, unknown_placer
-from agent.evaluation.trial_runner import TrialRunner
-from agent.pipeline_plan import PipelinePlan
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, Placer, PlacerError
-from agent.plan import Plan
+from agent.placing.choice import counts_to_try, try_pipelines
+from agent.placing.handover.pipeline import pipeline_baselines
+from agent.placing.pipeline_plan import PipelinePlan
+from agent.placing.plan import Plan
+from agent.placing.policies import make_placer, open_policy
+from agent.placing.request import (
+    DATA_PARALLEL,
+    make_budget,
+    make_pipeline,
+    placer_names,
+    prepared,
+    unknown_placer,
+)
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.handover.explain import WORTH_IT
-from agent.evaluation.handover.trace import DEVICES, complete, named
 from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from agent.placing.handover.explain import WORTH_IT
+from agent.placing.handover.trace import DEVICES, complete, named
 from envs.pipeline.pipeline import GPIPE, Pipeline
 from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime

@@ -70,7 +70,7 @@ class PipelineTime:
 
     @cached_property
     def actions(self) -> tuple[ActionTime, ...]:
-        """When each action ran, by device, in its order."""
+        """The times of all actions, by device, in its order."""
         return tuple(map(ActionTime, *(column.tolist() for column in self.columns)))
 
 

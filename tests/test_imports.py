@@ -30,7 +30,7 @@ ROOMS = (
     ("agent.training", "agent.evaluation"),
     ("agent.contexts", "agent.exports"),
     ("agent.studies",),
-    ("agent.experiments",),
+    ("agent.lab",),
     ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )

@@ -1,0 +1,149 @@
+"""Runs an experiment, or prints the tables of its page.
+
+`python -m agent.lab NAME` makes the rows of an experiment and prints their tables.
+If it was stopped, run the same command again to resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.lab.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError
+from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
+from graphs.system.plugins import load_plugins
+
+COMMAND = "agent.lab"
+FLAGS = {
+    "every": "takes one of so many measured steps",
+    "evaluations": "budget of a placer, in evaluations",
+    "families": "families of graphs",
+    "first_seed": "first seed of the draws",
+    "granularities": "what one decision places",
+    "graphs": "names of graphs",
+    "placers": "names of placers",
+    "rounds": "rounds in which all is measured once",
+    "seconds": "seconds of a budget",
+    "seeds": "seeds of each search, from 0 on",
+}
+"""Help of each setting of an experiment."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Lists experiments, or runs one; returns 0: done, 1: a part failed or was stopped, 2: wrong input."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+
+    def work() -> int:
+        if not words or words[0] in ("-h", "--help"):
+            print(listing())
+            return 0
+        with interruptible():
+            name = EXPERIMENTS.check(words[0])
+            options = vars(parser_of(name).parse_args(words[1:]))
+            load_plugins(options.pop("plugin"))
+            if options.pop("only"):
+                show(EXPERIMENTS[name], options["out"] or RESULTS)
+            else:
+                run(name, options)
+        return 0
+
+    return run_command(COMMAND, work, interrupted=RESUMABLE)
+
+
+def listing() -> str:
+    """Lists all experiments with their questions, and what the command takes."""
+    width = max(map(len, EXPERIMENTS))
+    lines = [f"  {name:{width}}  {experiment.question}" for name, experiment in EXPERIMENTS.items()]
+    return "\n".join([f"usage: python -m {COMMAND} NAME [--only tables] [flags]", "", __doc__ or "", *lines])
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Makes the parser of an experiment: the flags that all have, and those of its settings."""
+    experiment = EXPERIMENTS[name]
+    parser = OneLineParser(prog=f"{COMMAND} {name}", description=experiment.question)
+    parser.add_argument(
+        "--only", choices=("tables",), help="print the tables of rows that exist, run nothing"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"takes the rows and all that the run keeps (default: runs/{name}); with --only, holds the rows "
+        "(default: those of the page)",
+    )
+    plugins = "your own files or modules that register placers, orders, ..."
+    parser.add_argument("--plugin", nargs="+", default=(), metavar="FILE|MODULE", help=plugins)
+    if experiment.quick:
+        parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
+    for flag, default in experiment.settings.items():
+        several = isinstance(default, tuple)
+        sample = (default or ("",))[0] if several else default
+        given = " ".join(map(str, default)) if several else default
+        parser.add_argument(
+            f"--{flag.replace('_', '-')}",
+            type=_number(type(sample)) if isinstance(sample, int | float) else str,
+            nargs="+" if several else None,
+            metavar={int: "N", float: "X"}.get(type(sample), "NAME"),
+            help=f"{FLAGS[flag]} (default: {'all' if given == '' else given})",
+        )
+    return parser
+
+
+def _number(kind: type) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value: float = kind(text)
+        if not 0 <= value < math.inf:
+            raise ValueError(text)
+        return value
+
+    read.__name__ = "number"
+    return read
+
+
+def show(experiment: Experiment, folder: Path) -> None:
+    """Prints the tables of the rows in a folder.
+
+    Raises:
+        ExperimentError: the folder has none of the rows.
+    """
+    if not any((folder / name).exists() for name in experiment.rows):
+        raise ExperimentError(
+            f"{folder}: has no {' or '.join(experiment.rows)}; run without --only, or give --out the folder "
+            "of a run"
+        )
+    try:
+        print("\n\n".join(experiment.show(folder)))
+    except KeyError as error:
+        raise ExperimentError(f"{folder}: the rows have no column {error}") from None
+
+
+def run(name: str, options: Mapping[str, Any]) -> None:
+    """Makes the rows of an experiment, writes them, and prints their tables.
+
+    Raises:
+        ExperimentError: another command makes the rows.
+    """
+    from agent.lab.rows import write_rows
+
+    experiment = EXPERIMENTS[name]
+    if not experiment.run:
+        page = RESULTS / f"{name}.md"
+        raise ExperimentError(f"{name}: its rows were made elsewhere, see {page}; add --only tables")
+    is_quick = options.get("quick", False)
+    folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
+    settings = {**experiment.settings, **(experiment.quick if is_quick else {})}
+    settings |= {key: _plain(options[key]) for key in settings if options[key] is not None}
+    for file, rows in zip(experiment.rows, experiment.make_rows(folder, settings), strict=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(folder / file, rows)
+    print(f"{experiment.question}\n")
+    show(experiment, folder)
+    print(f"rows: {folder}", file=sys.stderr)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

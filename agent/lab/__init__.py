@@ -1,1 +1,1 @@
-"""Experiments: the questions of the pages of results, how their rows are made, and how they are shown."""
+"""The lab: the questions of the pages of results, the runs that make rows, and the tables of rows."""

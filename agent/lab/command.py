@@ -10,24 +10,25 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from agent.lab.experiment import EXPERIMENTS, RESULTS, Experiment, ExperimentError
+from agent.lab.experiment import EXPERIMENTS, RESULTS
+from agent.lab.rows import ExperimentError, write_rows
 from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, run_command
 from graphs.system.plugins import load_plugins
 
 COMMAND = "agent.lab"
 FLAGS = {
-    "every": "takes one of so many measured steps",
-    "evaluations": "budget of a placer, in evaluations",
+    "clusters": "names of clusters",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
     "granularities": "what one decision places",
-    "graphs": "names of graphs",
-    "placers": "names of placers",
-    "rounds": "rounds in which all is measured once",
-    "seconds": "seconds of a budget",
+    "graphs": "names of instances",
+    "jobs": "trials at the same time, each on a core of its own",
+    "placers": "names of placers; NAME@POLICY for one with another policy",
+    "seconds": "processor seconds of a budget",
     "seeds": "seeds of each search, from 0 on",
 }
 """Help of each setting of an experiment."""
@@ -42,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(listing())
             return 0
         with interruptible():
-            name = EXPERIMENTS.check(words[0])
+            name = _checked(words[0])
             options = vars(parser_of(name).parse_args(words[1:]))
             load_plugins(options.pop("plugin"))
             if options.pop("only"):
-                show(EXPERIMENTS[name], options["out"] or RESULTS)
+                print(EXPERIMENTS[name].show(options["out"] or RESULTS))
             else:
                 run(name, options)
         return 0
@@ -59,6 +60,13 @@ def listing() -> str:
     width = max(map(len, EXPERIMENTS))
     lines = [f"  {name:{width}}  {experiment.question}" for name, experiment in EXPERIMENTS.items()]
     return "\n".join([f"usage: python -m {COMMAND} NAME [--only tables] [flags]", "", __doc__ or "", *lines])
+
+
+def _checked(name: str) -> str:
+    frozen = {path.stem: path for path in RESULTS.glob("*.md") if path.stem not in EXPERIMENTS}
+    if name in frozen:
+        raise ExperimentError(f"{name}: is settled; {frozen[name]} names the commit that has its code")
+    return EXPERIMENTS.check(name)
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -79,7 +87,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--plugin", nargs="+", default=(), metavar="FILE|MODULE", help=plugins)
     if experiment.quick:
         parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
-    for flag, default in experiment.settings.items():
+    for flag, default in vars(experiment.run).items() if experiment.run else ():
         several = isinstance(default, tuple)
         sample = (default or ("",))[0] if several else default
         given = " ".join(map(str, default)) if several else default
@@ -104,44 +112,22 @@ def _number(kind: type) -> Callable[[str], float]:
     return read
 
 
-def show(experiment: Experiment, folder: Path) -> None:
-    """Prints the tables of the rows in a folder.
-
-    Raises:
-        ExperimentError: the folder has none of the rows.
-    """
-    if not any((folder / name).exists() for name in experiment.rows):
-        raise ExperimentError(
-            f"{folder}: has no {' or '.join(experiment.rows)}; run without --only, or give --out the folder "
-            "of a run"
-        )
-    try:
-        print("\n\n".join(experiment.show(folder)))
-    except KeyError as error:
-        raise ExperimentError(f"{folder}: the rows have no column {error}") from None
-
-
 def run(name: str, options: Mapping[str, Any]) -> None:
     """Makes the rows of an experiment, writes them, and prints their tables.
 
     Raises:
         ExperimentError: another command makes the rows.
     """
-    from agent.lab.rows import write_rows
-
     experiment = EXPERIMENTS[name]
     if not experiment.run:
         page = RESULTS / f"{name}.md"
         raise ExperimentError(f"{name}: its rows were made elsewhere, see {page}; add --only tables")
     is_quick = options.get("quick", False)
     folder = options["out"] or Path("runs") / (f"{name}-quick" if is_quick else name)
-    settings = {**experiment.settings, **(experiment.quick if is_quick else {})}
+    settings = {**vars(experiment.run), **(experiment.quick if is_quick else {})}
     settings |= {key: _plain(options[key]) for key in settings if options[key] is not None}
-    for file, rows in zip(experiment.rows, experiment.make_rows(folder, settings), strict=False):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_rows(folder / file, rows)
-    print(f"{experiment.question}\n")
-    show(experiment, folder)
+    write_rows(folder / experiment.rows[0], replace(cast("Any", experiment.run), **settings).rows(folder))
+    print(f"{experiment.question}\n\n{experiment.show(folder)}")
     print(f"rows: {folder}", file=sys.stderr)
 
 

@@ -1,30 +1,25 @@
-"""The declaration of an experiment: its question, its rows, and the functions that make and show them.
-
-A declaration loads nothing heavy: it names functions as `MODULE:FUNCTION` inside of this package.
-"""
+"""The declaration of an experiment: its question, its rows, what makes them, and the tables of its page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
 
-from graphs.system.errors import InputError
+from agent.lab.pivot import Pivot
+from agent.lab.rows import ExperimentError, Rows, read_table
 from graphs.system.registry import Registry
 
 RESULTS = Path(__file__).parent / "results"
 """Folder of the pages and their rows."""
 
-Maker = Callable[..., Iterable[Sequence[Any]]]
-"""Makes the rows of each file from a folder to work in and the settings; rows are dataclasses."""
-Tables = Callable[..., Iterator[str]]
-"""Yields the tables of a page as Markdown, from the files of rows."""
 
+class Run(Protocol):
+    """Interface to a dataclass whose fields are the settings of a run: its flags, and their defaults."""
 
-class ExperimentError(InputError):
-    """An experiment that does not exist or cannot be run like this; the message says what would be right."""
+    def rows(self, folder: Path) -> Rows:
+        """Makes rows, or goes on where the same settings were stopped in the folder."""
 
 
 @dataclass(frozen=True)
@@ -33,47 +28,38 @@ class Experiment:
 
     Attributes:
         question: one line.
-        rows: files of rows beside the page, in the order in which `run` makes them.
-        tables: function that yields the tables from the paths of these files.
-        run: function that makes the rows from a folder and the settings; empty if other commands make them.
-        settings: flags of `run` and their defaults, which are those of the page.
-        quick: settings of a run that only shows that it works, in about a minute.
-        fixed: further arguments of both, which no flag changes.
+        tables: tables of the page.
+        rows: names of the files of rows.
+        run: what makes the rows of the only file, with the settings of the page; None if other commands do.
+        quick: other settings of a run that only shows that it works, in about a minute.
     """
 
     question: str
-    rows: tuple[str, ...]
-    tables: str
-    run: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    tables: Sequence[Pivot]
+    rows: Sequence[str]
+    run: Run | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def make_rows(self, folder: Path, settings: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-        """Makes the rows of each file, or goes on where the same settings were stopped."""
-        return cast("Maker", loaded(self.run))(folder, **settings, **self.fixed)
+    def show(self, folder: Path) -> str:
+        """Formats the tables of the rows in a folder; a row has the stem of its file in the column `file`.
 
-    def show(self, folder: Path) -> Iterator[str]:
-        """Yields the tables of the rows that a folder holds."""
-        return cast("Tables", loaded(self.tables))(*(folder / name for name in self.rows), **self.fixed)
+        Raises:
+            ExperimentError: the folder has none of the rows, or they lack a column.
+        """
+        files = [folder / name for name in self.rows]
+        if not any(file.exists() for file in files):
+            lacking = f"{folder}: has no {' or '.join(self.rows)}"
+            raise ExperimentError(f"{lacking}; run without --only, or give --out the folder of a run")
+        rows = [{**row, "file": file.name.partition(".")[0]} for file in files for row in read_table(file)]
+        try:
+            return "\n\n".join(table.markdown(rows) for table in self.tables)
+        except KeyError as error:
+            raise ExperimentError(f"{folder}: the rows have no column {error}") from None
 
 
-QUESTIONS = (
-    "benchmark",
-    "budgets",
-    "equal_time",
-    "pipelines",
-    "pipeline_searches",
-    "recorded",
-    "others",
-)
 EXPERIMENTS = Registry[Experiment](
-    "experiment", ExperimentError, [f"{__package__}.questions.{name}" for name in QUESTIONS]
+    "experiment",
+    ExperimentError,
+    [f"{__package__}.questions.{name}" for name in ("benchmark", "budgets", "settled", "costs")],
 )
-"""Experiments by name; a page of results has the name of its experiment."""
-
-
-def loaded(name: str) -> Callable[..., Any]:
-    """Imports the function that `MODULE:FUNCTION` names inside of this package."""
-    module, function = name.split(":")
-    return cast("Callable[..., Any]", getattr(import_module(f"{__package__}.{module}"), function))
+"""Experiments by name, which is that of a page; other pages are frozen and name the commit of their code."""

@@ -1,0 +1,163 @@
+"""Rows of trials: graphs on clusters by granularity, budget, placer and seed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from agent.evaluation.policies import EvaluatedPolicy, open_policy
+from agent.evaluation.run import evaluate
+from agent.evaluation.spec import EvaluationSpec
+from agent.lab.rows import ExperimentError, Rows
+from agent.lab.sealed import ALL, sealed_graphs
+from agent.placers.base import Budget
+from agent.policy.serialization import read_policy, save_policy
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from graphs.granularity import with_granularity
+from graphs.op_graph import OpGraph
+from graphs.system.progress import progress_bars
+from graphs.system.running_time import running_cpu_s
+
+PRETRAINED, RANDOM = "pretrained", "random-weights"
+"""The shipped policy, which placers have by default, and one of its shape that learned nothing."""
+LARGE_OPS = 3_000
+"""Ops from which on a graph counts as large."""
+LONG_S, LONGEST_S = 0.3, 1.0
+"""Large graphs are placed within the first budget and longer ones, others within the second and less."""
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial.
+
+    Attributes:
+        seconds: budget in processor seconds.
+        placer: name, and `-POLICY` if that is not the shipped one.
+        step_s: simulated step time; infinite where the placement is infeasible.
+        cpu_s: processor seconds that the placer took.
+        evaluations: placements that it simulated.
+        single_s: step time of the fastest single device.
+        bound_s: lower bound on the step of every feasible placement.
+    """
+
+    graph: str
+    family: str
+    n_ops: int
+    cluster: str
+    granularity: str
+    seconds: float
+    placer: str
+    seed: int
+    step_s: float
+    cpu_s: float
+    evaluations: int
+    single_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class SealedTrials:
+    """Trials of placers on one draw of each family of the sealed set, by cluster, granularity and budget.
+
+    Attributes:
+        placers: names, or `NAME@POLICY`, where the policy is a run's folder or `random-weights`.
+        clusters: names of presets.
+        seconds: budgets in processor seconds.
+        granularities: what one decision places.
+        families: families of the sealed set; none for all.
+        seeds: number of seeds of each search.
+        first_seed: seed of the draws, as `sealed_graphs` takes it.
+        jobs: number of trials at the same time.
+    """
+
+    placers: tuple[str, ...]
+    clusters: tuple[str, ...]
+    seconds: tuple[float, ...]
+    granularities: tuple[str, ...] = ("op",)
+    families: tuple[str, ...] = ()
+    seeds: int = 1
+    first_seed: int = 4000
+    jobs: int = 1
+
+    def rows(self, folder: Path) -> Rows:
+        """Makes the rows; the folder keeps an evaluation of each cluster, granularity, budget and policy.
+
+        Raises:
+            ExperimentError: some trials failed.
+        """
+        by_policy: dict[str, list[str]] = {}
+        for placer in self.placers:
+            name, _, policy = placer.partition("@")
+            by_policy.setdefault(policy, []).append(name)
+        policies = {path: _opened(path, folder) for path in by_policy}
+        seen = read_policy(PRETRAINED).card.how_seen
+        graphs = sealed_graphs(self.families or ALL, first_seed=self.first_seed, how_seen=seen)
+        found: list[TrialRow] = []
+        for granularity, seconds, name in itertools.product(self.granularities, self.seconds, self.clusters):
+            cluster = get_cluster(name)
+            placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, seconds)]
+            feasible = tuple(graph for graph in placed if Problem(graph, cluster).is_feasible)
+            for path, placers in by_policy.items() if feasible else ():
+                spec = EvaluationSpec(
+                    feasible,
+                    (cluster,),
+                    tuple(placers),
+                    seeds=self.seeds,
+                    budget=Budget(None, seconds, running_cpu_s),
+                    policy=policies[path],
+                    granularity=granularity,
+                )
+                found += self._evaluated(folder, spec, seconds, f"-{Path(path).name}" if path else "")
+        return [asdict(row) for row in found]
+
+    def _evaluated(self, folder: Path, spec: EvaluationSpec, seconds: float, policy: str) -> list[TrialRow]:
+        """Makes the trials of an evaluation, or reads those that the folder has."""
+        name = f"{spec.granularity}-{seconds:g}-s-{spec.clusters[0].name}{policy}"
+        with progress_bars() as report:
+            found = evaluate(spec, folder / name, jobs=self.jobs, report=partial(report, name))
+        if found.failures:
+            raise ExperimentError(f"{folder / name}: {len(found.failures)} trials failed, see failures.csv")
+        sizes = {graph.name: graph.n_ops for graph in spec.graphs}
+        return [
+            TrialRow(
+                graph=trial.graph,
+                family=trial.family,
+                n_ops=sizes[trial.graph],
+                cluster=trial.cluster,
+                granularity=trial.granularity,
+                seconds=seconds,
+                placer=trial.placer + policy,
+                seed=trial.seed,
+                step_s=trial.step_time_s if trial.feasible else np.inf,
+                cpu_s=trial.cpu_s,
+                evaluations=trial.evaluations,
+                single_s=trial.single_s,
+                bound_s=trial.lower_bound_s,
+            )
+            for trial in found.trials
+        ]
+
+
+def _is_for(graph: OpGraph, seconds: float) -> bool:
+    """Says whether a graph is placed with a budget."""
+    return seconds >= LONG_S if graph.n_ops >= LARGE_OPS else seconds <= LONGEST_S
+
+
+def _opened(path: str, folder: Path) -> EvaluatedPolicy:
+    """Opens the policy of a path, the shipped one for none; writes one of random weights into the folder."""
+    if path == RANDOM:
+        import torch
+
+        from agent.policy.network import PlacementNetwork
+
+        card = read_policy(PRETRAINED).card
+        torch.manual_seed(0)
+        (folder / RANDOM).mkdir(parents=True, exist_ok=True)
+        save_policy(folder / RANDOM, PlacementNetwork(card.shape), card)
+        path = str(folder / RANDOM)
+    return open_policy(path or PRETRAINED, ())

@@ -11,7 +11,7 @@ import numpy as np
 
 from agent.evaluation.policies import EvaluatedPolicy, open_policy
 from agent.evaluation.run import evaluate
-from agent.evaluation.spec import EvaluationSpec
+from agent.evaluation.spec import EvaluationSpec, check_placers
 from agent.lab.rows import ExperimentError, Rows
 from agent.lab.sealed import ALL, sealed_graphs
 from agent.placers.base import Budget
@@ -88,18 +88,23 @@ class SealedTrials:
         """Makes the rows; the folder keeps an evaluation of each cluster, granularity, budget and policy.
 
         Raises:
-            ExperimentError: some trials failed.
+            ExperimentError: two policies have the same name, or some trials failed.
+            InputError: a name is unknown.
         """
-        by_policy: dict[str, list[str]] = {}
+        clusters, by_policy = [get_cluster(name) for name in self.clusters], dict[str, list[str]]()
         for placer in self.placers:
             name, _, policy = placer.partition("@")
             by_policy.setdefault(policy, []).append(name)
+        check_placers(itertools.chain(*by_policy.values()), None)
+        if len({Path(path).name for path in by_policy}) < len(by_policy):
+            raise ExperimentError(
+                f"two of {', '.join(by_policy)} have the same name; rename the folder of one"
+            )
         policies = {path: _opened(path, folder) for path in by_policy}
         seen = read_policy(PRETRAINED).card.how_seen
         graphs = sealed_graphs(self.families or ALL, first_seed=self.first_seed, how_seen=seen)
         found: list[TrialRow] = []
-        for granularity, seconds, name in itertools.product(self.granularities, self.seconds, self.clusters):
-            cluster = get_cluster(name)
+        for granularity, seconds, cluster in itertools.product(self.granularities, self.seconds, clusters):
             placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, seconds)]
             feasible = tuple(graph for graph in placed if Problem(graph, cluster).is_feasible)
             for path, placers in by_policy.items() if feasible else ():

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from agent.lab.command import main
-from agent.lab.equal_time.budgets import BudgetRow
-from agent.lab.experiment import EXPERIMENTS, RESULTS, ExperimentError
-from agent.lab.recorded.orders import holm
-from agent.lab.recorded.placers import SAME_STEP
-from agent.lab.rows import read_rows, read_table
+from agent.lab.experiment import EXPERIMENTS, RESULTS
 
 ROOT = Path(__file__).parents[3]
 INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"
 FILES = sorted(RESULTS.glob("*.md"))
 TEXTS = [INDEX, HISTORY, *FILES]
 WITH_TABLES = [path for path in FILES if path.stem != "negatives"]
+LIVE = [path for path in WITH_TABLES if path.stem in EXPERIMENTS]
+FROZEN = [path for path in WITH_TABLES if path not in LIVE]
 MAX_WORDS = 500
 MAX_TABLES = 2
 DECIMAL = re.compile(r"\d+\.\d+%?")
@@ -31,36 +29,22 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def without_code(text: str) -> str:
-    return re.sub(r"^```\n.*?^```$", "", text, flags=re.M | re.S)
-
-
 def table_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def prose(path: Path) -> str:
-    return "\n".join(line for line in without_code(read(path)).splitlines() if not line.startswith("|"))
+    text = re.sub(r"^```\n.*?^```$", "", read(path), flags=re.M | re.S)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("|"))
 
 
 def links(path: Path) -> list[str]:
     return [target for target in re.findall(r"\]\(([^)]+)\)", read(path)) if "://" not in target]
 
 
-def code_lines(path: Path) -> list[str]:
-    return [
-        line
-        for block in re.findall(r"^```\n(.*?)^```$", read(path), re.M | re.S)
-        for line in block.splitlines()
-    ]
-
-
-def printed_by(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command of a page prints."""
-    (command,) = [line for line in code_lines(path) if line.startswith(COMMAND) and line.endswith(TABLES)]
-    capsys.readouterr()
-    assert main(shlex.split(command.removeprefix(COMMAND))) == 0
-    return capsys.readouterr().out
+def commands(path: Path) -> list[str]:
+    blocks = re.findall(r"^```\n(.*?)^```$", read(path), re.M | re.S)
+    return [line for block in blocks for line in block.splitlines()]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
@@ -84,27 +68,33 @@ def test_a_page_has_all_parts_in_order(path: Path) -> None:
     assert any(".csv" in target for target in links(path)), "the page names no rows"
 
 
-@pytest.mark.parametrize("path", WITH_TABLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LIVE, ids=lambda path: path.stem)
 def test_every_number_of_a_page_is_printed_by_its_command(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Table lines as they are; of the text, numbers with a point, but for those of the set-up."""
-    printed = printed_by(path, capsys)
-    known = set(table_lines(printed))
-    for line in table_lines(read(path)):
-        assert line in known
+    (command,) = [line for line in commands(path) if line.startswith(COMMAND) and line.endswith(TABLES)]
+    capsys.readouterr()
+    assert main(shlex.split(command.removeprefix(COMMAND))) == 0
+    printed = capsys.readouterr().out
+    assert not {*table_lines(read(path))} - {*table_lines(printed)}
     setup, result = prose(path).split("**Result.**")
-    question = setup.split("**Set-up.**")[0]
-    found = re.sub(r"\]\([^)]+\)", "]", question + result)
-    unknown = set(DECIMAL.findall(found)) - set(DECIMAL.findall(printed))
-    assert not unknown
+    found = re.sub(r"\]\([^)]+\)", "]", setup.split("**Set-up.**")[0] + result)
     (row,) = [line for line in table_lines(read(INDEX)) if f"results/{path.name}" in line]
-    assert not set(DECIMAL.findall(row)) - set(DECIMAL.findall(printed))
+    assert not {*DECIMAL.findall(found), *DECIMAL.findall(row)} - {*DECIMAL.findall(printed)}
 
 
-def test_every_page_is_an_experiment_with_rows_and_a_line_of_the_index() -> None:
-    with_page = {name for name, each in EXPERIMENTS.items() if (RESULTS / each.rows[0]).exists()}
-    assert {path.stem for path in WITH_TABLES} == with_page
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: path.stem)
+def test_a_frozen_page_names_the_commit_at_which_its_tables_are_printed(path: Path) -> None:
+    tables = f"python -m agent.experiments {path.stem}{TABLES}  # at "
+    (commit,) = [line.removeprefix(tables) for line in commands(path) if line.startswith(tables)]
+    assert re.fullmatch(r"[0-9a-f]{7}", commit)
+    assert f"Settled: commands marked `# at {commit}` run at that commit." in prose(path)
+    assert not [line for line in commands(path) if line.startswith(COMMAND)]
+
+
+def test_every_experiment_has_a_page_and_every_page_a_line_of_the_index() -> None:
+    assert {path.stem for path in LIVE} == set(EXPERIMENTS)
     assert all(f"results/{path.name}" in links(INDEX) for path in FILES)
 
 
@@ -113,57 +103,14 @@ def test_every_file_of_rows_belongs_to_a_page() -> None:
     rows = {path for path in RESULTS.iterdir() if path.suffix != ".md"}
     assert rows
     assert rows <= named
-
-
-def test_commands_of_pages_name_modules_and_experiments_that_exist() -> None:
-    named = {
-        words
-        for path in FILES
-        for line in code_lines(path)
-        for words in re.findall(r"python -m (\S+)(?: ([a-z_]+))?", line)
-    }
-    assert named
-    for name, experiment in named:
-        path = ROOT / name.replace(".", "/")
-        assert (path / "__main__.py").exists() or path.with_suffix(".py").exists(), name
-        assert name != COMMAND.split()[2] or experiment in EXPERIMENTS
+    assert {RESULTS / name for experiment in EXPERIMENTS.values() for name in experiment.rows} <= rows
 
 
 def test_links_of_other_documents_lead_to_pages() -> None:
     """And to no section of the index, which has none to link to."""
-    for path in (
-        ROOT / name for name in ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md")
-    ):
-        for target in links(path):
+    for name in ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md"):
+        for target in links(ROOT / name):
             file, _, section = target.partition("#")
             if "lab/" in file:
-                assert (path.parent / file).exists(), f"{path}: {target}"
-                assert not section, f"{path}: {target}"
-
-
-def test_no_placer_beats_an_optimum_and_no_bound_is_above_one() -> None:
-    rows = read_table(RESULTS / "optimality.csv")
-    assert min(row["found"] for row in rows) >= 1 - SAME_STEP
-    assert max(row["bound"] for row in rows) <= 1 + SAME_STEP
-
-
-def test_p_values_are_corrected_for_their_number_as_holm_does() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
-
-
-def test_damaged_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ExperimentError, match="cannot be read"):
-        read_table(tmp_path / "none.csv")
-    (tmp_path / "finetuning.csv").write_text("graph,placed_by,seconds\na,b,1\n")
-    assert main(["finetuning", "--only", "tables", "--out", str(tmp_path)]) == 2
-    assert "the rows have no column 'ratio_to_single'" in capsys.readouterr().err
-    with pytest.raises(ExperimentError, match="holds no rows of BudgetRow \\('family'\\)"):
-        read_rows(tmp_path / "finetuning.csv", BudgetRow)
-
-
-def test_cells_are_read_as_what_they_look_like(tmp_path: Path) -> None:
-    (tmp_path / "any.csv").write_text("a,b,c,d,e,f\nx,,1,0.5,True,False\n")
-    assert read_table(tmp_path / "any.csv") == [
-        {"a": "x", "b": None, "c": 1, "d": 0.5, "e": True, "f": False}
-    ]
+                assert (ROOT / name).parent.joinpath(file).exists(), f"{name}: {target}"
+                assert not section, f"{name}: {target}"

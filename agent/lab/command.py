@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 from agent.lab.experiment import EXPERIMENTS, RESULTS
 from agent.lab.rows import ExperimentError, write_rows
@@ -20,7 +20,11 @@ from graphs.system.command_line import RESUMABLE, OneLineParser, interruptible, 
 from graphs.system.plugins import load_plugins
 
 COMMAND = "agent.lab"
+METAVARS = {int: "N", float: "X", str: "NAME"}
+ABSENT = {"budget": "none", "families": "all"}
+"""What no value of a setting stands for."""
 FLAGS = {
+    "budget": "budgets in evaluations",
     "clusters": "names of clusters",
     "families": "families of graphs",
     "first_seed": "first seed of the draws",
@@ -28,7 +32,7 @@ FLAGS = {
     "graphs": "names of instances",
     "jobs": "trials at the same time, each on a core of its own",
     "placers": "names of placers; NAME@POLICY for one with another policy",
-    "seconds": "processor seconds of a budget",
+    "seconds": "budgets in processor seconds",
     "seeds": "seeds of each search, from 0 on",
 }
 """Help of each setting of an experiment."""
@@ -87,16 +91,17 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--plugin", nargs="+", default=(), metavar="FILE|MODULE", help=plugins)
     if experiment.quick:
         parser.add_argument("--quick", action="store_true", help="run on little, to see that it works")
+    kinds = get_type_hints(type(experiment.run)) if experiment.run else {}
     for flag, default in vars(experiment.run).items() if experiment.run else ():
         several = isinstance(default, tuple)
-        sample = (default or ("",))[0] if several else default
-        given = " ".join(map(str, default)) if several else default
+        kind = get_args(kinds[flag])[0] if several else kinds[flag]
+        shown = " ".join(map(str, default)) or ABSENT[flag] if several else default
         parser.add_argument(
             f"--{flag.replace('_', '-')}",
-            type=_number(type(sample)) if isinstance(sample, int | float) else str,
+            type=kind if kind is str else _number(kind),
             nargs="+" if several else None,
-            metavar={int: "N", float: "X"}.get(type(sample), "NAME"),
-            help=f"{FLAGS[flag]} (default: {'all' if given == '' else given})",
+            metavar=METAVARS[kind],
+            help=f"{FLAGS[flag]} (default: {shown})",
         )
     return parser
 

@@ -26,14 +26,12 @@ class Across:
     """Cells side by side: one for each value of a key, in the order in which the rows have them.
 
     Attributes:
-        key: parts the rows.
+        key: key whose values are the heads.
         cell: statistic of the rows of a value.
-        head: format of the head of a cell; it takes the value.
     """
 
     key: Key
     cell: Statistic
-    head: str = "{}"
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class Pivot:
 
     Attributes:
         index: keys whose values begin a line, by their heads.
-        cells: heads and statistics.
-        where: says which rows count; by default all.
-        total: begin of a last line, which is of all rows; empty for none.
+        cells: heads and statistics, or cells across.
+        where: function that says whether a row counts; by default all do.
+        total: name of a last line of all rows; empty for none.
     """
 
     index: Mapping[str, Key]
@@ -59,12 +57,13 @@ class Pivot:
             KeyError: the rows lack a column.
         """
         rows = [row for row in rows if self.where(row)]
-        cells = [cell for each in self.cells for cell in _cells(each, rows)]
-        lines = grouped(rows, lambda row: tuple(_value(row, key) for key in self.index.values()))
+        cells = [cell for declared in self.cells for cell in _expanded(declared, rows)]
+        groups = grouped(rows, lambda row: tuple(_value(row, key) for key in self.index.values()))
         if self.total:
-            lines[self.total, *[""] * (len(self.index) - 1)] = rows
+            groups[self.total, *[""] * (len(self.index) - 1)] = rows
         table = [[*self.index, *(head for head, _ in cells)], ["---"] * (len(self.index) + len(cells))]
-        table += [[*map(str, names), *(cell(own) for _, cell in cells)] for names, own in lines.items()]
+        for names, group in groups.items():
+            table.append([*map(str, names), *(statistic(group) for _, statistic in cells)])
         return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
@@ -72,15 +71,14 @@ def _value(row: Row, key: Key) -> Any:
     return row[key] if isinstance(key, str) else key(row)
 
 
-def _cells(given: tuple[str, Statistic] | Across, rows: Rows) -> list[tuple[str, Statistic]]:
-    if not isinstance(given, Across):
-        return [given]
-    values = axis(_value(row, given.key) for row in rows)
-    return [(given.head.format(value), _of_value(given, value)) for value in values]
+def _expanded(cells: tuple[str, Statistic] | Across, rows: Rows) -> list[tuple[str, Statistic]]:
+    if not isinstance(cells, Across):
+        return [cells]
+    return [(str(head), _of_head(cells, head)) for head in axis(_value(row, cells.key) for row in rows)]
 
 
-def _of_value(across: Across, value: Any) -> Statistic:
-    return lambda rows: across.cell([row for row in rows if _value(row, across.key) == value])
+def _of_head(across: Across, head: Any) -> Statistic:
+    return lambda rows: across.cell([row for row in rows if _value(row, across.key) == head])
 
 
 def only(statistic: Statistic, **values: Any) -> Statistic:
@@ -106,8 +104,8 @@ def mean(column: str, over: str = "") -> Statistic:
 
     def cell(rows: Rows) -> str:
         ratios = (row[column] / row[over] if over else row[column] for row in rows)
-        found = geometric_mean(ratio for ratio in ratios if math.isfinite(ratio))
-        return "" if found is None else f"{found:.3f}"
+        ratio = geometric_mean(ratio for ratio in ratios if math.isfinite(ratio))
+        return "" if ratio is None else f"{ratio:.3f}"
 
     return cell
 
@@ -150,11 +148,11 @@ def over(own: str, *others: str) -> Statistic:
     """
 
     def cell(rows: Rows) -> str:
-        logs = {name: _logs(found) for name, found in grouped(rows, lambda row: row["placer"]).items()}
-        known = [name for name in others if name in logs]
-        if own not in logs or not known:
+        logs = {name: _logs(trials) for name, trials in grouped(rows, lambda row: row["placer"]).items()}
+        present = [name for name in others if name in logs]
+        if own not in logs or not present:
             return ""
-        best = min(known, key=lambda name: np.mean([*logs[name].values()]))
+        best = min(present, key=lambda name: np.mean([*logs[name].values()]))
         pairs = {case: (log, logs[best].get(case, np.inf)) for case, log in logs[own].items()}
         both = [
             (family, problem, a - b) for (family, problem, _), (a, b) in pairs.items() if max(a, b) < np.inf

@@ -36,7 +36,8 @@ class TrialRow:
     """A trial.
 
     Attributes:
-        seconds: budget in processor seconds.
+        seconds: budget in processor seconds; None for none.
+        budget: budget in evaluations; None for none.
         placer: name, and `-POLICY` if that is not the shipped one.
         step_s: simulated step time; infinite where the placement is infeasible.
         cpu_s: processor seconds that the placer took.
@@ -50,7 +51,8 @@ class TrialRow:
     n_ops: int
     cluster: str
     granularity: str
-    seconds: float
+    seconds: float | None
+    budget: int | None
     placer: str
     seed: int
     step_s: float
@@ -68,6 +70,7 @@ class SealedTrials:
         placers: names, or `NAME@POLICY`, where the policy is a run's folder or `random-weights`.
         clusters: names of presets.
         seconds: budgets in processor seconds.
+        budget: further budgets, in evaluations.
         granularities: what one decision places.
         families: families of the sealed set; none for all.
         seeds: number of seeds of each search.
@@ -78,6 +81,7 @@ class SealedTrials:
     placers: tuple[str, ...]
     clusters: tuple[str, ...]
     seconds: tuple[float, ...]
+    budget: tuple[int, ...] = ()
     granularities: tuple[str, ...] = ("op",)
     families: tuple[str, ...] = ()
     seeds: int = 1
@@ -103,9 +107,12 @@ class SealedTrials:
         policies = {path: _opened(path, folder) for path in by_policy}
         seen = read_policy(PRETRAINED).card.how_seen
         graphs = sealed_graphs(self.families or ALL, first_seed=self.first_seed, how_seen=seen)
-        found: list[TrialRow] = []
-        for granularity, seconds, cluster in itertools.product(self.granularities, self.seconds, clusters):
-            placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, seconds)]
+        budgets = [Budget(None, seconds, running_cpu_s) for seconds in self.seconds] + [
+            *map(Budget, self.budget)
+        ]
+        rows: list[TrialRow] = []
+        for granularity, budget, cluster in itertools.product(self.granularities, budgets, clusters):
+            placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, budget)]
             feasible = tuple(graph for graph in placed if Problem(graph, cluster).is_feasible)
             for path, placers in by_policy.items() if feasible else ():
                 spec = EvaluationSpec(
@@ -113,20 +120,21 @@ class SealedTrials:
                     (cluster,),
                     tuple(placers),
                     seeds=self.seeds,
-                    budget=Budget(None, seconds, running_cpu_s),
+                    budget=budget,
                     policy=policies[path],
                     granularity=granularity,
                 )
-                found += self._evaluated(folder, spec, seconds, f"-{Path(path).name}" if path else "")
-        return [asdict(row) for row in found]
+                rows += self._evaluated(folder, spec, f"-{Path(path).name}" if path else "")
+        return [asdict(row) for row in rows]
 
-    def _evaluated(self, folder: Path, spec: EvaluationSpec, seconds: float, policy: str) -> list[TrialRow]:
+    def _evaluated(self, folder: Path, spec: EvaluationSpec, policy: str) -> list[TrialRow]:
         """Makes the trials of an evaluation, or reads those that the folder has."""
-        name = f"{spec.granularity}-{seconds:g}-s-{spec.clusters[0].name}{policy}"
+        limit = f"{spec.budget.seconds:g}-s" if spec.budget.seconds else f"{spec.budget.evaluations}"
+        name = f"{spec.granularity}-{limit}-{spec.clusters[0].name}{policy}"
         with progress_bars() as report:
-            found = evaluate(spec, folder / name, jobs=self.jobs, report=partial(report, name))
-        if found.failures:
-            raise ExperimentError(f"{folder / name}: {len(found.failures)} trials failed, see failures.csv")
+            result = evaluate(spec, folder / name, jobs=self.jobs, report=partial(report, name))
+        if result.failures:
+            raise ExperimentError(f"{folder / name}: {len(result.failures)} trials failed, see failures.csv")
         sizes = {graph.name: graph.n_ops for graph in spec.graphs}
         return [
             TrialRow(
@@ -135,7 +143,8 @@ class SealedTrials:
                 n_ops=sizes[trial.graph],
                 cluster=trial.cluster,
                 granularity=trial.granularity,
-                seconds=seconds,
+                seconds=spec.budget.seconds,
+                budget=spec.budget.evaluations,
                 placer=trial.placer + policy,
                 seed=trial.seed,
                 step_s=trial.step_time_s if trial.feasible else np.inf,
@@ -144,13 +153,15 @@ class SealedTrials:
                 single_s=trial.single_s,
                 bound_s=trial.lower_bound_s,
             )
-            for trial in found.trials
+            for trial in result.trials
         ]
 
 
-def _is_for(graph: OpGraph, seconds: float) -> bool:
+def _is_for(graph: OpGraph, budget: Budget) -> bool:
     """Says whether a graph is placed with a budget."""
-    return seconds >= LONG_S if graph.n_ops >= LARGE_OPS else seconds <= LONGEST_S
+    if budget.seconds is None:
+        return True
+    return budget.seconds >= LONG_S if graph.n_ops >= LARGE_OPS else budget.seconds <= LONGEST_S
 
 
 def _opened(path: str, folder: Path) -> EvaluatedPolicy:

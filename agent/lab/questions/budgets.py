@@ -15,6 +15,11 @@ def size_of(row: Row) -> str:
     return size if row["granularity"] == "op" else f"{size}, {row['granularity']}"
 
 
+def budget_of(row: Row) -> str:
+    """Names the budget of a trial."""
+    return f"{row['seconds']:g} s" if row["seconds"] else f"{row['budget']:,} evaluations"
+
+
 def most_late(rows: Rows) -> str:
     """Formats the most that a placer took beyond its budget."""
     return f"{max(row['cpu_s'] - row['seconds'] for row in rows) * 1e3:.0f} ms"
@@ -22,8 +27,7 @@ def most_late(rows: Rows) -> str:
 
 def over_best(*placers: str) -> Pivot:
     """Makes the table of `auto` over the best of other placers, by cluster, size and budget."""
-    cells = [Across("seconds", over("auto", *placers), "{:g} s")]
-    return Pivot({"cluster": "cluster", "graphs": size_of}, cells)
+    return Pivot({"cluster": "cluster", "graphs": size_of}, [Across(budget_of, over("auto", *placers))])
 
 
 EXPERIMENTS.register(
@@ -36,9 +40,9 @@ EXPERIMENTS.register(
             over_best(*UNLEARNED, *LEARNED),
             over_best(f"auto-{RANDOM}"),
             Pivot(
-                {"budget": lambda row: f"{row['seconds']:g} s"},
+                {"budget": budget_of},
                 [("most that `auto` took beyond it", most_late)],
-                where=lambda row: row["placer"] == "auto",
+                where=lambda row: row["placer"] == "auto" and row["seconds"] is not None,
             ),
         ],
         run=SealedTrials(

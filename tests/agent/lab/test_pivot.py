@@ -24,7 +24,7 @@ ROWS: list[Row] = [
 def test_a_pivot_has_a_line_for_each_value_and_cells_across_others() -> None:
     table = Pivot(
         {"kind": "kind", "even": lambda row: row["size"] % 2 == 0},
-        [("n", count), Across("size", mean("s", "base"), "size {}")],
+        [("n", count), Across(lambda row: f"size {row['size']}", mean("s", "base"))],
         where=lambda row: row["base"] > 0,
         total="all",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.lab import trials
@@ -58,19 +59,19 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_makes_all_trials_and_resumes(
     drawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = f"--clusters 4xv100 2xk80 --seconds 0.02 3 --granularities op --seeds 2 --out {tmp_path}"
+    flags = f"--clusters 4xv100 2xk80 --seconds 0.02 3 --budget 20 --seeds 2 --out {tmp_path}"
     placers = f"--placers refine auto policy auto@{RANDOM} policy@{PRETRAINED}"
-    words = ["budgets", *flags.split(), *placers.split()]
+    words = ["budgets", *flags.split(), "--granularities", "op", *placers.split()]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "| cluster | graphs | 0.02 s |" in printed, "a small graph has no long budget"
+    assert "| cluster | graphs | 0.02 s | 20 evaluations |" in printed, "a small graph has no long budget"
     rows = read_table(tmp_path / "budgets.csv.gz")
     names = {"refine", "auto", "policy", "auto-random-weights", "policy-pretrained"}
     assert {row["placer"] for row in rows} == names
-    assert len(rows) == 2 * (3 * 2 + 2), "policy takes one seed"
+    assert len(rows) == 2 * 2 * (3 * 2 + 2), "policy takes one seed"
     for row in rows:
         assert row["bound_s"] <= row["step_s"] <= row["single_s"] * (1 + 1e-9)
-        assert row["n_ops"] == training_graph(3, 2).n_ops
+        assert row["evaluations"] <= (row["budget"] or np.inf)
     monkeypatch.setattr("agent.evaluation.worker.Worker.outcome", None)  # nothing is left to make
     assert main(words) == 0
     assert capsys.readouterr().out == printed

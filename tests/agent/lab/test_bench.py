@@ -14,7 +14,7 @@ from agent.lab.command import main
 from agent.lab.experiment import EXPERIMENTS
 from agent.lab.rows import Row, read_table, write_rows
 
-NAME = "doppler:chain_mm"
+NAME, PIPELINE = "doppler:chain_mm", "pipedream:alexnet"
 
 
 def row(placer: str, step_s: float, instance: str = "doppler:a", best_s: float = 1.0) -> Row:
@@ -38,54 +38,35 @@ def test_tables_say_who_is_ahead_and_what_is_closed() -> None:
     ]
 
 
-def test_a_run_resumes_and_shows_what_others_report(
+def test_a_run_resumes_and_keeps_its_best_placements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = f"--graphs {NAME} pipedream:alexnet --placers heft pipedream --seconds 0.1 --out {tmp_path}"
-    words = ["benchmark", *flags.split()]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert "Doppler's reinforcement (1,000 episodes), as reported" in printed
-    found = {row["placer"]: row for row in read_table(tmp_path / "benchmark.csv.gz")}
-    assert [found["heft"][key] for key in ("best_s", "bound_s")] == pytest.approx([1.20007] * 2)
-    assert found["heft"]["step_s"] > found["heft"]["best_s"]
-    pipelined = found["pipedream"]
-    assert pipelined["instance"] == "pipedream:alexnet"
+    def rows_of(*placers: str) -> dict[str, Row]:
+        words = f"benchmark --graphs {NAME} {PIPELINE} --seconds 0.1 --out {tmp_path} --placers".split()
+        assert main([*words, *placers]) == 0
+        return {row["placer"]: row for row in read_table(tmp_path / "benchmark.csv.gz")}
+
+    rows = rows_of("heft", "pipedream")
+    assert "Doppler's reinforcement (1,000 episodes), as reported" in capsys.readouterr().out
+    assert [rows["heft"][key] for key in ("best_s", "bound_s")] == pytest.approx([1.20007] * 2)
+    assert rows["heft"]["step_s"] > rows["heft"]["best_s"]
+    pipelined = rows["pipedream"]
+    assert pipelined["instance"] == PIPELINE
     assert pipelined["bound_s"] < pipelined["best_s"] <= pipelined["step_s"]
-    kept, _ = sorted((tmp_path / "instances").iterdir())
-    write_rows(kept, [row("heft", 7.0, NAME)])
-    assert main(words) == 0
-    assert read_table(tmp_path / "benchmark.csv.gz")[0]["step_s"] == 7.0
-    submission, pipeline = sorted((tmp_path / "placements").iterdir())
-    assert "stage_of" in json.loads(pipeline.read_text())
+    submission, of_pipeline = sorted((tmp_path / "placements").iterdir())
+    assert "stage_of" in json.loads(of_pipeline.read_text())
     claims = json.loads(submission.read_text())
     assert (claims["graph"], claims["method"], claims["step_time_s"]) == (
         NAME,
         "heft",
-        found["heft"]["step_s"],
+        rows["heft"]["step_s"],
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--placers nix", "unknown placer 'nix'; use some of memory-fill"),
-        ("--graphs nix", "no instance is named 'nix'"),
-        ("--graphs piper:resnet --placers heft", "none of the placers suits these instances"),
-    ],
-)
-def test_wrong_input_is_one_line(
-    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["benchmark", "--quick", *words.split(), "--out", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_folder_has_the_best_submission_of_all_runs_and_the_rows_of_the_last(tmp_path: Path) -> None:
-    words = f"benchmark --graphs {NAME} piper:resnet --seconds 0.1 --out {tmp_path} --placers".split()
-    for placer, placed in ("refine", ["piper:resnet", NAME]), ("heft", [NAME]):
-        assert main([*words, placer]) == 0
-        rows = read_table(tmp_path / "benchmark.csv.gz")
-        assert sorted(row["instance"] for row in rows if row["seconds"]) == sorted(placed)
-    submission, _ = sorted((tmp_path / "placements").iterdir())
-    assert json.loads(submission.read_text())["method"] == "refine"
+    kept, _ = sorted((tmp_path / "instances").iterdir())
+    write_rows(kept, [row("heft", 7.0, NAME)])
+    assert rows_of("heft", "pipedream")["heft"]["step_s"] == 7.0
+    assert {row["instance"] for row in rows_of("single", "heft").values() if row["seconds"]} == {
+        NAME,
+        PIPELINE,
+    }
+    assert {row["instance"] for row in rows_of("memory-fill").values()} == {NAME}, "it places no pipelines"
+    assert json.loads(submission.read_text())["method"] == "heft", "a better one stays"

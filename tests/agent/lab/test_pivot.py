@@ -58,18 +58,8 @@ def test_statistics_of_a_cell(statistic: Any, cell: str) -> None:
 
 
 def steps(placer: str, *steps_s: float, cluster: str = "c") -> list[Row]:
-    return [
-        {
-            "placer": placer,
-            "family": "f",
-            "graph": f"g{at}",
-            "cluster": cluster,
-            "granularity": "op",
-            "seed": 0,
-            "step_s": step_s,
-        }
-        for at, step_s in enumerate(steps_s)
-    ]
+    row = {"placer": placer, "family": "f", "cluster": cluster, "granularity": "op", "seed": 0}
+    return [{**row, "graph": f"g{at}", "step_s": step_s} for at, step_s in enumerate(steps_s)]
 
 
 def test_a_placer_is_compared_with_the_best_of_others() -> None:

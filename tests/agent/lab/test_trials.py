@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,23 +32,17 @@ def test_the_graphs_that_are_kept_were_never_seen_and_no_training_can_name_their
 
 def test_sealed_draws_are_none_of_those_that_anything_was_tuned_on() -> None:
     assert max(FAMILIES.values()) <= FIRST_SEED
-    card = read_policy("pretrained").card
-
-    def graphs(first_seed: int = FIRST_SEED) -> list[str]:
-        found = sealed_graphs(("vit", "unet"), first_seed=first_seed, how_seen=card.how_seen)
-        assert all(card.how_seen(graph) == "no" for graph in found)
-        return [graph.name for graph in found]
-
-    names = graphs()
-    assert names == ["vit-1000", "unet-1000"]
-    assert graphs() == names
-    assert graphs(1001)[0] == "vit-1002", "vit-1001 has the structure of a seen one"
-    with pytest.raises(InputError, match="sealed from 1000 on"):
-        graphs(3)
-    with pytest.raises(InputError, match="no draw of unet from seed 5000 on"):
-        graphs(5000)
-    with pytest.raises(InputError, match="no sealed family none; use some of cifar10"):
-        sealed_graphs(("none",))
+    drawn = partial(sealed_graphs, how_seen=read_policy("pretrained").card.how_seen)
+    assert [graph.name for graph in drawn(("vit", "unet"))] == ["vit-1000", "unet-1000"]
+    (unseen,) = drawn(("vit",), first_seed=1001)
+    assert unseen.name == "vit-1002", "vit-1001 has the structure of a seen one"
+    for families, first_seed, message in (
+        (("unet",), 3, "sealed from 1000 on"),
+        (("unet",), 5000, "no draw of unet from seed 5000 on"),
+        (("none",), 1000, "no sealed family none; use some of cifar10"),
+    ):
+        with pytest.raises(InputError, match=message):
+            drawn(families, first_seed=first_seed)
 
 
 @pytest.fixture

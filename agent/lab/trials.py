@@ -107,9 +107,8 @@ class SealedTrials:
         policies = {path: _opened(path, folder) for path in by_policy}
         seen = read_policy(PRETRAINED).card.how_seen
         graphs = sealed_graphs(self.families or ALL, first_seed=self.first_seed, how_seen=seen)
-        budgets = [Budget(None, seconds, running_cpu_s) for seconds in self.seconds] + [
-            *map(Budget, self.budget)
-        ]
+        timed = [Budget(None, seconds, running_cpu_s) for seconds in self.seconds]
+        budgets = [*timed, *map(Budget, self.budget)]
         rows: list[TrialRow] = []
         for granularity, budget, cluster in itertools.product(self.granularities, budgets, clusters):
             placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, budget)]

@@ -22,7 +22,7 @@ from graphs.system.plugins import load_plugins
 COMMAND = "agent.lab"
 METAVARS = {int: "N", float: "X", str: "NAME"}
 ABSENT = {"budget": "none", "families": "all"}
-"""What no value of a setting stands for."""
+"""Meaning of a setting without values."""
 FLAGS = {
     "budget": "budgets in evaluations",
     "clusters": "names of clusters",

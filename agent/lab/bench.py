@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.run import file_name
-from agent.evaluation.trial_runner import TrialRunner
 from agent.instances.best_known import SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.instances.profiles import DATA
@@ -21,6 +19,8 @@ from agent.lab.pivot import Statistic
 from agent.lab.rows import ExperimentError, Row, Rows, grouped, read_table, write_rows
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.placing.policies import make_placer, open_policy
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from agent.training.run_folder import git_commit
 from envs.placement.files import placement_to_json

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.policies import EvaluatedPolicy, open_policy
 from agent.evaluation.run import evaluate
-from agent.evaluation.spec import EvaluationSpec, check_placers
+from agent.evaluation.spec import EvaluationSpec
 from agent.lab.rows import ExperimentError, Rows
 from agent.lab.sealed import ALL, sealed_graphs
 from agent.placers.base import Budget
+from agent.placing.policies import EvaluatedPolicy, open_policy
+from agent.placing.request import check_placers
 from agent.policy.serialization import read_policy, save_policy
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem

@@ -84,6 +84,6 @@ def test_what_makes_no_rows(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("no placement")
 
-    monkeypatch.setattr("agent.evaluation.trial_runner.TrialRunner.place", fail)
+    monkeypatch.setattr("agent.placing.trial_runner.TrialRunner.place", fail)
     with pytest.raises(ExperimentError, match=message):
         SealedTrials(placers, ("4xv100",), (0.1,)).rows(tmp_path)

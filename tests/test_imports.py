@@ -31,7 +31,7 @@ ROOMS = (
     ("agent.evaluation",),
     ("agent.contexts",),
     ("agent.studies",),
-    ("agent.experiments",),
+    ("agent.lab",),
     ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )

@@ -137,7 +137,7 @@ class EvaluationSpec:
             "placers": list(self.placers),
             "orders": list(self.orders),
             "seeds": self.seeds,
-            "budget": asdict(self.budget),
+            "budget": self.budget.to_json(),
             "policy": self.policy.digest if self.policy else "",
             "granularity": self.granularity,
             "pipeline": asdict(self.pipeline) if self.pipeline else None,

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from agent.commands import evaluate
-from agent.experiments import command
-from agent.experiments.experiment import EXPERIMENTS, RESULTS
+from agent.lab import command
+from agent.lab.experiment import EXPERIMENTS, RESULTS
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random, learned_placer

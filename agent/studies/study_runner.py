@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import CategoricalDistribution
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -24,14 +24,12 @@ from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.split import Split
 from graphs.system.interrupts import handled_by
-from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of
+from graphs.system.worker_process import Death, Process, WorkerProcess
 
-POLL_S = 0.25
+POLL_S = 0.2
 """Seconds between two looks at study trials that run."""
 Make = Callable[[TrialTrainer], Process[Request, Outcome]]
 """Makes a process for study trials."""
-Answers = Callable[[Collection[Any], float], Iterable[tuple[Any, Outcome | Death]]]
-"""Waits some seconds for processes, and yields those that have an answer, with it."""
 TAKES = {
     "grid": {"vary", "seeds", "cold_control"},
     "ablation": {"without", "seeds", "cold_control"},
@@ -59,11 +57,11 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     if base.context == "ablation" and not config.without:
         config = replace(config, without=components_of(base))
     trials, space = study_trials(base, config)
-    _check_all([trial.config for trial in trials] if base.context != "search" else _samples(base, space))
+    _check_all(base, trials, space)
     with open_study(base, config, space) as study:
         n_before = len(study.attempts)
-        with _reports(console, study, len(trials)) as report, _processes(study, on_ray) as (make, answers):
-            all_ended = Scheduler(study, trials, report, make, answers).run()
+        with _reports(console, study, len(trials)) as report, _processes(study, on_ray) as make:
+            all_ended = Scheduler(study, trials, report, make).run()
         for line in closing_lines(study, all_ended=all_ended, began=len(study.attempts) > n_before):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return all_ended and not any(attempt.status == FAILED for attempt in study.attempts)
@@ -77,14 +75,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        study: Study,
-        trials: Sequence[StudyTrial],
-        report: Callable[[Attempt], None],
-        make: Make,
-        answers: Answers,
+        self, study: Study, trials: Sequence[StudyTrial], report: Callable[[Attempt], None], make: Make
     ) -> None:
-        self._study, self._report, self._answers = study, report, answers
+        self._study, self._report = study, report
         done = {attempt.trial for attempt in study.attempts if attempt.status not in (RUNNING, STALE)}
         self._waiting = [trial for trial in trials if trial.name not in done]
         self._stops = [study.folder / f"stop-{number}" for number in range(study.config.jobs)]
@@ -121,14 +114,14 @@ class Scheduler:
 
     def _look(self) -> None:
         """Waits a moment for answers, and stops study trials that fall behind."""
-        for process, answer in self._answers(list(self._busy), POLL_S):
-            stop, running = self._busy.pop(process)
-            self._idle[process] = stop
-            if running.is_pruned and not self._interrupts:
-                stop.unlink(missing_ok=True)
-            self._report(self._study.end(running, self._result(running, answer)))
-        for stop, running in self._busy.values():
-            if not running.is_pruned and self._study.falls_behind(running):
+        time.sleep(POLL_S)
+        for process, (stop, running) in list(self._busy.items()):
+            if (answer := process.answer()) is not None:
+                self._idle[process] = self._busy.pop(process)[0]
+                if running.is_pruned and not self._interrupts:
+                    stop.unlink(missing_ok=True)
+                self._report(self._study.end(running, self._result(running, answer)))
+            elif not running.is_pruned and self._study.falls_behind(running):
                 running.is_pruned = True
                 stop.touch()
 
@@ -160,19 +153,12 @@ class Scheduler:
             stop.unlink(missing_ok=True)
 
 
-def _samples(base: TrainConfig, space: Space) -> list[TrainConfig]:
-    """Lists settings that have each listed value of a search's space once."""
-    changes = [
-        settings_of({name: value})
-        for name, values in space.items()
-        if isinstance(values, CategoricalDistribution)
-        for value in values.choices
-    ]
-    return [base, *(replace(base, **change) for change in changes)]
-
-
-def _check_all(configs: Sequence[TrainConfig]) -> None:
-    """Reads what each training names; the same graphs once."""
+def _check_all(base: TrainConfig, trials: Sequence[StudyTrial], space: Space) -> None:
+    """Reads what each training names, the same graphs once; of a search, every listed value once."""
+    configs = [trial.config for trial in trials if trial.params is not None] or [base]
+    if base.context == "search":
+        listed = [(name, value) for name in space for value in getattr(space[name], "choices", ())]
+        configs += [replace(base, **settings_of({name: value})) for name, value in listed]
     splits: dict[object, Split] = {}
     for config in configs:
         named = config.families, config.graphs, config.model, config.holdout, config.validation
@@ -182,16 +168,16 @@ def _check_all(configs: Sequence[TrainConfig]) -> None:
 
 
 @contextmanager
-def _processes(study: Study, on_ray: bool) -> Iterator[tuple[Make, Answers]]:
-    """Gives what makes processes, on this machine or a Ray cluster, and what waits for their answers."""
+def _processes(study: Study, on_ray: bool) -> Iterator[Make]:
+    """Gives what makes processes, on this machine or a Ray cluster."""
     if not on_ray:
-        yield lambda trainer: WorkerProcess[Request, Outcome](trainer, None, inherits=True), answers_of
+        yield lambda trainer: WorkerProcess(trainer, None, inherits=True)
         return
     threads = study.base.threads
     with ray_cluster(study.config.jobs * threads):
-        from agent.contexts.workers.ray_process import RayProcess, ray_answers_of
+        from agent.contexts.workers.ray_process import RayProcess
 
-        yield lambda trainer: RayProcess[Request, Outcome](trainer, n_cores=threads), ray_answers_of
+        yield lambda trainer: RayProcess(trainer, n_cores=threads)
 
 
 @contextmanager

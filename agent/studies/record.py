@@ -1,7 +1,7 @@
 """The folder of a study and its record: an Optuna study in SQLite, which has a trial for each attempt.
 
-Only the process that locks the folder writes the record. It learns at once that the process of a study trial
-died, where Optuna's heartbeat would need seconds, and does not cover `ask` and `tell`.
+Only the process that locks the folder writes the record, and it learns at once when a study trial's process
+dies. Optuna's heartbeat would need seconds for that, and does not cover `ask` and `tell`.
 """
 
 from __future__ import annotations
@@ -136,13 +136,19 @@ class Study:
                 f"{self.folder / RECORD}: trial {trial.name}: {error}; choose another --name"
             ) from None
         trial = trial if trial.params is not None else trial.drawn(asked.params)
-        folder = self.folder / "trials" / trial.name
+        running = Running(trial, self.folder / "trials" / trial.name, self._first_row(trial), asked)
+        asked.set_user_attr(ATTEMPT, asdict(running.attempt))
+        self.attempts.append(running.attempt)
+        self._params[trial.name] = asked.params
+        return running
+
+    def _first_row(self, trial: StudyTrial) -> Attempt:
         before = [attempt for attempt in self.attempts if attempt.trial == trial.name]
         if before and before[-1].config_hash != trial.config_hash:
-            raise StudyError(f"{folder}: was started with other settings; choose another --name")
+            raise StudyError(f"{self.folder}: {trial.name} had other settings; choose another --name")
         own, base = trial.config.to_json(), self.base.to_json()
         changes = {key: value for key, value in own.items() if base[key] != value and key not in ITS_OWN}
-        attempt = Attempt(
+        return Attempt(
             study=self.base.name,
             attempt=len(self.attempts) + 1,
             trial=trial.name,
@@ -157,10 +163,6 @@ class Study:
             config_hash=trial.config_hash,
             git_commit=self._git_commit,
         )
-        asked.set_user_attr(ATTEMPT, asdict(attempt))
-        self.attempts.append(attempt)
-        self._params[trial.name] = asked.params
-        return Running(trial, folder, attempt, asked)
 
     def falls_behind(self, running: Running) -> bool:
         """Gives Optuna the new scores of an attempt; returns whether it stops the study trial."""

@@ -1,4 +1,8 @@
-"""Runs a study: several study trials at a time, each in a process; one that dies costs only an attempt."""
+"""Runs a study: several study trials at a time, each in a process; one that dies costs only an attempt.
+
+Optuna draws, stores and stops study trials. The loop over processes is our own, as `Study.optimize` runs
+threads, gives a search with several of them no seed, and does not repeat what died while others run.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,8 @@ class Scheduler:
         self._stops = [study.folder / f"stop-{number}" for number in range(study.config.jobs)]
         self._idle = {make(TrialTrainer(stop)): stop for stop in self._stops}
         self._busy: dict[Process[Request, Outcome], tuple[Path, Running]] = {}
-        self._n_before, self._interrupts = len(study.attempts), 0
+        self._n_before = len(study.attempts)
+        self._interrupts = 0
 
     def run(self) -> bool:
         """Runs all study trials; returns False if a signal stopped some of them.
@@ -133,8 +138,8 @@ class Scheduler:
             return {**answer, "status": PRUNED} if running.is_pruned and answer["status"] == STALE else answer
         if self._interrupts:
             return {"status": STALE}
-        attempts = self._study.attempts[self._n_before :]
-        n_attempts = sum(attempt.trial == running.trial.name for attempt in attempts)
+        begun_now = self._study.attempts[self._n_before :]
+        n_attempts = sum(attempt.trial == running.trial.name for attempt in begun_now)
         if n_attempts >= self._study.config.attempts:
             return {"status": FAILED, "error": f"{answer.reason}, {n_attempts} times"}
         self._waiting.insert(0, running.trial)

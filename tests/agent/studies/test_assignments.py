@@ -13,11 +13,9 @@ from agent.training.config import ConfigError
     ("text", "expected"),
     [
         ("hidden=32,64", CategoricalDistribution([32, 64])),
-        ("--learning-rate=1e-3", CategoricalDistribution([1e-3])),
-        ("entropy=1", CategoricalDistribution([1.0])),
+        ("--learning-rate=1e-3,1", CategoricalDistribution([1e-3, 1.0])),
         ("inference=true,False", CategoricalDistribution([True, False])),
         ("order=topo,topo+bfs", CategoricalDistribution(["topo", "topo+bfs"])),
-        ("encoder=sage,gat", CategoricalDistribution(["sage", "gat"])),
         ("init=1e5,pretrained", CategoricalDistribution(["1e5", "pretrained"])),
         ("hidden=4:32", IntDistribution(4, 32)),
         ("learning_rate=1e-4:1e-2:log", FloatDistribution(1e-4, 1e-2, log=True)),
@@ -25,40 +23,35 @@ from agent.training.config import ConfigError
 )
 def test_words_become_values(text: str, expected: Distribution) -> None:
     (values,) = read_space([text], ranges=True).values()
-    assert values == expected
-    if isinstance(values, CategoricalDistribution) and isinstance(expected, CategoricalDistribution):
-        assert list(map(type, values.choices)) == list(map(type, expected.choices))
+    assert repr(values) == repr(expected)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("words", "message"),
     [
         ("widht=3", "unknown setting 'widht'; use "),
         ("seed=1,2", "use --seeds"),
-        ("hidden", "write hidden=VALUE,VALUE"),
         ("hidden=", "write hidden=VALUE,VALUE"),
         ("hidden=wide", "use a whole number"),
         ("hidden=0,8", "use at least 1"),
-        ("hidden=4.0", "use a whole number"),
         ("learning_rate=nan", "use a number"),
         ("advantage=none", "use op or graph or batch"),
         ("hidden=8:4", "the range is empty"),
         ("entropy=0:1:log", "above 0 for log"),
         ("hidden=4:8:exp", "write hidden=LEAST:MOST"),
         ("encoder=sage:gat", "encoder is no number"),
+        ("hidden=4 hidden=8", "--vary hidden is given twice"),
     ],
 )
-def test_wrong_words_are_one_line(text: str, message: str) -> None:
+def test_wrong_words_are_one_line(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
-        read_space([text], ranges=True)
+        read_space(words.split(), ranges=True)
     assert "\n" not in str(error.value)
 
 
-def test_a_grid_takes_no_range_and_no_setting_twice() -> None:
+def test_a_grid_takes_no_range() -> None:
     with pytest.raises(ConfigError, match="whole number"):
         read_space(["hidden=4:8"], ranges=False)
-    with pytest.raises(ConfigError, match="--vary hidden is given twice"):
-        read_space(["hidden=4", "hidden=8"], ranges=False)
 
 
 def test_points_become_settings_and_words() -> None:

@@ -97,7 +97,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
         placer: name of a placer; by default `refine` for pipelines and `auto` otherwise.
         pipeline: places a pipeline of microbatches: `Pipeline("1f1b", 8)`, or the schedule alone, for
             `split` or 8 microbatches. The schedule `auto` is the one with the shortest simulated step. Stages
-            may be recomputed if memory binds. Those of a module have no replicas, which do not run yet.
+            may be recomputed if memory binds.
         split: number of microbatches into which the inputs, which are a whole batch, are cut. `auto` captures
             and tries at most 5 divisors of the batch. All that is tried shares the budget equally.
         batch_dim: dimension that `split` cuts, as `graphs.capture.structures.split_batch` does.
@@ -136,7 +136,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     ORDERS.check(order)
     _check_model(model, inputs, split)
     count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
-    wanted = make_pipeline(pipeline, count, split, to_run=not isinstance(model, OpGraph))
+    wanted = make_pipeline(pipeline, count, split)
     placer = placer or ("auto" if wanted is None else "refine")
     _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
     gpu = gpus_of([chosen], precision)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.bounds.assignment_bound import assignment_bound_s
 from agent.bounds.bound_kernels import earliest_starts
 from agent.bounds.windows import heaviest_window
 from envs.problem import Problem, kinds
@@ -27,11 +26,9 @@ def lower_bound_s(problem: Problem) -> float:
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
-    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory
-      (`assignment_bound`); all else ignores memory, and all ignore contention on links;
     - the time at which the one host thread has issued an op, and the least time from its start on.
 
-    A device is idle for `op_gap_s` after each op but its last.
+    A device is idle for `op_gap_s` after each op but its last. Memory and contention on links are ignored.
     """
     seconds = problem.op_seconds
     fastest = seconds.min(axis=1)
@@ -44,9 +41,8 @@ def lower_bound_s(problem: Problem) -> float:
     n_issued = takes_time.cumsum() if problem.cluster.issue_per == "op" else takes_time
     issued_s = n_issued * problem.cluster.issue_s
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
-    assignment = assignment_bound_s(problem, head, tail)
     gap_s = problem.cluster.op_gap_s * (1 + ROUNDING)
-    return max(critical_path, unit - gap_s, work - gap_s, issue, assignment, 0.0)
+    return max(critical_path, unit - gap_s, work - gap_s, issue, 0.0)
 
 
 def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:

@@ -19,8 +19,7 @@ from agent.evaluation.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec, check_placers, pipeline_row_names, row_names
 from agent.evaluation.trial_runner import TrialRunner
 from agent.instances.instance import Instance, find_instances, names_instance
-from agent.placers.base import Budget
-from agent.policy.pipelines import LEARNED_PIPELINES
+from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
@@ -76,9 +75,8 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         own.schedule if own else config.pipeline,
         own.microbatches if own and config.microbatches is None else config.microbatches,
         config.split,
-        to_run=config.model is not None,
     )
-    placers = _placers(config, row_names() if pipeline is None else _without_policy())
+    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
@@ -93,7 +91,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
             whole = {graphs[-1].name: batch}
     given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
-    if any(name in (LEARNED if pipeline is None else LEARNED_PIPELINES) for name in placers):
+    if pipeline is None and any(name in LEARNED for name in placers):
         policy = open_policy(config.policy, graphs)
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
@@ -171,11 +169,6 @@ def _chosen(
     return tried[0].pipelined.pipeline
 
 
-def _without_policy() -> tuple[str, ...]:
-    """Names of the placers of pipelines that are compared by default: no policy for pipelines is shipped."""
-    return tuple(name for name in pipeline_row_names() if name not in LEARNED_PIPELINES)
-
-
 def _gather_graphs(
     config: EvaluationConfig, of_instances: Sequence[OpGraph], gpu: Gpu | None, split: int | None
 ) -> list[OpGraph]:
@@ -216,14 +209,13 @@ def _tell_if_large(path: str) -> None:
 
 
 def make_pipeline(
-    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None, *, to_run: bool
+    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None
 ) -> Pipeline | None:
     """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
 
     Args:
         wanted: a pipeline, or its schedule alone.
         microbatches: of the pipeline; None if there is only a schedule.
-        to_run: whether the plan is to run, as that of a module is, so that stages have no replicas.
 
     Raises:
         EvaluationError: the numbers differ, or there is no schedule for them.
@@ -246,8 +238,7 @@ def make_pipeline(
             f"split is {split}, but the pipeline has {microbatches} microbatches; give one of them"
         )
     given = [count for count in (microbatches, split) if isinstance(count, int)]
-    made = wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
-    return replace(made, may_replicate=made.may_replicate and not to_run)
+    return wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
 
 
 def prepared(
@@ -273,8 +264,16 @@ def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
 
 def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str, ...]:
     if config.placers is None:
-        return () if config.placements else everything
-    return everything if config.placers == (ALL,) else config.placers
+        return () if config.placements else _installed(everything)
+    return _installed(everything) if config.placers == (ALL,) else config.placers
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Leaves out the placers whose package is not installed, and says so."""
+    missing = [name for name in names if name in PLACERS and not PLACERS[name].is_installed]
+    for name in missing:
+        print(f"{name} is left out: run pip install 'placewalk[{name}]' for it", file=sys.stderr)
+    return tuple(name for name in names if name not in missing)
 
 
 def read_given(

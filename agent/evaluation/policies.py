@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from agent.pipelines.search import PIPELINE_PLACERS, PipelinePlacer
 from agent.placers.base import PLACERS, Placer, PlacerError
-from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED, learned_placer
 from graphs.op_graph import OpGraph
 
@@ -53,15 +51,6 @@ def make_placer(name: str, policy: EvaluatedPolicy | None, order: str) -> Placer
     if policy is None:
         raise PlacerError(f"placer '{name}' needs a policy; open one")
     return learned_placer(name, policy.policy, order)
-
-
-def make_pipeline_placer(name: str, policy: EvaluatedPolicy | None) -> PipelinePlacer:
-    """Does what `make_placer` does for a placer of pipelines."""
-    if name not in LEARNED_PIPELINES:
-        return PIPELINE_PLACERS[name]
-    if policy is None:
-        raise PlacerError(f"placer '{name}' needs a policy; open one")
-    return LEARNED_PIPELINES[name].with_policy(policy.policy)
 
 
 def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:

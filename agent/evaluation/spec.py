@@ -15,12 +15,11 @@ from agent.evaluation.policies import EvaluatedPolicy
 from agent.evaluation.results import DATA_PARALLEL, Key
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
-from agent.policy.pipelines import LEARNED_PIPELINES
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
-from envs.pipeline.pipeline import Pipeline, check_one_stage_each
+from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.placement import Placement
 from envs.problem import InfeasibleError, Problem
@@ -42,8 +41,8 @@ def row_names() -> tuple[str, ...]:
 
 
 def pipeline_row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation of pipelines compares, those that need a policy last."""
-    return (*PIPELINE_PLACERS, DATA_PARALLEL, *LEARNED_PIPELINES)
+    """Names of all that an evaluation of pipelines compares."""
+    return (*PIPELINE_PLACERS, DATA_PARALLEL)
 
 
 def unknown_placer(name: str, known: Iterable[str]) -> str:
@@ -138,8 +137,7 @@ class EvaluationSpec:
 
     def _draws_at_random(self, name: str, order: str) -> bool:
         if self.pipeline is not None:
-            placers = LEARNED_PIPELINES if name in LEARNED_PIPELINES else PIPELINE_PLACERS
-            return name in placers and placers[name].uses_rng
+            return name in PIPELINE_PLACERS and PIPELINE_PLACERS[name].uses_rng
         if name in LEARNED:
             return draws_at_random(name, order)
         return name in PLACERS and PLACERS[name].uses_rng
@@ -215,11 +213,14 @@ def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
 
     Raises:
         EvaluationError: a name is unknown.
+        PlacerError: a package that a placer needs is not installed.
     """
     known = row_names() if pipeline is None else pipeline_row_names()
     for name in names:
         if name not in known:
             raise EvaluationError(unknown_placer(name, known))
+        if pipeline is None and name in PLACERS:
+            PLACERS[name].check_installed()
 
 
 def _check(spec: EvaluationSpec) -> None:
@@ -237,8 +238,6 @@ def _check(spec: EvaluationSpec) -> None:
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")
-    if spec.pipeline is not None and any(name in LEARNED_PIPELINES for name in spec.placers):
-        check_one_stage_each(spec.pipeline)
     if not spec.tasks():
         raise EvaluationError("nothing to evaluate: no graph is left; see --include-seen")
 

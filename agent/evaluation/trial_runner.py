@@ -8,9 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.evaluation.policies import EvaluatedPolicy, make_pipeline_placer
 from agent.evaluation.results import DATA_PARALLEL
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, PlacementResult, Placer, SearchState
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -92,7 +92,6 @@ class TrialRunner:
         given: Placement | None,
         *,
         seed: int,
-        policy: EvaluatedPolicy | None = None,
     ) -> PipelineRun:
         """Runs a placer of pipelines or data parallelism, or times a given placement.
 
@@ -113,7 +112,7 @@ class TrialRunner:
             run = _timed(given, pipelined.simulate(stages), 1)
         else:
             rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
-            found = make_pipeline_placer(placer, policy).place(pipelined, budget, rng)
+            found = PIPELINE_PLACERS[placer].place(pipelined, budget, rng)
             run = _timed(found.stages.placement, found.step, found.evaluations)
         wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
         return run._replace(wall_s=wall_s, cpu_s=cpu_s)

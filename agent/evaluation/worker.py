@@ -90,9 +90,7 @@ class Worker:
     def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
         given = self.spec.given.get(self.spec.key(task)[:3])
         spec = self.spec
-        found = self._runner.run_pipeline(
-            task.placer, pipelined, spec.budget, given, seed=task.seed, policy=spec.policy
-        )
+        found = self._runner.run_pipeline(task.placer, pipelined, spec.budget, given, seed=task.seed)
         if task.placer == DATA_PARALLEL:
             parallel = self._baselines.data_parallel
             found = found._replace(step_time_s=parallel.step_s, fits=parallel.fits)

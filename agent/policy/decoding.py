@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,8 +99,7 @@ def decode_many(
     ]
     n_slots = min(max(WIDTH // groups[0].size, 1), len(groups))
     rolls_out = ROLLOUT in FEATURE_SETS[compiled.shape.feature_set]
-    one_batch = replace(mdp_config or compiled.mdp_config, pipeline="")
-    arguments = episode_arguments(one_batch) | {"rolls_out": rolls_out}
+    arguments = episode_arguments(mdp_config or compiled.mdp_config) | {"rolls_out": rolls_out}
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
-from envs.pipeline.pipeline import GPIPE, MAX_MICROBATCHES, ONE_F_ONE_B, ZERO_BUBBLE, Pipeline
 from graphs.system.settings import Settings, option
 
 if TYPE_CHECKING:
@@ -47,18 +46,6 @@ class MdpConfig(Settings):
         1.0, "weight of the penalty for a placement that is out of memory", group=GROUP, least=0.0
     )
 
-    pipeline: str = option(
-        "",
-        f"schedule of pipelines to place, {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}; each graph is the step of "
-        "one microbatch",
-        group=GROUP,
-        metavar="SCHEDULE",
-        default_text="one batch at a time",
-    )
-    microbatches: int = option(
-        8, "microbatches in a step of the pipeline", group=GROUP, least=1, most=MAX_MICROBATCHES
-    )
-
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], where: str = "settings") -> MdpConfig:
         """Reads the fields from the settings of a training, which hold others too.
@@ -71,17 +58,6 @@ class MdpConfig(Settings):
         """
         names = [item.name for item in fields(cls) if item.name in settings]
         return cls.from_json({name: settings[name] for name in names}, where)
-
-    @property
-    def pipelined(self) -> Pipeline | None:
-        """The pipeline that episodes place; None = one batch at a time.
-
-        Raises:
-            PipelineError: an unknown schedule.
-        """
-        if not self.pipeline:
-            return None
-        return Pipeline(self.pipeline, self.microbatches, may_replicate=False, may_recompute=False)
 
     @property
     def improves(self) -> bool:

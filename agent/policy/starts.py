@@ -20,8 +20,7 @@ def episode_arguments(config: MdpConfig) -> dict[str, Any]:
     Raises:
         PlacerError: `start` is no placer without randomness.
     """
-    pipeline = {"pipeline": config.pipelined} if config.pipeline else {}
-    return pipeline | {
+    return {
         "mdp": config.mdp,
         "passes": config.passes,
         "start": start_of(config.start),

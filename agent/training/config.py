@@ -78,8 +78,6 @@ class TrainConfig(Settings, error=ConfigError):
     passes: int = option_of(MdpConfig, "passes", 2)
     mask: str = option_of(MdpConfig, "mask", FREE_MEMORY)
     memory_penalty: float = option_of(MdpConfig, "memory_penalty", 1.0)
-    pipeline: str = option_of(MdpConfig, "pipeline", "")
-    microbatches: int = option_of(MdpConfig, "microbatches", 8)
     feature_set: str = option(
         "rollout",
         "features of a device; each set includes the sets after it",
@@ -243,8 +241,8 @@ class TrainConfig(Settings, error=ConfigError):
 
     @property
     def planned_dagger_rounds(self) -> int:
-        """Rounds of on-policy imitation; none for pipelines, or where measured steps are learned from."""
-        return self.dagger_rounds if self.reward == SIMULATED and not self.pipeline else 0
+        """Rounds of on-policy imitation; none where measured steps are learned from."""
+        return self.dagger_rounds if self.reward == SIMULATED else 0
 
 
 DECISIVE = tuple(

@@ -9,7 +9,6 @@ import torch
 
 from agent.calibration.quick import get_or_measure_cluster
 from agent.policy.encoders.base import ENCODERS, check_size
-from agent.policy.mdp_config import MdpConfig
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from agent.policy.starts import start_names
@@ -20,8 +19,6 @@ from agent.training.split import Split
 from agent.training.step_timer import MeasuredStepTimer
 from envs.cluster.presets import RANDOM, get_cluster
 from envs.mdp.names import CONSTRUCT
-from envs.pipeline.pipeline import check_one_stage_each
-from envs.pipeline.stages import check_cluster
 from envs.runtime.runnable_model import RunnableModel
 from graphs.orders import ORDERS
 from graphs.system.plugins import load_plugins
@@ -51,8 +48,7 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         runnable: the model of the configuration, if measured step times are learned from.
 
     Raises:
-        ConfigError: an unknown encoder, start or torch device, nothing to learn, or settings that pipelines
-            do not have.
+        ConfigError: an unknown encoder, start or torch device, or nothing to learn.
         ValueError: an unknown cluster or order, an unreadable policy to start from, no graph with a
             feasible placement, or one that is too large for the encoder.
     """
@@ -61,7 +57,6 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
     if not (config.timesteps or config.planned_dagger_rounds or config.planned_imitation_epochs):
         raise ConfigError("nothing to learn; give --timesteps, --dagger-rounds or --demonstrations")
     _check_measured(config)
-    _check_pipeline(config)
     for cluster in [name for name in config.cluster if name != RANDOM]:
         get_or_measure_cluster(cluster)
     stored = read_policy(policy_folder(config.init)) if config.init else None
@@ -72,20 +67,6 @@ def read_inputs(config: TrainConfig, graphs: Split, runnable: RunnableModel | No
         left_out=tuple(left_out(graphs, config)),
         step_timer=_step_timer(config, runnable),
     )
-
-
-def _check_pipeline(config: TrainConfig) -> None:
-    pipeline = MdpConfig.from_settings(config.to_json()).pipelined
-    if pipeline is None:
-        return
-    check_one_stage_each(pipeline)
-    if config.mdp != CONSTRUCT or config.order != ("topo",) or config.reward == MEASURED:
-        raise ConfigError(
-            f"--pipeline places pieces in forward order by simulated steps; use --mdp {CONSTRUCT}, --order "
-            "topo and --reward simulated"
-        )
-    for cluster in [name for name in config.cluster if name != RANDOM]:
-        check_cluster(get_cluster(cluster))
 
 
 def _check_measured(config: TrainConfig) -> None:

@@ -15,8 +15,8 @@ USES = {
 }
 REFERENCES = {
     "single": "the fastest single device",
-    "list": "the best list schedule (of a pipeline: `equal-time`)",
-    "annealing": "annealing with 10,000 evaluations (of a pipeline: `refine` with 1,000)",
+    "list": "the best list schedule",
+    "annealing": "annealing with 10,000 evaluations",
 }
 STEP_TIME, BY_FAMILY, TRAINING, UPDATE = "step_time", "step_times_by_family", "training", "update"
 PHASE = f"{TRAINING}/phase"

@@ -31,7 +31,7 @@ def training_problems(graphs: Sequence[OpGraph], config: TrainConfig, seed: int)
         for draw in range(config.randomizations):
             rng = np.random.default_rng([seed, index, draw])
             name = config.cluster[int(rng.integers(len(config.cluster)))]
-            cluster = named[name] if name in named else _drawn(graph, rng, config)
+            cluster = named[name] if name in named else draw_cluster_for(graph, rng)
             problems.append(randomize_domain(graph, cluster, rng, all_devices=name == RANDOM))
     return [problem for problem in problems if problem.is_feasible]
 
@@ -65,17 +65,11 @@ def problems_of(graphs: Sequence[OpGraph], clusters: Sequence[str], config: Trai
     return [problem for problem in problems if problem.is_feasible]
 
 
-def _drawn(graph: OpGraph, rng: np.random.Generator, config: TrainConfig) -> Cluster:
-    """Draws a cluster for a graph; for pipelines, links of pairs and copies beside ops replace its rules."""
-    cluster = draw_cluster_for(graph, rng)
-    return replace(cluster, sharing="pair", copies="stream") if config.pipeline else cluster
-
-
 def _cluster(name: str, graph: OpGraph, config: TrainConfig) -> Cluster:
     """Finds a cluster; the graph's name is the seed of `random`, so trainings of all seeds validate alike."""
     if name != RANDOM:
         return get_cluster(name)
-    return _drawn(graph, np.random.default_rng([*graph.name.encode()]), config)
+    return draw_cluster_for(graph, np.random.default_rng([*graph.name.encode()]))
 
 
 def left_out(graphs: Split, config: TrainConfig) -> list[str]:

@@ -9,53 +9,30 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.pipelines.search import place_pipeline
 from agent.placers.base import PLACERS, Budget
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from graphs.system import json_fields
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
 
 LIST_SCHEDULERS = ("heft", "m-etf")
-ANNEALING_EVALUATIONS, REFINE_EVALUATIONS = 10_000, 1_000
+ANNEALING_EVALUATIONS = 10_000
 FORMAT = "placewalk.references/1"
 
 
-def single_s(problem: Problem, pipeline: Pipeline | None) -> float:
-    """Step time of the fastest single device, of a pipelined step if there is a pipeline."""
-    return problem.scale_s if pipeline is None else PipelinedProblem(problem, pipeline).scale_s
-
-
-def list_schedule_s(problem: Problem, pipeline: Pipeline | None = None) -> float:
-    """Step time of the best feasible list schedule, of a pipeline that of `equal-time`.
-
-    It is that of the fastest single device where none is feasible.
-    """
-    if pipeline is not None:
-        return _pipeline_s("equal-time", problem, pipeline)
+def list_schedule_s(problem: Problem) -> float:
+    """Step time of the best feasible list schedule, or of the fastest single device if none is feasible."""
     rng = np.random.default_rng(0)
     found = [PLACERS[name].place(problem, Budget(evaluations=8), rng) for name in LIST_SCHEDULERS]
     feasible = [result.step_time.total_s for result in found if result.feasible]
     return min(feasible, default=problem.scale_s)
 
 
-def _pipeline_s(placer: str, problem: Problem, pipeline: Pipeline) -> float:
-    pipelined = PipelinedProblem(problem, pipeline)
-    step = place_pipeline(placer, pipelined, Budget(REFINE_EVALUATIONS)).step
-    return step.total_s if step.fits else pipelined.scale_s
-
-
 def annealing_s(
-    problems: Sequence[Problem],
-    path: Path,
-    announce: Callable[[str, float], None],
-    pipeline: Pipeline | None = None,
+    problems: Sequence[Problem], path: Path, announce: Callable[[str, float], None]
 ) -> list[float]:
     """Step times that annealing finds with a fixed seed, or of one device if it finds no feasible placement.
 
     Args:
-        pipeline: that `refine` searches in place of annealing.
         path: file that keeps them for the same problems; it is written if they are not there.
             All is repeatable, so a file that is damaged is written anew; `announce` is told.
         announce: called with what goes on and which share of it is done.
@@ -69,8 +46,6 @@ def annealing_s(
     activity = f"annealing {len(problems)} graphs to compare with"
 
     def search(problem: Problem) -> float:
-        if pipeline is not None:
-            return _pipeline_s("refine", problem, pipeline)
         found = PLACERS["annealing"].place(problem, Budget(ANNEALING_EVALUATIONS), np.random.default_rng(0))
         return found.step_time.total_s if found.feasible else problem.scale_s
 

@@ -41,12 +41,11 @@ class PolicySelection:
         self._train = validation_problems(graphs.train, config) or state.problems
         validation = validation_problems(graphs.validation, config) or state.problems
         held_out = validation_problems(graphs.held_out, config)
-        pipeline = state.policy.mdp_config.pipelined
         folder, announce = state.context.folder, state.context.announce
-        found_s = annealing_s([*validation, *held_out], folder / REFERENCES, announce, pipeline)
+        found_s = annealing_s([*validation, *held_out], folder / REFERENCES, announce)
         self._metrics = {
-            "validation": RelativeMetrics(validation, found_s[: len(validation)], pipeline),
-            "held_out": RelativeMetrics(held_out, found_s[len(validation) :], pipeline),
+            "validation": RelativeMetrics(validation, found_s[: len(validation)]),
+            "held_out": RelativeMetrics(held_out, found_s[len(validation) :]),
         }
         shown = describe_seen((*graphs.train, *graphs.validation))
         all_seen = tuple({entry["sha256"]: entry for entry in (*seen, *shown)}.values())

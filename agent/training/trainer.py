@@ -95,12 +95,11 @@ class _Training:
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
         imitation = Imitation(self.state, search)
-        pipeline = self.state.policy.mdp_config.pipelined
         phases: list[Phase] = [
             search,
             imitation,
             OnPolicyImitation(self.state, imitation),
-            Reinforcement(self.state, RelativeMetrics(self.state.problems, pipeline=pipeline)),
+            Reinforcement(self.state, RelativeMetrics(self.state.problems)),
         ]
         self.phases = [phase for phase in phases if phase.is_on]
         clock.share_out({phase.name: phase.share for phase in self.phases})

@@ -10,13 +10,10 @@ import numpy as np
 
 from agent.placers.memory_limits import MemoryLimits
 from agent.policy.decoding import decode_many
-from agent.policy.pipelines import decode_pipelines
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
-from agent.training.references import list_schedule_s, single_s
+from agent.training.references import list_schedule_s
 from agent.training.step_timer import StepTimer
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.system.array_types import IntArray
@@ -31,18 +28,12 @@ class RelativeMetrics:
 
     Args:
         annealing_s: step time that annealing finds for each problem; without it there is no such ratio.
-        pipeline: that is placed, if it is not one batch at a time.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        annealing_s: Sequence[float] | None = None,
-        pipeline: Pipeline | None = None,
-    ) -> None:
+    def __init__(self, problems: Sequence[Problem], annealing_s: Sequence[float] | None = None) -> None:
         self.problems = problems
-        scales_s = [single_s(problem, pipeline) for problem in problems]
-        references = {"list": [list_schedule_s(problem, pipeline) for problem in problems]}
+        scales_s = [problem.scale_s for problem in problems]
+        references = {"list": [list_schedule_s(problem) for problem in problems]}
         if annealing_s is not None:
             references["annealing"] = list(annealing_s)
         self._over_single = {
@@ -96,14 +87,11 @@ def greedy_ratios(
 ) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
-    As the placer does, it places again with less memory where a placement is out of memory. A policy for
-    pipelines places pipelines, once each.
+    As the placer does, it places again with less memory where a placement is out of memory.
 
     Args:
         step_timer: times the step under a placement.
     """
-    if policy.mdp_config.pipelined is not None:
-        return greedy_pipeline_ratios(policy, problems, policy.mdp_config.pipelined)
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
     while waiting:
@@ -117,16 +105,3 @@ def greedy_ratios(
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]
     return [ratios.get(index, INFEASIBLE_RATIO) for index in range(len(problems))]
-
-
-def greedy_pipeline_ratios(policy: Policy, problems: Sequence[Problem], pipeline: Pipeline) -> list[float]:
-    """Does what `greedy_ratios` does for pipelines."""
-    ratios = []
-    for problem in problems:
-        pipelined = PipelinedProblem(problem, pipeline)
-        ratio = INFEASIBLE_RATIO
-        for cuts in decode_pipelines(policy, pipelined):
-            step = pipelined.simulate(pipelined.chain.stages(np.array(cuts.first), np.array(cuts.ranks)))
-            ratio = step.total_s / pipelined.scale_s if step.fits else INFEASIBLE_RATIO
-        ratios.append(ratio)
-    return ratios

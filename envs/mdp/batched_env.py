@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from envs.mdp.pipeline_episodes import episodes_over
+from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.placement_env import observation_space
-from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 
 
@@ -26,13 +25,12 @@ class BatchedPlacementEnv(VecEnv):
     `train_agent.py` does without it: it decides in compiled loops. It serves other learners.
 
     Args:
-        pipeline: as `PlacementEnv` takes it.
         orders: names of traversal orders; one is drawn per episode.
         seed: seed of the draws of problems and orders.
         settings: further arguments of `EpisodeBatch`.
 
     Raises:
-        MdpError, InfeasibleError, OrderError, PipelineError: as `PlacementEnv`.
+        MdpError, InfeasibleError, OrderError: as `PlacementEnv`.
     """
 
     def __init__(
@@ -40,12 +38,11 @@ class BatchedPlacementEnv(VecEnv):
         problems: Sequence[Problem],
         n_envs: int,
         *,
-        pipeline: Pipeline | None = None,
         orders: Sequence[str] = ("topo",),
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        self._batch = episodes_over(problems, n_envs, pipeline=pipeline, orders=orders, **settings)
+        self._batch = EpisodeBatch(problems, n_envs, orders=orders, **settings)
         self._rng = np.random.default_rng(seed)
         self._round: list[int] = []
         self._actions = np.zeros(n_envs, dtype=np.int64)

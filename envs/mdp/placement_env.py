@@ -10,11 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.mdp.episodes import Start, on_fastest_device
+from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
 from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.mdp.names import EVERY_DEVICE, FREE_MEMORY
-from envs.mdp.pipeline_episodes import episodes_over
-from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
@@ -54,10 +52,9 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         orders: names of traversal orders; one is drawn per episode.
         mdp: `construct` or `improve`; `passes` and `start` are for the latter.
         mask, memory_penalty: as of `EpisodeBatch`.
-        pipeline: place graphs as pipelines, a piece a step, as `PipelineEpisodes` does.
 
     Raises:
-        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`; and PipelineError as `PipelineEpisodes`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - the type gymnasium declares
@@ -72,12 +69,10 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         start: Start = on_fastest_device,
         mask: str = FREE_MEMORY,
         memory_penalty: float = 1.0,
-        pipeline: Pipeline | None = None,
     ) -> None:
-        self._batch = episodes_over(
+        self._batch = EpisodeBatch(
             problems,
             1,
-            pipeline=pipeline,
             orders=orders,
             mdp=mdp,
             passes=passes,

@@ -34,7 +34,6 @@ class Pipeline:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2. `auto`
             leaves the choice to `place` or `evaluate.py`.
         microbatches: in one step, at least 1.
-        may_replicate: whether placers may give a stage several devices, which runtimes do not run yet.
         may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
 
     Raises:
@@ -43,7 +42,6 @@ class Pipeline:
 
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
-    may_replicate: bool = field(default=True, kw_only=True)
     may_recompute: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -72,24 +70,6 @@ class Pipeline:
         return int(count or 2) if self.name == INTERLEAVED else 1
 
     @property
-    def replicates(self) -> bool:
-        """Says whether placers may give a stage several devices, and the schedule can."""
-        return self.name in (GPIPE, ONE_F_ONE_B) and self.may_replicate
-
-    @property
     def splits_backward(self) -> bool:
         """Says whether gradients of weights have actions of their own, where a plan has no order."""
         return self.name in (ZERO_BUBBLE, SEARCHED)
-
-
-def check_one_stage_each(pipeline: Pipeline) -> None:
-    """Checks that a walk can place a pipeline: it begins one stage on each device that it uses.
-
-    Raises:
-        PipelineError: the schedule has several, or has yet to be chosen.
-    """
-    if pipeline.name in (INTERLEAVED, AUTO):
-        raise PipelineError(
-            f"episodes and policies place one stage on each device, not schedule '{pipeline.schedule}'; "
-            f"use {GPIPE}, {ONE_F_ONE_B} or {ZERO_BUBBLE}"
-        )

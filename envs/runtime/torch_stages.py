@@ -21,7 +21,6 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from envs.pipeline.agenda import check_no_replicas
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE, PipelineError
 from envs.pipeline.schedules import schedule_csv
@@ -56,7 +55,7 @@ class TorchStages:
         cuts: modules that stages begin with, and the simulated step of these stages.
 
     Raises:
-        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches, replicas,
+        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches,
             or recomputation under `zero-bubble` or `searched`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
@@ -73,7 +72,6 @@ class TorchStages:
     ) -> None:
         module = unwrapped(module)
         state_of(captured, module)
-        check_no_replicas(stages)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(module))
         self._pipeline, self._captured, self._module = pipelined.pipeline, captured, module
         self._device, self._batch_dim = torch.device(device), batch_dim

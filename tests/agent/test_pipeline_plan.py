@@ -29,7 +29,7 @@ from graphs.dataset import load_family
 from graphs.system.numbers import four_digits
 
 GRAPH = load_family("gpt")[0]
-PIPELINE = Pipeline("1f1b", 8, may_replicate=False)
+PIPELINE = Pipeline("1f1b", 8)
 CLUSTER = get_cluster("4xv100:2")
 
 
@@ -180,7 +180,7 @@ def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp
 
 
 def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
-    wanted = Pipeline("auto", 8, may_replicate=False, may_recompute=False)
+    wanted = Pipeline("auto", 8, may_recompute=False)
     free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
     peak = free.step_time.peak_bytes.max()
     devices = tuple(replace(each, memory_bytes=0.6 * peak) for each in CLUSTER.devices)

@@ -152,7 +152,7 @@ class ModuleDevices:
 
     def _seconds(self, group: Iterable[str], split: Container[str]) -> FloatArray:
         """Seconds of modules on each device, of split ones without their submodules; (n_devices,)."""
-        parts = [self._own[key] if key in split else self._total[key] for key in group]
+        parts = [self._own[key] if key in split else self._total[key] for key in sorted(group)]
         return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
 
 

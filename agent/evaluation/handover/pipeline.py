@@ -35,7 +35,7 @@ class StageRow:
     """A stage of a pipeline.
 
     Attributes:
-        device: name of its device; several of replicas, with spaces between.
+        device: name of its device.
         first_op, last_op: names of its first and last forward op in program order.
         modules: modules of its forward ops, in program order, without those inside another one of them.
         n_ops: forward and backward ops.
@@ -70,12 +70,9 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
         piece = pipelined.chain.piece_of
         pieces = np.unique(piece[forward])
         resident = graph.resident_bytes[(stages.device_of == device) & np.isin(piece, pieces)].sum()
-        devices = stages.replicas[stage] if stages.replicas else (device,)
-        memory = problem.cluster.memory_bytes
-        fullest = max(devices, key=lambda each: step.peak_bytes[each] - memory[each])
         yield StageRow(
             stage=stage,
-            device=" ".join(problem.cluster.devices[each].name for each in devices),
+            device=problem.cluster.devices[device].name,
             first_op=graph.op_names[forward[0]],
             last_op=graph.op_names[forward[-1]],
             modules=" ".join(_outermost(graph.modules[op] for op in forward.tolist())),
@@ -83,8 +80,8 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
             forward_s=float(seconds[forward, device].sum()),
             backward_s=float(seconds[backward, device].sum()),
             resident_bytes=float(resident),
-            peak_bytes=float(step.peak_bytes[fullest]),
-            memory_bytes=float(memory[fullest]),
+            peak_bytes=float(step.peak_bytes[device]),
+            memory_bytes=float(problem.cluster.memory_bytes[device]),
             recomputed=stage in stages.recomputed,
         )
 
@@ -163,15 +160,12 @@ def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | None = None
     return PipelineBaselines(steps[best], simulate_data_parallel_pipeline(pipelined, whole), best > 0)
 
 
-def pipeline_advice(n_parts: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
+def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
     """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster.
 
     As in a report, the pipeline must be 2 % faster than one device, and data parallelism than both.
-
-    Args:
-        n_parts: stages of the pipeline, or replicas of its only stage.
     """
-    steps = {"the pipeline": (step.total_s, step.fits)} if n_parts > 1 else {}
+    steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
     steps |= baselines.steps()
     fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
     if not fitting:
@@ -191,7 +185,7 @@ def pipeline_lines(
 ) -> list[str]:
     """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
     pipeline, n_stages = pipelined.pipeline, len(stages.devices)
-    lines = [pipeline_advice(max([n_stages, *map(len, stages.replicas)]), step, baselines)]
+    lines = [pipeline_advice(n_stages, step, baselines)]
     lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
     for name, (step_s, fits) in steps.items():

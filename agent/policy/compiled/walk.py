@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from agent.placers.search.walks import TAKE_BEST, Decider
 from agent.policy.compiled.head import HeadArrays, HeadScratch, new_head_scratch, score
 from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.pipeline_episodes import PipelineEpisodes
 from envs.mdp.transition import advance
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
@@ -28,7 +27,7 @@ class WalkState(NamedTuple):
     is_finite: NDArray[np.bool_]  # (n,) whether all logits of an episode were finite
 
 
-def new_walk_state(head: HeadArrays, batch: EpisodeBatch | PipelineEpisodes) -> WalkState:
+def new_walk_state(head: HeadArrays, batch: EpisodeBatch) -> WalkState:
     """Allocates the state of a walk in all episodes of a batch."""
     return WalkState(new_head_scratch(head, batch.n, batch.max_devices), np.ones(batch.n, dtype=np.bool_))
 
@@ -114,26 +113,6 @@ def decide(packed, episodes, scratch, rules, e, draw, observation, result, head,
     else:
         advance(packed, episodes, scratch, rules, e, device, observation, result)
     return device
-
-
-@kernel(entry=True)
-def choose_devices(head, scratch, observation, draws, done, actions):
-    """Chooses a device in each episode of a batch, and takes no decision.
-
-    Args:
-        head: `HeadArrays`.
-        scratch: `HeadScratch`; written (scratch).
-        observation: `Observation`.
-        draws: as of `choose`, (n,).
-        done: episodes that are left out, bool (n,).
-        actions: int64 (n,); written; -1 where an episode is done, `NOT_FINITE` as of `choose`.
-    """
-    for e in range(len(actions)):
-        actions[e] = -1
-        if not done[e]:
-            devices, mask = observation.devices[e], observation.mask[e]
-            score(head, scratch, e, observation.problem[e, 0], observation.op[e, 0], devices, mask)
-            actions[e] = choose(scratch.logits[e], mask, draws[e])
 
 
 @kernel

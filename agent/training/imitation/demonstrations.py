@@ -22,10 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.pipelines.search import Cuts
 from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
-from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from envs.simulator.single_moves import single_move_costs
@@ -33,9 +31,6 @@ from graphs.system.array_types import IntArray
 
 REGRET_LIMIT = 0.02
 """Regret, in units of reward, beyond which no difference is made any more."""
-PIPELINE_REGRET, LONGEST = 0.05, 0.05
-"""Regret, in units of reward, of a pipelined step that is twice as long, and share by which a step may be
-longer before it is out of the question."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,39 +61,6 @@ def regrets(problem: Problem, device_of: IntArray) -> NDArray[np.float32]:
     total_s = single_move_costs(problem, device_of, REGRET_LIMIT * problem.scale_s)
     regret = (total_s - total_s.min(axis=1, keepdims=True)) / problem.scale_s
     return np.asarray(regret, dtype=np.float32)
-
-
-def pipeline_demonstration(index: int, pipelined: PipelinedProblem, cuts: Cuts) -> Demonstration:
-    """Makes a demonstration of a plan, with the regret of beginning each stage earlier or one piece later.
-
-    Every other device is out of the question.
-    """
-    chain, unit_of = pipelined.chain, pipelined.problem.graph.unit_of
-    first, ranks = np.array(cuts.first), np.array(cuts.ranks)
-    ends, device = (
-        np.append(first[1:], chain.n_pieces),
-        np.repeat(ranks, np.diff(first, append=chain.n_pieces)),
-    )
-    of_piece = np.full((chain.n_pieces, pipelined.problem.n_devices), np.inf, dtype=np.float32)
-    of_piece[np.arange(chain.n_pieces), device] = 0.0
-    best_s = pipelined.step_time_s(chain.stages(first, ranks))
-
-    def regret(stage: int, piece: int) -> float:
-        moved = first.copy()
-        moved[stage] = piece
-        longer = pipelined.step_time_s(chain.stages(moved, ranks)) / best_s - 1.0
-        return PIPELINE_REGRET * longer if longer < LONGEST else np.inf
-
-    for stage in range(1, len(first)):
-        if first[stage] + 1 < ends[stage]:
-            of_piece[first[stage], ranks[stage - 1]] = regret(stage, first[stage] + 1)
-        for piece in range(first[stage] - 1, first[stage - 1], -1):
-            of_piece[piece, ranks[stage]] = regret(stage, piece)
-            if of_piece[piece, ranks[stage]] == np.inf:
-                break
-    of_unit = np.zeros((len(pipelined.problem.graph.units), of_piece.shape[1]), dtype=np.float32)
-    of_unit[unit_of] = of_piece[chain.piece_of]
-    return Demonstration(index, chain.stages(first, ranks).device_of, of_unit)
 
 
 def own_placements(

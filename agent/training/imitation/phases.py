@@ -91,7 +91,6 @@ class SearchForDemonstrations(Phase):
             announce=state.context.announce,
             should_stop=state.context.should_stop,
             seconds=state.clock.left_s(self.name),
-            pipeline=state.policy.mdp_config.pipelined,
         )
         if not state.context.should_stop():
             self._found = found

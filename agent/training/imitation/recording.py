@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.features import N_DEVICE_FEATURES
-from envs.mdp.pipeline_episodes import PipelineEpisodes
 from envs.mdp.transition import advance
 from envs.simulator.arrays import copy
 from graphs.system.array_types import FloatArray, IntArray
@@ -25,7 +24,7 @@ class Recording(NamedTuple):
     reward: FloatArray  # (n,)
 
 
-def record(batch: EpisodeBatch | PipelineEpisodes, device_of: IntArray) -> Recording | None:
+def record(batch: EpisodeBatch, device_of: IntArray) -> Recording | None:
     """Follows a placement in the first episode of a batch, which has begun.
 
     Args:
@@ -34,8 +33,6 @@ def record(batch: EpisodeBatch | PipelineEpisodes, device_of: IntArray) -> Recor
     Returns:
         The decisions; None where a device of the placement is not offered.
     """
-    if isinstance(batch, PipelineEpisodes):
-        return _record_pipeline(batch, device_of)
     n = len(batch.problems[int(batch.observation.problem[0, 0])].graph.units)
     rows = Recording(
         op=np.zeros(n, dtype=np.int64),
@@ -48,17 +45,6 @@ def record(batch: EpisodeBatch | PipelineEpisodes, device_of: IntArray) -> Recor
         return None
     n_taken = int(batch.result(0).decisions)
     return Recording(rows.op[:n_taken], rows.devices[:n_taken], rows.mask[:n_taken], rows.reward[:n_taken])
-
-
-def _record_pipeline(batch: PipelineEpisodes, device_of: IntArray) -> Recording | None:
-    seen, rows = batch.observation, []
-    while not batch.done[0]:
-        op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
-        if not mask[device_of[op]]:
-            return None
-        rewards, _ = batch.step(device_of[[op]])
-        rows.append((op, features, mask, rewards[0]))
-    return Recording(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 @kernel(entry=True)

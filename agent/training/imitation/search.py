@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.pipelines.search import place_pipeline
 from agent.placers.base import PLACERS, Budget
 from agent.training.checkpoints import CheckpointError, read_tensors, write_tensors
 from agent.training.clock import Elapsed
-from agent.training.imitation.demonstrations import Demonstration, pipeline_demonstration, regrets
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
+from agent.training.imitation.demonstrations import Demonstration, regrets
 from envs.problem import Problem
 from graphs.system.running_time import running_s
 
@@ -65,11 +62,8 @@ def search_placements(
     announce: Callable[[str, float], None],
     should_stop: Callable[[], bool],
     seconds: float = math.inf,
-    pipeline: Pipeline | None = None,
 ) -> SearchedPlacements:
     """Anneals every problem `repeats` times, on all cores; drops placements that are out of memory.
-
-    Pipelines are searched by `refine`.
 
     Args:
         evaluations: of each annealing.
@@ -77,7 +71,6 @@ def search_placements(
         should_stop: looked at between problems; what is done by then is returned.
         seconds: for all searches together. Where it is short, the first search of each problem comes before
             the second of any, and each takes no more than `SLACK` times its share.
-        pipeline: to place, if it is not one batch at a time.
     """
     jobs = [(problem, repeat) for repeat in range(repeats) for problem in range(len(problems))]
     activity = f"searching {len(jobs)} placements to imitate"
@@ -91,11 +84,6 @@ def search_placements(
             return None, False
         budget = Budget(evaluations, limit_s if limit_s < math.inf else None)
         rng = np.random.default_rng([seed, *job])
-        if pipeline is not None:
-            pipelined = PipelinedProblem(problems[problem], pipeline)
-            plan = place_pipeline("refine", pipelined, budget, rng)
-            shown = pipeline_demonstration(problem, pipelined, plan.cuts) if plan.step.fits else None
-            return shown, plan.wall_s < limit_s
         found = PLACERS["annealing"].place(problems[problem], budget, rng)
         complete = found.wall_s < limit_s
         if not found.feasible:

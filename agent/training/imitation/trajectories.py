@@ -15,7 +15,6 @@ from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.recording import Recording, record
 from envs.mdp.episodes import EpisodeBatch
 from envs.mdp.observation import STEP_TIME_OVER_LEAST
-from envs.mdp.pipeline_episodes import PipelineEpisodes, episodes_over
 from envs.mdp.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
 
@@ -59,7 +58,7 @@ def replay_demonstrations(
     Leaves out those that take a device whose memory the episode takes to be full.
     """
     rng = np.random.default_rng(seed)
-    batch = episodes_over(problems, 1, orders=orders, **episode_arguments(mdp_config))
+    batch = EpisodeBatch(problems, 1, orders=orders, **episode_arguments(mdp_config))
     trajectories = (replay(batch, each, rng) for each in demonstrations)
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
@@ -110,9 +109,7 @@ def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator
     return _trajectory(problem, Recording(*recorded), regrets)
 
 
-def replay(
-    batch: EpisodeBatch | PipelineEpisodes, demonstration: Demonstration, rng: np.random.Generator
-) -> Trajectory | None:
+def replay(batch: EpisodeBatch, demonstration: Demonstration, rng: np.random.Generator) -> Trajectory | None:
     """Replays one demonstration; None where the episode takes one of its devices to be full."""
     batch.begin(0, demonstration.problem, int(rng.integers(len(batch.orders))), rng)
     rows = record(batch, demonstration.device_of)

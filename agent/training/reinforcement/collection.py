@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from agent.policy.compiled.head import HeadArrays
 from agent.policy.compiled.walk import check_finite_scores, new_walk_state
-from agent.training.reinforcement.recording import Decisions, roll_out, roll_out_pipelines
+from agent.training.reinforcement.recording import Decisions, roll_out
 from agent.training.step_timer import StepTimer
 from agent.training.workers import SOLO, WorkerGroup
-from envs.mdp.episodes import EpisodeResult
-from envs.mdp.pipeline_episodes import PipelineEpisodes, episodes_over
+from envs.mdp.episodes import EpisodeBatch, EpisodeResult
 from envs.mdp.transition import INFEASIBLE_PENALTY
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -48,13 +47,13 @@ class Collector:
         step_timer: measures the step under a complete placement; the return of an episode is minus that, in
             single-device step times. Without it the simulated step time counts.
         group: the workers; each has as many places, and all make the draws of all places.
-        arguments: as `episodes_over` takes them.
+        arguments: as `EpisodeBatch` takes them.
 
     Attributes:
         batch: the episodes of the own places.
 
     Raises:
-        MdpError, InfeasibleError, OrderError, PipelineError: as `episodes_over`.
+        MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Collector:
         **arguments: Any,
     ) -> None:
         n_own = n_envs // group.size
-        self.batch = episodes_over(problems, n_own, memory_penalty=memory_penalty, **arguments)
+        self.batch = EpisodeBatch(problems, n_own, memory_penalty=memory_penalty, **arguments)
         self._step_timer, self._penalty = step_timer, memory_penalty * INFEASIBLE_PENALTY
         self._group, self._total = group, n_envs
         self._own = slice(group.rank * n_own, (group.rank + 1) * n_own)
@@ -127,10 +126,7 @@ class Collector:
             head = heads(np.unique(self.batch.observation.problem))
             state = new_walk_state(head, self.batch)
             before = n_taken.copy()
-            if isinstance(self.batch, PipelineEpisodes):
-                roll_out_pipelines(self.batch, draws, head, state, n_taken, decisions)
-            else:
-                self.batch.loop(roll_out, draws, head, state, n_taken, decisions)
+            self.batch.loop(roll_out, draws, head, state, n_taken, decisions)
             check_finite_scores(state)
             self._ended = self.batch.done
             for place in np.flatnonzero(self._ended & (n_taken > before)).tolist():

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.policy.compiled.head import HeadArrays
-from agent.policy.compiled.walk import WalkState, choose_devices, decide
-from envs.mdp.pipeline_episodes import PipelineEpisodes
+from agent.policy.compiled.walk import decide
 from envs.simulator.arrays import copy
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 
 
@@ -56,28 +54,3 @@ def roll_out(
             )
             decisions.reward[at, e] = result.reward[e]
             n_taken[e] += 1
-
-
-def roll_out_pipelines(
-    batch: PipelineEpisodes,
-    draws: FloatArray,
-    head: HeadArrays,
-    state: WalkState,
-    n_taken: IntArray,
-    decisions: Decisions,
-) -> None:
-    """Does what `roll_out` does for all episodes of a batch of pipelines."""
-    seen, actions, n_steps = batch.observation, np.zeros(batch.n, dtype=np.int64), len(decisions.op)
-    while not (rests := batch.done | (n_taken >= n_steps)).all():
-        own = np.flatnonzero(~rests)
-        at = n_taken[own]
-        now = draws[np.arange(batch.n), np.minimum(n_taken, n_steps - 1)]
-        choose_devices(head, state.scratch, seen, now, rests, actions)
-        state.is_finite[own] = actions[own] >= 0
-        if not state.is_finite.all():
-            return
-        decisions.problem[at, own], decisions.op[at, own] = seen.problem[own, 0], seen.op[own, 0]
-        decisions.devices[at, own], decisions.mask[at, own] = seen.devices[own], seen.mask[own]
-        decisions.action[at, own] = actions[own]
-        decisions.reward[at, own] = batch.step(actions)[0][own]
-        n_taken[own] += 1

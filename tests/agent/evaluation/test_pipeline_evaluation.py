@@ -103,7 +103,6 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
             "shares links by 'egress', which pipelines do not simulate",
         ),
         (["--pipeline", "interleaved-1f1b:400"], "needs 400 stages on a device, but"),
-        (["--pipeline", "interleaved-1f1b", "--placers", "policy", "--include-seen"], "place one stage"),
     ],
 )
 def test_bad_pipelines_are_one_line(
@@ -113,13 +112,3 @@ def test_bad_pipelines_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_a_policy_places_pipelines(graph_file: Path, tmp_path: Path) -> None:
-    names = ["policy", "policy-sample", "policy-refine"]
-    words = ["--include-seen", "--pipeline", "1f1b", "--microbatches", "4", "--placers", *names]
-    rows = {row["placer"]: row for row in evaluated(graph_file, tmp_path, *words)}
-    assert set(rows) == set(names)
-    step_s = {name: float(row["step_time_s"]) for name, row in rows.items()}
-    assert step_s["policy-sample"] <= step_s["policy"]
-    assert step_s["policy-refine"] <= step_s["policy"]

@@ -255,15 +255,6 @@ def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
         export("torchtitan", replace(one, placement=Placement(last)))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_replicas_are_refused_by_every_target(graph: OpGraph, name: str) -> None:
-    one = pipelined(graph, "1f1b", [], [0])
-    assert one.stages
-    twice = replace(one, stages=replace(one.stages, replicas=((0, 1),)))
-    with pytest.raises(ExportError, match="a stage has replicas, which no export can say"):
-        export_text(name, twice)
-
-
 @pytest.mark.parametrize(("name", "target"), [("vllm", "vLLM"), ("megatron", "Megatron-LM")])
 def test_two_lists_of_layers_fit_no_target_of_one(name: str, target: str) -> None:
     class Two(nn.Module):

@@ -79,13 +79,3 @@ def test_inputs_with_random_clusters_are_read_and_what_fits_on_none_is_named() -
     found = read_inputs(config, Split((chains(2, 2, "a"),), (), (huge,))).left_out
     assert len(found) == 1
     assert found[0].startswith("huge on random-")
-
-
-def test_drawn_clusters_can_run_pipelines_where_they_are_asked_for() -> None:
-    graphs = [chains(2, 2, name) for name in "abcdefgh"]
-    config = replace(SMALL, cluster=("random",), randomizations=2)
-    for pipeline, some_cannot in (("", True), ("1f1b", False)):
-        own = replace(config, pipeline=pipeline)
-        problems = [*training_problems(graphs, own, 0), *validation_problems(graphs, own)]
-        rules = {(each.cluster.sharing, each.cluster.copies) for each in problems}
-        assert bool(rules - {("pair", "stream")}) == some_cannot

@@ -43,32 +43,6 @@ def test_learns_to_spread_independent_chains(tmp_path: Path) -> None:
     assert context.rows[-1]["step_times_by_family/held_out_over_single/chains"] < 0.4
 
 
-def test_learns_pipelines_by_imitation_and_reinforcement(tmp_path: Path) -> None:
-    pipelines = replace(SMALL, cluster=("4xv100",), pipeline="1f1b", microbatches=8, timesteps=512)
-    pipelines = replace(pipelines, imitation_epochs=60, imitation_rate=1e-2, eval_every=10)
-    context = MemoryContext(tmp_path)
-    result = train(replace(pipelines, checkpoint_every=100), context)
-    assert result.finished
-    assert result.best_score < 0.4  # four equal stages take 11 / 32
-    assert {row["training/phase"] for row in context.rows} == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"pipeline": "2f2b"}, "unknown schedule '2f2b'"),
-        ({"pipeline": "interleaved-1f1b"}, "place one stage"),
-        ({"pipeline": "1f1b", "mdp": "improve"}, "use --mdp construct, --order topo"),
-        ({"pipeline": "1f1b", "cluster": ("2xk80",)}, "'egress'"),
-    ],
-)
-def test_pipelines_that_no_policy_places_are_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        inputs.read_inputs(replace(SMALL, **change), MemoryContext(tmp_path).graphs)
-
-
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
 def test_the_same_seed_gives_the_same_run(tmp_path: Path, mdp: str) -> None:
     first, second, other = (MemoryContext(tmp_path / name) for name in "abc")

@@ -16,11 +16,9 @@ from envs.mdp.batched_env import BatchedPlacementEnv
 from envs.mdp.episodes import EpisodeBatch, MdpError
 from envs.mdp.placement_env import PlacementEnv
 from envs.mdp.visits import is_incremental
-from envs.pipeline.pipeline import Pipeline
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
-from graphs.dataset import load_family
 from graphs.orders import ORDERS, OrderError
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
@@ -146,20 +144,10 @@ def test_threads_change_nothing(mdp: str) -> None:
             begin(int(episode))
 
 
-@pytest.mark.parametrize("pipeline", [None, Pipeline("1f1b", 4)])
-def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round(
-    pipeline: Pipeline | None,
-) -> None:
+def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round() -> None:
     """Each episode is repeated in a single environment, decision by decision."""
-    problems = (
-        some_problems()
-        if pipeline is None
-        else [Problem(graph, get_cluster("4xv100:2")) for graph in load_family("gpt")[:3]]
-    )
-    env, single = (
-        BatchedPlacementEnv(problems, 3, pipeline=pipeline, seed=5),
-        PlacementEnv(problems, pipeline=pipeline),
-    )
+    problems = some_problems()
+    env, single = BatchedPlacementEnv(problems, 3, seed=5), PlacementEnv(problems)
     seen, rng, taken = env.reset(), np.random.default_rng(0), [[] for _ in range(3)]
     ended: list[int] = []
     while len(ended) < 4 * len(problems):

@@ -109,6 +109,7 @@ class Study:
 
     Attributes:
         attempts: all attempts, the first one first; those that a killed process left are `stale`.
+        n_before: number of attempts when the study was opened.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Study:
         self.attempts: list[Attempt] = []
         self._params: dict[str, Mapping[str, Any]] = {}
         self._read()
+        self.n_before = len(self.attempts)
 
     def begin(self, trial: StudyTrial) -> Running:
         """Begins an attempt at a study trial; draws its values, unless they are known.

@@ -35,18 +35,17 @@ def ending_line(attempt: Attempt) -> str:
     return ", ".join(parts)
 
 
-def closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
+def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     """Says what came of a study, and where it is; writes the effects of an ablation.
 
     Args:
         all_ended: whether no study trial is left to be done.
-        began: whether a study trial was run this time.
     """
     attempts = study.attempts
     counts = Counter(attempt.status for attempt in attempts)
     ended = [f"{counts[status]} {status}" for status in (COMPLETE, PRUNED, FAILED) if counts[status]]
     lines = [f"{study.folder}: {', '.join(ended) or 'no trial ended'}"]
-    if not began:
+    if len(study.attempts) == study.n_before:
         lines[0] += "; it was finished before, so nothing was run"
     if study.base.context == "ablation" and (found := effects(study.folder, attempts)):
         write_csv(study.folder / "effects.csv", Effect._fields, found)

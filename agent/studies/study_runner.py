@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from graphs.system.worker_process import Death, Process, WorkerProcess
 
 POLL_S = 0.2
 """Seconds between two looks at study trials that run."""
-Make = Callable[[TrialTrainer], Process[Request, Outcome]]
-"""Makes a process for study trials."""
 TAKES = {
     "grid": {"vary", "seeds", "cold_control"},
     "ablation": {"without", "seeds", "cold_control"},
@@ -63,10 +61,10 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
     trials, space = study_trials(base, config)
     _check_all(base, trials, space)
     with open_study(base, config, space) as study:
-        n_before = len(study.attempts)
-        with _reports(console, study, len(trials)) as report, _processes(study, on_ray) as make:
-            all_ended = Scheduler(study, trials, report, make).run()
-        for line in closing_lines(study, all_ended=all_ended, began=len(study.attempts) > n_before):
+        cluster = ray_cluster(config.jobs * base.threads) if on_ray else nullcontext()
+        with cluster, _reports(console, study, len(trials)) as report:
+            all_ended = Scheduler(study, trials, report, on_ray=on_ray).run()
+        for line in closing_lines(study, all_ended=all_ended):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return all_ended and not any(attempt.status == FAILED for attempt in study.attempts)
 
@@ -79,15 +77,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, study: Study, trials: Sequence[StudyTrial], report: Callable[[Attempt], None], make: Make
+        self, study: Study, trials: Sequence[StudyTrial], report: Callable[[Attempt], None], *, on_ray: bool
     ) -> None:
         self._study, self._report = study, report
         done = {attempt.trial for attempt in study.attempts if attempt.status not in (RUNNING, STALE)}
         self._waiting = [trial for trial in trials if trial.name not in done]
         self._stops = [study.folder / f"stop-{number}" for number in range(study.config.jobs)]
-        self._idle = {make(TrialTrainer(stop)): stop for stop in self._stops}
+        n_cores = study.base.threads if on_ray else 0
+        self._idle = {_process(TrialTrainer(stop), n_cores): stop for stop in self._stops}
         self._busy: dict[Process[Request, Outcome], tuple[Path, Running]] = {}
-        self._n_before = len(study.attempts)
         self._interrupts = 0
 
     def run(self) -> bool:
@@ -138,7 +136,7 @@ class Scheduler:
             return {**answer, "status": PRUNED} if running.is_pruned and answer["status"] == STALE else answer
         if self._interrupts:
             return {"status": STALE}
-        begun_now = self._study.attempts[self._n_before :]
+        begun_now = self._study.attempts[self._study.n_before :]
         n_attempts = sum(attempt.trial == running.trial.name for attempt in begun_now)
         if n_attempts >= self._study.config.attempts:
             return {"status": FAILED, "error": f"{answer.reason}, {n_attempts} times"}
@@ -172,17 +170,13 @@ def _check_all(base: TrainConfig, trials: Sequence[StudyTrial], space: Space) ->
         read_inputs(config, splits[named])
 
 
-@contextmanager
-def _processes(study: Study, on_ray: bool) -> Iterator[Make]:
-    """Gives what makes processes, on this machine or a Ray cluster."""
-    if not on_ray:
-        yield lambda trainer: WorkerProcess(trainer, None, inherits=True)
-        return
-    threads = study.base.threads
-    with ray_cluster(study.config.jobs * threads):
-        from agent.contexts.workers.ray_process import RayProcess
+def _process(trainer: TrialTrainer, n_cores: int) -> Process[Request, Outcome]:
+    """Makes a process for study trials, on this machine or with that many cores of a Ray cluster."""
+    if not n_cores:
+        return WorkerProcess(trainer, None, inherits=True)
+    from agent.contexts.workers.ray_process import RayProcess
 
-        yield lambda trainer: RayProcess(trainer, n_cores=threads)
+    return RayProcess(trainer, n_cores=n_cores)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Longest paths, relatives of ops, and assignments to kinds of devices: passes over the edges or a forest."""
+"""Longest paths and relatives of ops: passes over the edges."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ class Placer:
 MODULES = (
     "heuristics.fill",
     "heuristics.list_scheduling",
-    "heuristics.single",
+    "heuristics.by_rule",
     "search.annealing",
     "heuristics.contiguous",
     "search.cross_entropy",
@@ -354,8 +354,6 @@ MODULES = (
     "heuristics.metis",
     "search.refine",
     "search.rollout",
-    "heuristics.round_robin",
-    "heuristics.uniform",
 )
 PLACERS = Registry[Placer](
     "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"

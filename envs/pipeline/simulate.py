@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -58,7 +57,7 @@ class PipelineTime:
         throughput_per_s: microbatches a second.
         peak_bytes: greatest memory in use on each device, (n_devices,).
         fits: whether no device needs more memory than it has.
-        actions: when each action ran, by device, in its order.
+        columns: those of `actions`, one array each.
     """
 
     total_s: float
@@ -67,7 +66,12 @@ class PipelineTime:
     throughput_per_s: float
     peak_bytes: FloatArray
     fits: bool
-    actions: tuple[ActionTime, ...]
+    columns: tuple[FloatArray | IntArray, ...]
+
+    @cached_property
+    def actions(self) -> tuple[ActionTime, ...]:
+        """The time of each action, by device, in its order."""
+        return tuple(map(ActionTime, *(column.tolist() for column in self.columns)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +206,7 @@ class PipelinedProblem:
             peak_bytes=peak,
             fits=bool((peak <= self.problem.cluster.memory_bytes).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
-            actions=tuple(_action_times(self._agenda(stages), len(stages.devices))),
+            columns=_action_times(self._agenda(stages), len(stages.devices)),
         )
 
     def _agenda(self, stages: Stages) -> Agenda:
@@ -236,10 +240,11 @@ class PipelinedProblem:
         return found
 
 
-def _action_times(agenda: Agenda, n_stages: int) -> Iterator[ActionTime]:
+def _action_times(agenda: Agenda, n_stages: int) -> tuple[FloatArray | IntArray, ...]:
+    """The columns of `ActionTime`; the next simulation writes new times into the agenda."""
     stage, kind = np.divmod(agenda.action, N_KINDS)
     in_stage = stage < n_stages
     stage = np.where(in_stage, stage, -1)
     device = np.repeat(np.arange(len(agenda.ptr) - 1), np.diff(agenda.ptr))
-    columns = device, np.where(in_stage, kind, -1), stage, agenda.microbatch, agenda.start_s, agenda.end_s
-    return map(ActionTime, *(column.tolist() for column in columns))
+    times = agenda.start_s.copy(), agenda.end_s.copy()
+    return device, np.where(in_stage, kind, -1), stage, agenda.microbatch, *times

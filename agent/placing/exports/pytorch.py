@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from agent.evaluation.handover.device_map import project
-from agent.exports.export import ExportError, PlacedModules, export
+from agent.placing.exports.export import ExportError, PlacedModules, export
+from agent.placing.handover.device_map import project
 from envs.pipeline.schedules import schedule_csv
 from graphs.system.errors import shortened
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
-from agent.exports.export import EXPORTS, ExportError, PlacedModules, export_text
-from agent.pipeline_plan import PipelinePlan
+from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text
+from agent.placing.pipeline_plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
@@ -28,7 +28,7 @@ from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
-from tests.agent.exports import targets
+from tests.agent.placing.exports import targets
 from tests.envs.pipeline.random_pipelines import random_training_graph
 
 N_LAYERS = 6
@@ -299,7 +299,7 @@ def test_the_command_line_writes_exports(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_export_model.py").write_text(
-        "import torch\nfrom tests.agent.exports.test_exports import Model\n"
+        "import torch\nfrom tests.agent.placing.exports.test_exports import Model\n"
         "def make():\n    return Model(), (torch.zeros(4, 8, dtype=torch.int64),)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.evaluation.handover.pipeline import (
+from agent.pipelines.data_parallel import DataParallelPipeline
+from agent.placing.exports.export import PlacedModules
+from agent.placing.handover.pipeline import (
     PipelineBaselines,
     StageRow,
     pipeline_lines,
@@ -17,9 +19,7 @@ from agent.evaluation.handover.pipeline import (
     write_pipeline_handover,
     write_pipeline_trace,
 )
-from agent.exports.export import PlacedModules
-from agent.pipelines.data_parallel import DataParallelPipeline
-from agent.plan import PlacedGraph
+from agent.placing.plan import PlacedGraph
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages

@@ -4,6 +4,8 @@
 module is called, its arguments too. The inputs, the tensors of the model itself and, for each call, modules
 on CPUs come to the main device, the first GPU of the map. What a module computes between its submodules runs
 where its values are, and values on two devices cannot be combined. A tensor with several paths is tied again.
+The eager module is taken to run the captured ops, and what `forward` makes on `x.device` to be where the
+values of its module are.
 
 So a map has fewer choices than a placement by module, which `Plan.compile` runs as it is: there an op between
 submodules may have the device of one of them (`graphs.branches`). A map counts such ops as moved.
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.evaluation.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
+from agent.placing.handover.module_devices import ROOT, Keys, ModuleDevices, around, is_inside
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import CPU_KINDS
 from envs.problem import Problem
@@ -46,6 +48,7 @@ class DeviceMap:
         device_of: device index of each op when the map is run, int (n_ops,).
         n_changed: ops that run elsewhere than placed, parameters and inputs included.
         placed_s, total_s: simulated step of the placement and of the map, seconds.
+        fits: whether that step fits; the hooks of accelerate hold copies longer than it does.
         advice: where one device is faster: a line that says so, with its map; else "".
     """
 

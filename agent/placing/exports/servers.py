@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.exports.export import ExportError, PlacedModules, comments, export
+from agent.placing.exports.export import ExportError, PlacedModules, comments, export
 from envs.cluster.kinds import CPU_KINDS
 from graphs.system.errors import shortened
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.evaluation.handover.device_map import DeviceMap, project
-from agent.evaluation.handover.explain import Explanation, explain
-from agent.evaluation.handover.explain_text import advice_line
-from agent.evaluation.handover.files import explanation_lines, write_handover, write_trace
-from agent.evaluation.handover.tables import OpRow, op_rows
-from agent.exports.export import PlacedModules, export_text
+from agent.placing.exports.export import PlacedModules, export_text
+from agent.placing.handover.device_map import DeviceMap, project
+from agent.placing.handover.explain import Explanation, explain
+from agent.placing.handover.explain_text import advice_line
+from agent.placing.handover.files import explanation_lines, write_handover, write_trace
+from agent.placing.handover.tables import OpRow, op_rows
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
 from envs.placement.files import write_placement
@@ -75,7 +75,7 @@ class PlacedGraph:
         """Says the placement in the words of another runtime.
 
         Args:
-            target: from `agent.exports.export.EXPORTS`: `split-spec`, `schedule-csv`, `accelerate`,
+            target: from `agent.placing.exports.export.EXPORTS`: `split-spec`, `schedule-csv`, `accelerate`,
                 `torchtitan`, `megatron`, `deepspeed`, `vllm`, `sglang` or `llama.cpp`.
             layers: paths of the lists of layers that a server or Megatron-LM counts, such as
                 `model.layers`, separated by commas; by default that of the language model.

@@ -8,9 +8,9 @@ import pytest
 
 from agent.evaluation.config import EvaluationConfig
 from agent.evaluation.inputs import make_spec
-from agent.evaluation.policies import make_placer, open_policy
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, PlacerError
+from agent.placing.policies import make_placer, open_policy
 from agent.policy import serialization
 from graphs.io.graph_files import write_graphs
 from tests.agent.placement_cases import training_graph
@@ -48,7 +48,7 @@ def test_another_process_gets_the_same_bytes_and_makes_its_own_policy():
 
 def test_placing_with_a_policy_loads_no_torch():
     code = (
-        "import sys; import numpy as np; from agent.evaluation.policies import make_placer, open_policy; "
+        "import sys; import numpy as np; from agent.placing.policies import make_placer, open_policy; "
         "from agent.placers.base import Budget; from envs.cluster.presets import get_cluster; "
         "from envs.problem import Problem; from graphs.dataset import load_family; "
         "problem = Problem(load_family('cifar10')[0], get_cluster('2xk80')); "

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.evaluation.handover.device_map import project
-from agent.evaluation.handover.explain import WORTH_IT, explain
-from agent.evaluation.handover.explain_text import explain_lines
-from agent.evaluation.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
-from agent.evaluation.handover.trace import trace_events
 from agent.placers.base import PLACERS, Budget
+from agent.placing.handover.device_map import project
+from agent.placing.handover.explain import WORTH_IT, explain
+from agent.placing.handover.explain_text import explain_lines
+from agent.placing.handover.tables import MemoryRow, OpRow, memory_rows, op_rows
+from agent.placing.handover.trace import trace_events
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import graph_by_op

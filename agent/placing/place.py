@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.evaluation.choice import counts_to_try, try_pipelines
-from agent.evaluation.handover.pipeline import pipeline_baselines
-from agent.evaluation.inputs import make_budget, make_pipeline, prepared
-from agent.evaluation.policies import make_placer, open_policy
-from agent.evaluation.results import DATA_PARALLEL
-from agent.evaluation.spec import placer_names, unknown_placer
-from agent.evaluation.trial_runner import TrialRunner
-from agent.pipeline_plan import PipelinePlan
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, Placer, PlacerError
-from agent.plan import Plan
+from agent.placing.choice import counts_to_try, try_pipelines
+from agent.placing.handover.pipeline import pipeline_baselines
+from agent.placing.pipeline_plan import PipelinePlan
+from agent.placing.plan import Plan
+from agent.placing.policies import make_placer, open_policy
+from agent.placing.request import (
+    DATA_PARALLEL,
+    make_budget,
+    make_pipeline,
+    placer_names,
+    prepared,
+    unknown_placer,
+)
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
@@ -33,7 +36,7 @@ from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.system.errors import InputError
+from graphs.system.errors import InputError, each_line_once, print_notice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +67,8 @@ def place(
 ) -> PipelinePlan: ...
 
 
-def place(  # type: ignore[misc]  # both plans take all settings
+@each_line_once()  # type: ignore[misc]  # both plans take all settings
+def place(
     model: nn.Module | OpGraph,
     inputs: Any = None,
     loss: Loss | None = None,
@@ -142,8 +146,6 @@ def place(  # type: ignore[misc]  # both plans take all settings
     gpu = gpus_of([chosen], precision)
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
-    say = cache(partial(print, file=sys.stderr))  # once, of several numbers of microbatches
-
     if split is not None:
         from graphs.capture.structures import batch_size, split_batch
 
@@ -151,7 +153,7 @@ def place(  # type: ignore[misc]  # both plans take all settings
     def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
         first = inputs
         if split is not None:
-            first = split_batch(inputs, count, batch_dim, split_inputs, notify=say)[0]
+            first = split_batch(inputs, count, batch_dim, split_inputs, notify=print_notice)[0]
         captured, graph = _graph(model, first, **settings)
         problem = Problem(prepared(graph, precision, granularity, [chosen]), chosen)
         problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
@@ -234,10 +236,12 @@ def _place_pipeline(
     problem, pipeline = pipelined.problem, pipelined.pipeline
     assert found.placement is not None, "placers of pipelines place"
     stages = stages_of(problem, found.placement)
-    whole = None
+    whole: Problem | str = ""
     if is_cut:
-        with suppress(ValueError):  # it may not fit, or run with microbatches alone
+        try:
             whole = open_problem(1)[1]
+        except ValueError as error:  # it may not fit, or run with microbatches alone
+            whole = str(error)
     return PipelinePlan(
         graph=problem.graph,
         cluster=problem.cluster,

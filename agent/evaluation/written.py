@@ -1,4 +1,4 @@
-"""Hands over the best placements of an evaluation: files beside each, and whether one device does."""
+"""Hands over the best placements of an evaluation: files beside each, exports, explanations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from agent.evaluation.handover.files import write_handover, write_trace
-from agent.evaluation.handover.pipeline import write_pipeline_handover
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
+from agent.placing.exports.export import EXPORTS, PlacedModules, export_text
+from agent.placing.handover.files import write_handover, write_trace
+from agent.placing.handover.pipeline import write_pipeline_handover
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
 from envs.placement.files import read_placement
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL
+from graphs.system.errors import InputError
+from graphs.system.json_files import write_bytes_atomic
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +90,37 @@ def kept_placements(
                     best[path] = min(best.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
             for path, trial in best.items():
                 yield WrittenPlacement(trial, problem, read_placement(path, graph, cluster), path)
+
+
+def write_exports(
+    spec: EvaluationSpec, folder: Path, trials: Sequence[Trial], names: Sequence[str], layers: str = ""
+) -> tuple[list[str], list[str]]:
+    """Writes each export of each placement, where the target can run it; `layers` as in `PlacedModules`.
+
+    Returns:
+        Lines: how many files of an export were written, and why others were not; exports without a file.
+    """
+    kept = [(each, _placed_modules(spec, each, layers)) for each in kept_placements(spec, folder, trials)]
+    lines, without = [], []
+    for name in names:
+        written, refused = 0, dict[str, int]()
+        for each, placed in kept:
+            try:
+                text = export_text(name, placed)
+            except InputError as error:
+                refused[str(error)] = refused.get(str(error), 0) + 1
+                continue
+            stem = each.path.with_suffix("").name
+            write_bytes_atomic(each.path.parent / f"{stem}{EXPORTS[name].ending}", text.encode())
+            written += 1
+        lines.append(
+            f"export {name}: {written} of {len(kept)} placements have a file *{EXPORTS[name].ending}"
+        )
+        lines += (f"export {name}: not for {count}: {reason}" for reason, count in refused.items())
+        without += [] if written else [name]
+    return lines, without
+
+
+def _placed_modules(spec: EvaluationSpec, kept: WrittenPlacement, layers: str) -> PlacedModules:
+    stages = None if spec.pipeline is None else stages_of(kept.problem, kept.placement)
+    return PlacedModules(kept.problem, kept.placement, spec.pipeline, stages, layers)

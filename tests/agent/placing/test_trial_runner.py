@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from agent.evaluation.trial_runner import TrialRunner, warm_up_graph
 from agent.placers.base import PLACERS, Budget, Placer
+from agent.placing.trial_runner import TrialRunner, warm_up_graph
 from envs.problem import Problem
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, training_graph
@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 from envs.placement.placement import Placement
 from numba.core.caching import FunctionCache
-from agent.evaluation.policies import open_policy
+from agent.placing.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec
 from agent.evaluation.worker import Worker
 from agent.placers.base import Budget

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from agent import place
-from agent.exports.export import ExportError, PlacedModules, export_text
-from agent.pipeline_plan import PipelinePlan
+from agent.placing.exports.export import ExportError, PlacedModules, export_text
+from agent.placing.pipeline_plan import PipelinePlan
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
-from tests.agent.exports import targets
+from tests.agent.placing.exports import targets
 
 WIDTH = 16
 Blocks = Callable[[], nn.Module]
@@ -358,7 +358,7 @@ def test_the_command_line_takes_the_name_of_a_list(tmp_path: Path, monkeypatch: 
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_towers.py").write_text(
-        "from tests.agent.exports.test_module_lists import VLM_INPUTS, Vlm\n"
+        "from tests.agent.placing.exports.test_module_lists import VLM_INPUTS, Vlm\n"
         "def make():\n    return Vlm(), VLM_INPUTS\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -12,11 +12,11 @@ from accelerate.utils import check_device_map
 from torch import nn
 
 from agent import place
-from agent.evaluation.handover.device_map import project
-from agent.evaluation.handover.explain import explain
-from agent.evaluation.handover.explain_text import advice_line, explain_lines
-from agent.evaluation.handover.files import granularity_lines
-from agent.evaluation.handover.trace import trace_events
+from agent.placing.handover.device_map import project
+from agent.placing.handover.explain import explain
+from agent.placing.handover.explain_text import advice_line, explain_lines
+from agent.placing.handover.files import granularity_lines
+from agent.placing.handover.trace import trace_events
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single

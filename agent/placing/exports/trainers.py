@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import accumulate
 
-from agent.exports.export import ExportError, PlacedModules, comments, export
+from agent.placing.exports.export import ExportError, PlacedModules, comments, export
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
 from graphs.system.errors import InputError
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from agent import Pipeline, PipelinePlan, place
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.commands.evaluate import main
-from agent.evaluation.choice import counts_to_try
-from agent.evaluation.handover.pipeline import pipeline_advice
 from agent.evaluation.inputs import read_given
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from agent.placing.choice import counts_to_try
+from agent.placing.handover.pipeline import pipeline_advice
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import CHOSEN_FROM
 from envs.pipeline.simulate import PipelinedProblem
@@ -121,6 +121,42 @@ def test_the_baselines_of_a_cut_batch_are_those_of_the_whole_batch(
     assert ratio == pytest.approx(whole.single_s)
     assert "use data parallelism: " in capsys.readouterr().out
     assert "Use data parallelism" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+class OfFew(nn.Sequential):
+    """Runs with microbatches alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 32:
+            raise RuntimeError("too many")
+        return super().forward(x)
+
+
+def make_of_few() -> tuple[nn.Module, Tensor]:
+    return OfFew(*(nn.Linear(8, 8) for _ in range(4))), torch.ones(64, 8)
+
+
+def test_a_whole_batch_that_is_not_compared_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, batch = make_of_few()
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split="auto", budget=60)
+    assert capsys.readouterr().err.count("it returns no loss") == 1
+    line = str(plan).splitlines()[3]
+    assert line.startswith("one device: ")
+    assert ", cut, as the whole batch is not compared: model 'OfFew' cannot be captured: " in line
+    assert "RuntimeError: too many" in line
+    words = ["--model", f"{__name__}:make_of_few", "--pipeline", "1f1b", "--split", "auto"]
+    words += ["--cluster", "4xv100:2", "--placers", "equal-time", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("it returns no loss") == 1
+    (explained,) = (tmp_path / "out").glob("**/*.explain.txt")
+    assert "cut, as the whole batch is not compared: model 'make_of_few' cannot" in explained.read_text()
+    small = replace(CLUSTER, devices=tuple(replace(each, memory_bytes=4e5) for each in CLUSTER.devices))
+    wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2)))
+    plan = place(wide, torch.ones(512, 64), cluster=small, pipeline="1f1b", split=32, budget=60)
+    assert "a step, cut, as the whole batch does not fit" in str(plan)
 
 
 def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from accelerate.utils import find_tied_parameters
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent.evaluation.handover.device_map import DeviceMap, project
-from agent.exports.export import PlacedModules, export_text
+from agent.placing.exports.export import PlacedModules, export_text
+from agent.placing.handover.device_map import DeviceMap, project
 from envs.cluster.presets import get_cluster
 from envs.placement.placement import Placement
 from envs.problem import Problem
@@ -24,8 +24,8 @@ from graphs.capture.structures import leaves_of
 from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs, write_graphs
 from graphs.op_graph import OpGraph
-from tests.agent.evaluation.handover.architectures import ARCHITECTURES, make
-from tests.agent.evaluation.handover.pretended_gpus import run_on_pretended_gpus, run_with_hooks
+from tests.agent.placing.handover.architectures import ARCHITECTURES, make
+from tests.agent.placing.handover.pretended_gpus import run_on_pretended_gpus, run_with_hooks
 
 X: Mapping[str, Tensor] = {"x": torch.linspace(-1, 1, 4 * 6 * 8).reshape(4, 6, 8)}
 IDS: Mapping[str, Tensor] = {"ids": torch.arange(24).reshape(4, 6) % 20}

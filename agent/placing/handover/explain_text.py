@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.evaluation.handover.explain import Explanation
+from agent.placing.handover.explain import Explanation
 from graphs.system.numbers import in_ms
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
-from agent.exports.module_tree import ModuleTree, above
+from agent.placing.exports.module_tree import ModuleTree, above
 from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
 from envs.pipeline.simulate import PipelinedProblem

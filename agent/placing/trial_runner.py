@@ -8,10 +8,10 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.evaluation.results import DATA_PARALLEL
 from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, PlacementResult, Placer, SearchState
+from agent.placing.request import DATA_PARALLEL
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.handover.explain import WORTH_IT
-from agent.evaluation.handover.trace import DEVICES, complete, named
 from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from agent.placing.handover.explain import WORTH_IT
+from agent.placing.handover.trace import DEVICES, complete, named
 from envs.pipeline.pipeline import GPIPE, Pipeline
 from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
@@ -132,12 +132,12 @@ class PipelineBaselines:
     Attributes:
         single: on the fastest device that has the memory; where none has, on the fastest.
         data_parallel: on the devices that make the step shortest.
-        is_whole: whether one device computes the batch uncut.
+        uncut: words on the batch uncut on one device; none if it is slower there.
     """
 
     single: PipelineTime
     data_parallel: DataParallelPipeline
-    is_whole: bool = False
+    uncut: str = ""
 
     def steps(self) -> dict[str, tuple[float, bool]]:
         """Returns the seconds of each step by its name, and whether it has the memory."""
@@ -148,16 +148,20 @@ class PipelineBaselines:
         }
 
 
-def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | None = None) -> PipelineBaselines:
+def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | str = "") -> PipelineBaselines:
     """Simulates the steps without a pipeline.
 
     Args:
-        whole: step of the batch that is not cut into microbatches, if there is one.
+        whole: step of the batch that is not cut into microbatches, or why there is none.
     """
-    ways = [pipelined] if whole is None else [pipelined, PipelinedProblem(whole, Pipeline(GPIPE, 1))]
+    uncut = whole if isinstance(whole, Problem) else None
+    ways = [pipelined, *([PipelinedProblem(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
     steps = [place_pipeline("single", way, Budget(way.problem.n_devices)).step for way in ways]
     best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
-    return PipelineBaselines(steps[best], simulate_data_parallel_pipeline(pipelined, whole), best > 0)
+    told = f", cut, as the whole batch is not compared: {whole}" if whole and not uncut else ""
+    told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
+    parallel = simulate_data_parallel_pipeline(pipelined, uncut)
+    return PipelineBaselines(steps[best], parallel, ", the batch uncut" if best else told)
 
 
 def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
@@ -193,7 +197,7 @@ def pipeline_lines(
         given = "" if fits else ", had it the memory"
         lines.append(f"{name}: {pace}, {in_ms(step_s)} a step{given}")
     lines[2] += f", {step.bubble_share:.0%} idle"
-    lines[3] += ", the batch uncut" if baselines.is_whole else ""
+    lines[3] += baselines.uncut
     lines[4] += f" on {baselines.data_parallel.n_replicas} devices"
     lines[4] += ", each a whole batch of its own" if baselines.data_parallel.own_batches else ""
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")

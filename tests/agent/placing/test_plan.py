@@ -26,7 +26,7 @@ from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 from tests.agent.placement_cases import GB, make_cluster, training_graph
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GRAPH = training_graph(3, 2)
 
 
@@ -188,7 +188,7 @@ def test_a_module_without_inputs_is_refused():
 
 
 def test_agent_has_a_front_door_that_opens_lazily():
-    code = "import sys, agent; print('torch' in sys.modules, 'numba' in sys.modules); agent.place; agent.plan"
+    code = "import sys, agent; print('torch' in sys.modules, 'numba' in sys.modules); agent.place; agent.Plan"
     code += "; from agent import place; print(callable(place))"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines() == ["False False", "True"]

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.commands.train import make_parser, resolve, study_settings
-from agent.studies.ablation import ablation_trials
 from agent.studies.study_config import StudyConfig
-from agent.studies.trial_lists import grid_trials
+from agent.studies.study_trials import study_trials
 from agent.training.config import TrainConfig
 from graphs.orders import ORDERS
 
@@ -29,7 +28,7 @@ def settings_of(study: str) -> tuple[TrainConfig, StudyConfig]:
 
 def test_the_ablation_trains_each_variant_of_its_table() -> None:
     base, config = settings_of("ablation")
-    trials = ablation_trials(base, config).trials
+    trials, _ = study_trials(base, config)
     table = [
         line
         for line in (RESULTS / "ablation.md").read_text(encoding="utf-8").splitlines()
@@ -41,7 +40,7 @@ def test_the_ablation_trains_each_variant_of_its_table() -> None:
 
 
 def test_the_graphs_are_trained_on_from_each_start() -> None:
-    trials = grid_trials(*settings_of("finetuning")).trials
+    trials, _ = study_trials(*settings_of("finetuning"))
     starts = [(trial.config.graphs, trial.config.init) for trial in trials]
     graphs = ("nmt-03.json", "inception-03.json", "bert-03.json")
     assert starts == [((graph,), init) for graph in graphs for init in ("pretrained", "")]
@@ -50,7 +49,7 @@ def test_the_graphs_are_trained_on_from_each_start() -> None:
 @pytest.mark.parametrize("study", ["orders", "orders_equal_features", "orders_reinforcement"])
 def test_each_family_is_trained_in_each_order_of_the_table(study: str) -> None:
     base, config = settings_of(study)
-    trials = grid_trials(base, config).trials
+    trials, _ = study_trials(base, config)
     page = (RESULTS / f"{study}.md").read_text(encoding="utf-8")
     head, _, *rows = next(part for part in page.split("\n\n") if part.startswith("| family")).splitlines()
     orders = head.strip("| ").split(" | ")[2:]

@@ -357,7 +357,7 @@ class Placer:
 MODULES = (
     "heuristics.fill",
     "heuristics.list_scheduling",
-    "heuristics.by_rule",
+    "heuristics.single",
     "search.annealing",
     "heuristics.contiguous",
     "search.cross_entropy",
@@ -366,6 +366,7 @@ MODULES = (
     "heuristics.metis",
     "search.refine",
     "search.rollout",
+    "heuristics.by_rule",
 )
 PLACERS = Registry[Placer](
     "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"

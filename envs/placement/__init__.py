@@ -1,1 +1,1 @@
-"""A device for every op: placements and their files."""
+"""Two Markov decision processes over a graph: state, transition, observation, and the environments."""

@@ -9,8 +9,8 @@ from envs.cluster.cluster import Cluster, ClusterError, Device
 from envs.cluster.files import read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster
 from envs.costs.op_seconds import CostError, op_seconds
-from envs.placement.files import read_placement, write_placement
-from envs.placement.placement import Placement, PlacementError, check_placement, single_device
+from envs.placements.files import read_placement, write_placement
+from envs.placements.placement import Placement, PlacementError, check_placement, single_device
 
 __all__ = [
     "PRESETS",
@@ -33,4 +33,4 @@ __all__ = [
 with suppress(ModuleNotFoundError):  # nothing but the environment needs it
     import gymnasium
 
-    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.mdp.placement_env:PlacementEnv")
+    gymnasium.register(id="placewalk/Placement-v0", entry_point="envs.placement.env:PlacementEnv")

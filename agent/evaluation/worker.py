@@ -14,7 +14,7 @@ from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PlacementResult
 from agent.policy.seen import NOT_SEEN
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single

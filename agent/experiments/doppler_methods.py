@@ -15,7 +15,7 @@ from agent.experiments.doppler_train import SETTINGS
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.rows import grouped, markdown_table, read_rows
 from agent.instances.instance import Instance, find_instances
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from graphs.system.json_files import read_json_lines
 
 LAST = 20

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.mdp.episodes import EpisodeBatch, Start, on_fastest_device
-from envs.mdp.features import FEATURE_BOUND, N_DEVICE_FEATURES
-from envs.mdp.names import EVERY_DEVICE, FREE_MEMORY
+from envs.placement.episodes import EpisodeBatch, Start, on_fastest_device
+from envs.placement.names import EVERY_DEVICE, FREE_MEMORY
+from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

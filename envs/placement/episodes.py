@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.candidates import CandidateScratch, new_candidate_scratch
-from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
-from envs.mdp.observation import new_observation
-from envs.mdp.packing import pack_problems
-from envs.mdp.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
-from envs.mdp.transition import FITS, INFEASIBLE, new_step_result, step_episodes
-from envs.mdp.visits import VisitOrders
+from envs.placement.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
+from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
+from envs.placement.observation.observe import new_observation
+from envs.placement.packing import pack_problems
+from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
+from envs.placement.transition import FITS, INFEASIBLE, new_step_result, step_episodes
+from envs.placement.walk import VisitOrders
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.orders import ORDERS

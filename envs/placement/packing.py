@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.state import MdpArrays, mdp_arrays
+from envs.placement.state import MdpArrays, mdp_arrays
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import IntArray

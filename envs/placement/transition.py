@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.observation import observe
-from envs.mdp.packing import mdp_arrays_at, problem_at
-from envs.mdp.state import (
+from envs.placement.observation.observe import observe
+from envs.placement.packing import mdp_arrays_at, problem_at
+from envs.placement.state import (
     IS_INCREMENTAL,
     LAST_DEVICE,
     N_DECISIONS,

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.placement_env import observation_space
+from envs.placement.env import observation_space
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 
 
-class BatchedPlacementEnv(VecEnv):
+class PlacementVecEnv(VecEnv):
     """Runs `n_envs` episodes of `PlacementEnv`; after each that is done, one on another problem.
 
     Problems are drawn in rounds: each comes up, in a random sequence, before any comes up again. The `info`

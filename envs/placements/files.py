@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.placement.placement import Placement, PlacementError, check_placement
+from envs.placements.placement import Placement, PlacementError, check_placement
 from graphs.op_graph import OpGraph
 from graphs.system.json_fields import array, fields, integer, kind_of, name
 from graphs.system.json_files import FileFormatError, read_json, write_json_atomic

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.cluster.cluster import Cluster
-from envs.placement.placement import Placement, check_placement
+from envs.placements.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator.arrays import Timeline, new_timeline

@@ -14,8 +14,8 @@ from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL
 

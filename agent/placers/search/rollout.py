@@ -10,9 +10,9 @@ from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.features import HORIZONS, column
-from envs.mdp.transition import advance
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.observation.features import HORIZONS, column
+from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
@@ -31,7 +31,7 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
     """Places ops in program order, each where the step is shortest after a simple rule placed the next.
 
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
-    `envs.mdp.rollout_features`; ties go to the earlier mean finish.
+    `envs.placement.observation.rollout_features`; ties go to the earlier mean finish.
     """
     draw_rollouts(search, rng, 0)
 

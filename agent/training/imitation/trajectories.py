@@ -13,9 +13,9 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.recording import Recording, record
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.observation import STEP_TIME_OVER_LEAST
-from envs.mdp.state import MEAN_OP_S, mdp_arrays
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.observe import STEP_TIME_OVER_LEAST
+from envs.placement.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
 
 SAME_FEATURES = 1e-6

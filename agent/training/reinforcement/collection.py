@@ -16,8 +16,8 @@ from agent.policy.compiled.walk import check_finite_scores, new_walk_state
 from agent.training.reinforcement.recording import Decisions, roll_out
 from agent.training.step_timer import StepTimer
 from agent.training.workers import SOLO, WorkerGroup
-from envs.mdp.episodes import EpisodeBatch, EpisodeResult
-from envs.mdp.transition import INFEASIBLE_PENALTY
+from envs.placement.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.transition import INFEASIBLE_PENALTY
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

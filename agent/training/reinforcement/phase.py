@@ -12,7 +12,7 @@ from agent.training.reinforcement import ppo
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
-from envs.mdp.episodes import EpisodeResult
+from envs.placement.episodes import EpisodeResult
 
 SLOWEST = 2000
 """Decisions a second that the first update of a training with a limit counts on; most machines make more."""

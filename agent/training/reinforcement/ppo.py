@@ -20,8 +20,8 @@ from agent.training.reinforcement.actor_critic import PlacementActorCritic
 from agent.training.reinforcement.collection import Collector
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
-from envs.mdp.episodes import EpisodeResult
-from envs.mdp.placement_env import observation_space
+from envs.placement.env import observation_space
+from envs.placement.episodes import EpisodeResult
 
 LOSSES = {
     "update/policy_loss": "train/policy_gradient_loss",

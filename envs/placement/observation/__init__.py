@@ -1,1 +1,1 @@
-"""What a policy sees of the op at hand: features of each candidate device, filled by compiled loops."""
+"""Features of each candidate device for the op at hand: all that a policy sees, filled by compiled loops."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.rollout_features import RolloutScratch, new_rollout_scratch
-from envs.mdp.state import simulate_op
+from envs.placement.observation.rollout_features import RolloutScratch, new_rollout_scratch
+from envs.placement.state import simulate_op
 from envs.problem import Problem
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
 from envs.simulator.kernels import run

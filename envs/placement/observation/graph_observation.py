@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.mdp.features import FEATURE_BOUND, column
-from envs.mdp.placement_env import Observations, PlacementEnv
+from envs.placement.env import Observations, PlacementEnv
+from envs.placement.observation.features import FEATURE_BOUND, column
 from envs.problem import Problem
 from graphs.graph_columns import Csr
 from graphs.graph_rules import PHASES

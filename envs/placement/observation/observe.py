@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.mdp.candidates import evaluate_in_full, evaluate_incrementally, fill_neighbours
-from envs.mdp.consumer_features import fill_consumer_features
-from envs.mdp.features import FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES, column
-from envs.mdp.rollout_features import simulate_rollouts
-from envs.mdp.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
+from envs.placement.observation.candidates import evaluate_in_full, evaluate_incrementally, fill_neighbours
+from envs.placement.observation.consumer_features import fill_consumer_features
+from envs.placement.observation.features import FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES, column
+from envs.placement.observation.rollout_features import simulate_rollouts
+from envs.placement.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 

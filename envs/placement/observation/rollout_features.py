@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.mdp.features import HORIZONS
-from envs.mdp.state import N_WAITING, POSITION
+from envs.placement.observation.features import HORIZONS
+from envs.placement.state import N_WAITING, POSITION
 from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds

@@ -13,7 +13,7 @@ from agent.experiments.doppler_train import GRAPHS, SETTINGS
 from agent.experiments.experiment import EXPERIMENTS, RESULTS, ExperimentError
 from agent.experiments.rows import read_rows
 from agent.instances.instance import find_instances, find_names
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 
 AGENTS = read_rows(RESULTS / EXPERIMENTS["doppler_methods"].rows[0], AgentRow)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.envs.mdp.reference_episode import ReferenceEpisode
-from tests.envs.mdp.reference_timeline import transfer_s
+from tests.envs.placement.reference_episode import ReferenceEpisode
+from tests.envs.placement.reference_timeline import transfer_s
 
 LONGEST_CHAIN = 8
 """Ops that are followed from a consumer on to the first that reads something placed."""

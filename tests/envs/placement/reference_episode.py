@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
-from tests.envs.mdp.reference_timeline import simulate_part
+from tests.envs.placement.reference_timeline import simulate_part
 from tests.envs.simulator.reference_simulator import simulate_plainly
 
 OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0

@@ -1,7 +1,7 @@
 """What the policy sees, in plain Python: the specification of the observation.
 
 For the op at hand the policy sees whether its placement unit may go to each device (the mask), and 29
-features of each device, named as in `envs.mdp.features.DEVICE_FEATURES`. `observe` puts them together; each
+features of each device, named as in `observation/features.py`. `observe` puts them together; each
 group of features is one function below. A few rules hold for all of them:
 
 * Times are in mean op times and squashed by `in_op_times`, all but "step_time".
@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tests.envs.mdp.reference_consumers import Reader, reader_of_something_placed
-from tests.envs.mdp.reference_episode import Improve, ReferenceEpisode
-from tests.envs.mdp.reference_rollout import HORIZONS, Reached, Rollout
-from tests.envs.mdp.reference_timeline import link_of, simulate_part, transfer_s
+from tests.envs.placement.reference_consumers import Reader, reader_of_something_placed
+from tests.envs.placement.reference_episode import Improve, ReferenceEpisode
+from tests.envs.placement.reference_rollout import HORIZONS, Reached, Rollout
+from tests.envs.placement.reference_timeline import link_of, simulate_part, transfer_s
 
 Column = list[float]
 """One value per device."""

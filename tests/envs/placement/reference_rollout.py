@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from tests.envs.mdp.reference_episode import ReferenceEpisode
-from tests.envs.mdp.reference_timeline import Link, link_of, sends_once, transfer_s
+from tests.envs.placement.reference_episode import ReferenceEpisode
+from tests.envs.placement.reference_timeline import Link, link_of, sends_once, transfer_s
 
 HORIZONS = (8, 32)
 """Decisions after which the step is looked at, that of the op at hand included.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from envs.cluster.cluster import Cluster, Device
-from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
-from envs.mdp.placement_env import PlacementEnv
-from envs.mdp.rollout_features import HORIZONS
+from envs.placement.env import PlacementEnv
+from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES, columns_of
+from envs.placement.observation.rollout_features import HORIZONS
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.system.array_types import FloatArray

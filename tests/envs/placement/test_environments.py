@@ -12,10 +12,10 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.mdp.batched_env import BatchedPlacementEnv
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.placement_env import PlacementEnv
-from envs.mdp.visits import is_incremental
+from envs.placement.env import PlacementEnv
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.vec_env import PlacementVecEnv
+from envs.placement.walk import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
@@ -147,7 +147,7 @@ def test_threads_change_nothing(mdp: str) -> None:
 def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round() -> None:
     """Each episode is repeated in a single environment, decision by decision."""
     problems = some_problems()
-    env, single = BatchedPlacementEnv(problems, 3, seed=5), PlacementEnv(problems)
+    env, single = PlacementVecEnv(problems, 3, seed=5), PlacementEnv(problems)
     seen, rng, taken = env.reset(), np.random.default_rng(0), [[] for _ in range(3)]
     ended: list[int] = []
     while len(ended) < 4 * len(problems):

@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor
 import envs  # noqa: F401 - registers the environment
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.mdp.graph_observation import NEIGHBOUR_FEATURES, OP_FEATURES, GraphObservation
+from envs.placement.observation.graph_observation import NEIGHBOUR_FEATURES, OP_FEATURES, GraphObservation
 from envs.problem import Problem
 from graphs import build_graph
 from tests.envs.hand_made_problems import chain_problem

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import SCHEDULES
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import DEVICE_FEATURES
-from envs.mdp.names import MASKS, MDPS
-from envs.mdp.visits import is_incremental
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.names import MASKS, MDPS
+from envs.placement.observation.features import DEVICE_FEATURES
+from envs.placement.walk import is_incremental
 from envs.problem import Problem
 from graphs import OpGraph, build_graph
 from graphs.orders import ORDERS
-from tests.envs.mdp.reference_episode import Construct, Improve, ReferenceEpisode
-from tests.envs.mdp.reference_observation import observe
+from tests.envs.placement.reference_episode import Construct, Improve, ReferenceEpisode
+from tests.envs.placement.reference_observation import observe
 from tests.envs.random_problems import random_cluster, random_graph, random_placement
 
 PASSES = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from envs.mdp.features import DEVICE_FEATURES
+from envs.placement.observation.features import DEVICE_FEATURES
 from envs.simulator.simulate import simulate_problem
 
 ROOT = Path(__file__).parents[3]

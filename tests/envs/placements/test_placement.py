@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.cluster.presets import get_cluster
-from envs.placement.files import placement_from_json, placement_to_json, read_placement, write_placement
-from envs.placement.placement import Placement, PlacementError, check_placement, single_device
+from envs.placements.files import placement_from_json, placement_to_json, read_placement, write_placement
+from envs.placements.placement import Placement, PlacementError, check_placement, single_device
 from graphs.op_graph import build_graph
 from graphs.system.json_files import FileFormatError, write_json_atomic
 from tests.json_values import JSON_VALUES

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.simulator.simulate import StepTime, simulate
 from graphs import OpGraph, build_graph
 from tests.envs.simulator.placeto_reference import (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
-from envs.placement.placement import Placement, PlacementError
+from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator.arrays import new_timeline
 from envs.simulator.kernels import run_many

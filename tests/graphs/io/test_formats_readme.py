@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import envs.cluster.files as cluster_files
-import envs.placement.files as placement_files
+import envs.placements.files as placement_files
 from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER
 from envs.simulator.simulate import simulate
 from graphs import graph_columns, graph_rules, limits, op_records

@@ -18,7 +18,7 @@ from agent.training.reinforcement.collection import Collector
 from agent.training.reinforcement.ppo import make_ppo, roll_out
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.episodes import EpisodeBatch, EpisodeResult
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph

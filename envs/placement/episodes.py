@@ -16,11 +16,12 @@ from envs.placement.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
 from envs.placement.packing import pack_problems
+from envs.placement.reward import Reward, simulated
 from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
-from envs.placement.transition import FITS, INFEASIBLE, new_step_result, step_episodes
+from envs.placement.transition import FITS, INFEASIBLE, INFEASIBLE_PENALTY, new_step_result, step_episodes
 from envs.placement.walk import VisitOrders
 from envs.problem import Problem
-from envs.simulator.simulate import simulate_problem
+from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.orders import ORDERS
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
@@ -74,6 +75,7 @@ class EpisodeBatch:
         start: gives the placement that `improve` starts from.
         mask: which devices are offered: those with free memory, or with `none` every one.
         memory_penalty: weight of the penalty for a placement that is out of memory, at least 0.
+        reward: says what the step takes under the placement of an episode that ended within the memory.
         incremental: use the incremental simulation where it is exact; off, everything is simulated in full.
         rolls_out: fill the features of truncated rollouts in; without, they are 0. `improve` has none.
         threads: number of threads that share the episodes of a step; results do not depend on it.
@@ -98,6 +100,7 @@ class EpisodeBatch:
         start: Start = on_fastest_device,
         mask: str = FREE_MEMORY,
         memory_penalty: float = 1.0,
+        reward: Reward = simulated,
         incremental: bool = True,
         rolls_out: bool = True,
         threads: int = 1,
@@ -125,6 +128,7 @@ class EpisodeBatch:
         self._scratches = [new_candidate_scratch(problems) for _ in range(min(threads, n))]
         self._pool = ThreadPoolExecutor(len(self._scratches)) if len(self._scratches) > 1 else None
         self._order_of = np.zeros(n, dtype=np.int64)
+        self._reward, self._timed = reward, dict[int, StepTime]()
 
     def begin(self, episode: int, problem: int, order: int, rng: np.random.Generator) -> None:
         """Begins one episode over a problem in an order (indices), and observes its first op.
@@ -140,6 +144,7 @@ class EpisodeBatch:
         if self.improving:
             place_all(self._episodes, episode, given, np.asarray(self._start(given), dtype=np.int64))
         self._order_of[episode] = order
+        self._timed.pop(episode, None)
         self._loop(step_episodes, episode, self._scratches[0], ONLY_OBSERVE)
         assert not self._result.done[episode], "check_feasible lets no episode begin without free memory"
 
@@ -153,7 +158,7 @@ class EpisodeBatch:
             Rewards (n,) and whether each episode is done (n,); begin those anew before the next step.
         """
         self.loop(step_episodes, np.ascontiguousarray(actions, dtype=np.int64))
-        return self._result.reward.copy(), self._result.done.copy()
+        return self.rewards, self.done
 
     def loop(self, kernel: Callable[..., None], each: NDArray[Any], *arguments: object) -> None:
         """Runs a compiled loop over all episodes, divided among the threads.
@@ -162,10 +167,31 @@ class EpisodeBatch:
             kernel: as `step_episodes`, with `each` in place of its actions and `arguments` after `result`.
             each: a row for each episode, (n, ...).
         """
+        was_done = self.done
         shares = np.array_split(each, len(self._scratches))
         firsts = np.cumsum([0, *map(len, shares)])[:-1].tolist()
         run = partial(self._loop, kernel, arguments=arguments)
         list((self._pool.map if self._pool else map)(run, firsts, self._scratches, shares))
+        if self._reward is not simulated:
+            for episode in np.flatnonzero(self._result.done & ~was_done).tolist():
+                self._time(episode)
+
+    def _time(self, episode: int) -> None:
+        """Replaces the simulated step time in the return of an episode that ended by that of the reward."""
+        result = self.result(episode)
+        if not result.fits:
+            return
+        step = self._timed[episode] = self._reward(self.problem_of(episode), result.device_of)
+        change = -self._rules.memory_penalty * INFEASIBLE_PENALTY
+        if step.fits:
+            change = result.ratio_to_single - step.total_s / self.problem_of(episode).scale_s
+        self._result.reward[episode] += change
+        self._episodes.returned[episode] += change
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """Returns the reward of the last decision of each episode, (n,)."""
+        return self._result.reward.copy()
 
     @property
     def done(self) -> NDArray[np.bool_]:
@@ -202,6 +228,8 @@ class EpisodeBatch:
             step_time_s, infeasible = best_s, False
             device_of = self._episodes.best_device_of[episode, : problem.graph.n_ops].copy()
             fits = simulate_problem(problem, device_of).fits
+        if (step := self._timed.get(episode)) is not None:
+            step_time_s, fits, infeasible = step.total_s, step.fits, not step.fits
         return EpisodeResult(
             problem=int(self._episodes.problem[episode]),
             order=self.orders[self._order_of[episode]],

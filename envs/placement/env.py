@@ -10,9 +10,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.placement.episodes import EpisodeBatch, Start, on_fastest_device
-from envs.placement.names import EVERY_DEVICE, FREE_MEMORY
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.generator import Beginning, Uniform
+from envs.placement.names import EVERY_DEVICE
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
+from envs.placement.render import RENDER_MODES, draw
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 
@@ -20,11 +22,7 @@ Observations = dict[str, NDArray[Any]]
 
 
 def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces.Dict:
-    """Returns the space of what a policy sees of the op at hand, of one size for all problems.
-
-    `problem` and `op` are indices, `devices` holds `N_DEVICE_FEATURES` numbers for each device in turn, and
-    `mask` marks the devices with free memory for the op's unit. Devices that a problem lacks are zeros.
-    """
+    """Returns the space of the observations of `PlacementEnv`, of one size for all problems."""
     last_problem, last_op = max(n_problems - 1, 1), max(max_ops - 1, 1)  # equal bounds make gymnasium warn
     return spaces.Dict(
         {
@@ -41,46 +39,50 @@ def observation_space(n_problems: int, max_ops: int, max_devices: int) -> spaces
 class PlacementEnv(gym.Env[Observations, np.int64]):
     """Asks for a device for one op after the other, in one episode at a time.
 
-    The return of an episode is -step_time / scale in `construct`, and (first - last) / scale in `improve`;
-    the scale is the fastest single device's step time. A placement that overflows a device costs
-    `OVERFLOW_PENALTY` and the overflow more, and an op that no device has free memory for ends the episode.
+    Observation, a dictionary:
+        problem, op: indices of the problem and of the op at hand, int64 (1,).
+        devices: features of each device in turn, float32 (max_devices * N_DEVICE_FEATURES,). Their names and
+            units are in `observation/features.py`. Devices that the problem lacks are zeros.
+        mask: 1 = the device may be chosen, int8 (max_devices,).
+
+    Action: index of the device of the op at hand, and of all that is colocated with it, int.
+
+    Reward: minus the growth of the step time of what is placed, in step times of the fastest single device.
+    The return is -step_time in `construct` and first - last step_time in `improve`. Out of memory, an episode
+    loses `OVERFLOW_PENALTY` and the share of memory that is lacking, or `INFEASIBLE_PENALTY`, at its end.
+
+    Termination: all ops are visited, or no device has free memory for the op at hand. It never truncates.
+
+    Info: `result`, an `EpisodeResult`, after the last step; nothing before.
+
     It is an `EpisodeBatch` of one episode, whose candidates are always simulated in full. `gymnasium.make`
     knows it as `placewalk/Placement-v0`, once `envs` is imported.
 
     Args:
-        problems: graphs on clusters; one is drawn per episode unless `reset` names it.
-        orders: names of traversal orders; one is drawn per episode.
-        mdp: `construct` or `improve`; `passes` and `start` are for the latter.
-        mask, memory_penalty: as of `EpisodeBatch`.
+        problems: graphs on clusters.
+        generator: draws the problem and the order of each episode; by default, whatever came before.
+        render_mode: "ansi" or "rgb_array".
+        settings: further arguments of `EpisodeBatch`: `orders`, `mdp`, `passes`, `start`, `mask`,
+            `memory_penalty`, `reward`.
 
     Raises:
         MdpError, InfeasibleError, OrderError: as `EpisodeBatch`.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - the type gymnasium declares
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012
 
     def __init__(
         self,
         problems: Sequence[Problem],
         *,
-        orders: Sequence[str] = ("topo",),
-        mdp: str = "construct",
-        passes: int = 2,
-        start: Start = on_fastest_device,
-        mask: str = FREE_MEMORY,
-        memory_penalty: float = 1.0,
+        generator: Uniform | None = None,
+        render_mode: str | None = None,
+        **settings: Any,
     ) -> None:
-        self._batch = EpisodeBatch(
-            problems,
-            1,
-            orders=orders,
-            mdp=mdp,
-            passes=passes,
-            start=start,
-            mask=mask,
-            memory_penalty=memory_penalty,
-            incremental=False,
-        )
+        if render_mode not in (None, *RENDER_MODES):
+            raise MdpError(f"unknown render_mode '{render_mode}'; use one of {', '.join(RENDER_MODES)}")
+        self._batch = EpisodeBatch(problems, 1, incremental=False, **settings)
+        self._generator, self.render_mode = generator or Uniform(), render_mode
         space = observation_space(len(problems), self._batch.max_ops, self._batch.max_devices)
         self.observation_space = cast("gym.Space[Observations]", space)
         self.action_space = spaces.Discrete(self._batch.max_devices)
@@ -107,15 +109,13 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
 
         Args:
             seed: seed of the draws of problems and orders.
-            options: `problem` and `order`, indices, where they are not to be drawn.
+            options: fields of `Beginning` that are not to be drawn: `problem`, `order`, `seed`.
         """
         super().reset(seed=seed)
-        named = options or {}
-        counts = {"problem": len(self._batch.problems), "order": len(self._batch.orders)}
-        drawn = {
-            key: int(named[key] if key in named else self.np_random.integers(n)) for key, n in counts.items()
-        }
-        self._batch.begin(0, drawn["problem"], drawn["order"], self.np_random)
+        drawn = self._generator.draw(len(self.problems), len(self._batch.orders), self.np_random)
+        named = {key: int(value) for key, value in (options or {}).items() if key in Beginning._fields}
+        problem, order, order_seed = drawn._replace(**named)
+        self._batch.begin(0, problem, order, np.random.default_rng(order_seed))
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
@@ -137,15 +137,14 @@ class PlacementEnv(gym.Env[Observations, np.int64]):
         info = {"result": self._batch.result(0)} if done[0] else {}
         return self._observation(), float(reward[0]), bool(done[0]), False, info
 
+    def render(self) -> Any:
+        """Draws the partial placement, as `render_mode` says; returns None without one."""
+        return draw(self._batch, 0, self.render_mode) if self.render_mode else None
+
     def action_masks(self) -> NDArray[np.bool_]:
         """Returns which devices have free memory for the op at hand, bool (max_devices,)."""
         return np.asarray(self._batch.observation.mask[0] > 0)
 
     def _observation(self) -> Observations:
-        batch = self._batch.observation
-        return {
-            "problem": batch.problem[0].copy(),
-            "op": batch.op[0].copy(),
-            "devices": batch.devices[0].ravel().copy(),
-            "mask": batch.mask[0].copy(),
-        }
+        seen = self._batch.observation._asdict()
+        return {name: rows[0].flatten() for name, rows in seen.items()}

@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from envs.placement.env import observation_space
 from envs.placement.episodes import EpisodeBatch
 from envs.placement.generator import Beginning, Rounds, Uniform
+from envs.placement.render import RGB_ARRAY, draw
 from envs.problem import Problem
 
 
@@ -33,6 +34,7 @@ class PlacementVecEnv(VecEnv):
 
     Args:
         generator: draws problem and order of each episode; by default problems come up in rounds.
+        render_mode: "rgb_array" for `get_images` and `render`.
         seed: seed of the draws.
         share: number of this process, from 0, and how many processes have such an environment. Each has
             `n_envs` places, and draws for the places of all.
@@ -52,13 +54,14 @@ class PlacementVecEnv(VecEnv):
         n_envs: int,
         *,
         generator: Uniform | None = None,
+        render_mode: str | None = None,
         seed: int | None = 0,
         share: tuple[int, int] = (0, 1),
         **settings: Any,
     ) -> None:
         self.batch = EpisodeBatch(problems, n_envs, **settings)
         self.problems = self.batch.problems
-        self.render_mode = None
+        self.render_mode = render_mode
         self._generator, self._began_s = generator or Rounds(), time.time()
         self._first, self._n_drawn = share[0] * n_envs, share[1] * n_envs
         self._actions = np.zeros(n_envs, dtype=np.int64)
@@ -165,6 +168,10 @@ class PlacementVecEnv(VecEnv):
     def _observation(self) -> dict[str, NDArray[Any]]:
         seen = self.batch.observation._asdict()
         return {name: rows.reshape(self.num_envs, -1).copy() for name, rows in seen.items()}
+
+    def get_images(self) -> Sequence[NDArray[np.uint8]]:
+        """Draws the partial placement of every place, uint8 (height, width, 3)."""
+        return [np.asarray(draw(self.batch, place, RGB_ARRAY)) for place in range(self.num_envs)]
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""

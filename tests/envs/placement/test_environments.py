@@ -14,12 +14,16 @@ from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.generator import Rounds
+from envs.placement.names import MASKS
+from envs.placement.reward import Measured, Reward, simulated
 from envs.placement.vec_env import PlacementVecEnv
 from envs.placement.walk import is_incremental
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
 from graphs.orders import ORDERS, OrderError
+from graphs.system.array_types import IntArray
 from tests.envs.hand_made_problems import chain_problem
 from tests.envs.random_problems import random_cluster, random_graph
 
@@ -39,10 +43,15 @@ def some_problems(seed: int = 0) -> list[Problem]:
     ]
 
 
+@pytest.mark.parametrize("render_mode", ["ansi", "rgb_array"])
+@pytest.mark.parametrize("reward", [simulated, Measured(lambda problem, device_of: 0.5)])
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("mdp", ["construct", "improve"])
-def test_checkers_find_nothing(mdp: str) -> None:
-    env = gym.make("placewalk/Placement-v0", problems=unmaskable_problems(), orders=ALL_ORDERS, mdp=mdp)
-    gymnasium_check(env.unwrapped, skip_render_check=True)
+def test_checkers_find_nothing(mdp: str, mask: str, reward: Reward, render_mode: str) -> None:
+    settings = {"orders": ALL_ORDERS, "mdp": mdp, "mask": mask, "reward": reward}
+    problems = unmaskable_problems()
+    env = gym.make("placewalk/Placement-v0", problems=problems, render_mode=render_mode, **settings)
+    gymnasium_check(env.unwrapped)
     sb3_check(env.unwrapped)
 
 
@@ -65,8 +74,9 @@ def test_batched_equals_single_step_by_step(mdp: str) -> None:
     def begin(episode: int) -> None:
         problem, order = int(rng.integers(len(problems))), int(rng.integers(len(ALL_ORDERS)))
         seed = int(rng.integers(1000))
-        expected[episode], _ = singles[episode].reset(seed=seed, options={"problem": problem, "order": order})
-        batch.begin(episode, problem, order, gym.utils.seeding.np_random(seed)[0])
+        options = {"problem": problem, "order": order, "seed": seed}
+        expected[episode], _ = singles[episode].reset(options=options)
+        batch.begin(episode, problem, order, np.random.default_rng(seed))
 
     def compare() -> None:
         for episode, seen in enumerate(expected):
@@ -173,6 +183,41 @@ def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round
     assert counts.max() - counts.min() <= 3
 
 
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_the_return_is_minus_what_the_reward_measures(mdp: str) -> None:
+    """In `improve` the time of the best placement is measured, and what the moves gained stays besides."""
+    problem, measured = some_problems()[1], dict[bytes, float]()
+
+    def timer(_: Problem, device_of: IntArray) -> float:
+        measured[device_of.tobytes()] = 0.25 * (1 + len(measured))
+        return measured[device_of.tobytes()]
+
+    envs = [PlacementEnv([problem], mdp=mdp, reward=reward) for reward in (Measured(timer), simulated)]
+    for _ in range(3):
+        returned, results = [0.0, 0.0], []
+        for number, env in enumerate(envs):
+            rng, done = np.random.default_rng(5), False
+            env.reset(seed=3)
+            while not done:
+                action = rng.choice(np.flatnonzero(env.action_masks()))
+                _, reward, done, _, info = env.step(action)
+                returned[number] += reward
+            results.append(info["result"])
+        timed, plain = results
+        assert timed.step_time_s == measured[timed.device_of.tobytes()]
+        assert (timed.device_of == plain.device_of).all()
+        assert returned[0] == pytest.approx(timed.episode_return)
+        gained = plain.ratio_to_single - timed.ratio_to_single
+        assert returned[0] - returned[1] == pytest.approx(gained)
+    assert len(measured) == 1
+
+
+def test_generators_draw_the_problems_that_they_are_given() -> None:
+    env = PlacementEnv(some_problems(), generator=Rounds(only=[1, 3]))
+    drawn = [int(env.reset()[0]["problem"][0]) for _ in range(6)]
+    assert [sorted(drawn[at : at + 2]) for at in (0, 2, 4)] == [[1, 3]] * 3
+
+
 def test_a_device_without_free_memory_is_masked_and_refused() -> None:
     env = PlacementEnv([chain_problem(memory_bytes=15.0)])
     env.reset(seed=0)
@@ -220,6 +265,8 @@ def test_bad_arguments_are_refused() -> None:
         EpisodeBatch([chain_problem()], 1, mdp="solve")
     with pytest.raises(OrderError, match="upside-down"):
         EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
+    with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
+        PlacementEnv([chain_problem()], render_mode="human")
     only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
     with pytest.raises(MdpError, match="nothing to place"):
         EpisodeBatch([Problem(only, get_cluster("2xk80"))], 1)

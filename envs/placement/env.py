@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.placement import EVERY_DEVICE
 from envs.placement.episodes import EpisodeBatch, MdpError
 from envs.placement.generator import Beginning, Uniform
-from envs.placement.names import EVERY_DEVICE
 from envs.placement.observation.features import FEATURE_BOUND, N_DEVICE_FEATURES
 from envs.placement.render import RENDER_MODES, draw
-from envs.problem import Problem
 from graphs.system.array_types import IntArray
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 Observations = dict[str, NDArray[Any]]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.placement.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
+from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 from envs.placement.observation.candidates import CandidateScratch, new_candidate_scratch
 from envs.placement.observation.observe import new_observation
 from envs.placement.packing import pack_problems
@@ -20,11 +20,13 @@ from envs.placement.reward import Reward, simulated
 from envs.placement.state import N_DECISIONS, MdpRules, begin_empty, new_episodes, place_all
 from envs.placement.transition import FITS, INFEASIBLE, INFEASIBLE_PENALTY, new_step_result, step_episodes
 from envs.placement.walk import VisitOrders
-from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.orders import ORDERS
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 ONLY_OBSERVE = np.array([-1])
 
@@ -56,7 +58,7 @@ class EpisodeResult:
     episode_return: float
 
 
-Start = Callable[[Problem], IntArray]
+Start: TypeAlias = "Callable[[Problem], IntArray]"
 """Gives the placement that an `improve` episode starts from, int (n_ops,)."""
 
 

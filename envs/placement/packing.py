@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.placement.state import MdpArrays, mdp_arrays
-from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 OPS, TENSORS, READS, DEVICES, DEVICE_PAIRS, UNITS, OPS_BY_DEVICES = range(7)
 """Columns of `PackedProblems.offsets`: what is counted. A read is a tensor that an op reads."""

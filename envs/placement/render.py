@@ -68,4 +68,4 @@ def _column(step: StepTime, at_s: float, width: int) -> int:
 
 def _span(step: StepTime, op: int, width: int) -> slice:
     first = _column(step, step.start_s[op], width)
-    return slice(first, max(_column(step, step.finish_s[op], width), first + 1))
+    return slice(first, max(round(step.finish_s[op] / step.total_s * width), first + 1))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
-from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray
 
-Reward = Callable[[Problem, IntArray], StepTime]
+if TYPE_CHECKING:
+    from envs.problem import Problem
+
+Reward: TypeAlias = "Callable[[Problem, IntArray], StepTime]"
 """Returns the step under a placement, int (n_ops,); one that does not fit counts as infeasible."""
 
 simulated: Reward = simulate_problem

@@ -10,15 +10,17 @@ The kernels of this package share three arguments:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from envs.problem import Problem
 from envs.simulator.arrays import Timeline, n_clocks
 from envs.simulator.kernels import run_many
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 POSITION, LAST_DEVICE, IS_INCREMENTAL, N_WAITING, N_DECISIONS = range(5)
 """Columns of `Episode.state`: index of the visit at hand, device of the last decision (-1 before the first),

@@ -132,7 +132,7 @@ class PlacementVecEnv(VecEnv):
         return places
 
     def end_episode(self, place: int) -> dict[str, Any]:
-        """Lets a place whose episode is done wait for another one; returns the `info` of its last step."""
+        """Marks a place whose episode is done as waiting; returns the `info` of the last step."""
         self.waits[place] = True
         result = self.batch.result(place)
         told = {"r": result.episode_return, "l": result.decisions, "t": time.time() - self._began_s}

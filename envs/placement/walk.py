@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.problem import Problem
 from graphs.orders import ORDERS
 from graphs.system.array_types import IntArray
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 RANDOM = "random"
 """The one order that is drawn anew for each episode."""

@@ -6,17 +6,20 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.cluster.cluster import Cluster
-from envs.placements.placement import Placement, check_placement
-from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
 from envs.simulator.arrays import Timeline, new_timeline
 from envs.simulator.kernels import run_many
-from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from envs.cluster.cluster import Cluster
+    from envs.placements.placement import Placement
+    from envs.problem import Problem
+    from graphs.op_graph import OpGraph
 
 ALONE_OPS = 8_192
 """Ops, those of all placements together, below which one core is through before threads have begun."""
@@ -59,6 +62,9 @@ def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime
 
     Source: Addanki et al. 2019, section 4; departures are in envs/README.md.
     """
+    from envs.placements.placement import check_placement
+    from envs.problem import Problem
+
     check_placement(graph, cluster, placement)
     return simulate_problem(Problem(graph, cluster), placement.device_of)
 

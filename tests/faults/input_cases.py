@@ -16,8 +16,8 @@ from agent.policy.placers import LEARNED, learned_placer
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
+from envs.placement import MDPS
 from envs.placement.episodes import EpisodeBatch, MdpError
-from envs.placement.names import MDPS
 from envs.placement.observation.features import FEATURE_BOUND
 from envs.placements.files import read_placement
 from envs.placements.placement import Placement, check_placement, single_device

@@ -8,20 +8,22 @@ placement once per candidate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.placement.observation.rollout_features import RolloutScratch, new_rollout_scratch
 from envs.placement.state import simulate_op
-from envs.problem import Problem
 from envs.simulator.arrays import Timeline, copy_clocks, finish_s, n_clocks, start_s
 from envs.simulator.kernels import run
 from envs.simulator.program import inputs_ready
 from envs.simulator.transfers import transfer_seconds
 from graphs.system.array_types import FloatArray
 from graphs.system.jit import kernel
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 
 class CandidateScratch(NamedTuple):

@@ -12,10 +12,10 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
+from envs.placement import MASKS
 from envs.placement.env import PlacementEnv
 from envs.placement.episodes import EpisodeBatch, MdpError
 from envs.placement.generator import Rounds
-from envs.placement.names import MASKS
 from envs.placement.reward import Measured, Reward, simulated
 from envs.placement.vec_env import PlacementVecEnv
 from envs.placement.walk import is_incremental

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import SCHEDULES
+from envs.placement import MASKS, MDPS
 from envs.placement.episodes import EpisodeBatch
-from envs.placement.names import MASKS, MDPS
 from envs.placement.observation.features import DEVICE_FEATURES
 from envs.placement.walk import is_incremental
 from envs.problem import Problem

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envs.costs.op_seconds import CostError, op_seconds
     from envs.placements.files import read_placement, write_placement
     from envs.placements.placement import Placement, PlacementError, check_placement, single_device
+    from envs.simulator.checked import simulate
 
 __all__ = [
     "PRESETS",
@@ -28,6 +29,7 @@ __all__ = [
     "op_seconds",
     "read_cluster",
     "read_placement",
+    "simulate",
     "single_device",
     "write_cluster",
     "write_placement",
@@ -40,6 +42,7 @@ _MODULES = (
     "envs.costs.op_seconds",
     "envs.placements.placement",
     "envs.placements.files",
+    "envs.simulator.checked",
 )
 
 with suppress(ModuleNotFoundError):  # nothing but the environment needs it

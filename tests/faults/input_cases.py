@@ -22,8 +22,8 @@ from envs.placement.observation.features import FEATURE_BOUND
 from envs.placements.files import read_placement
 from envs.placements.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
+from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
-from envs.simulator.simulate import simulate
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs
 from graphs.op_graph import OpGraph, build_graph
 

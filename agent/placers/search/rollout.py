@@ -11,14 +11,14 @@ from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
 from envs.placement.episodes import EpisodeBatch, MdpError
-from envs.placement.observation.features import HORIZONS, column
+from envs.placement.observation.features import COLUMN, HORIZONS
 from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 
-STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
-MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
+STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
+MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""

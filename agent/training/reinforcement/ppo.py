@@ -35,6 +35,23 @@ TRAINING = "training.safetensors"
 """File beside those of the policy that `PlacementPPO.save` writes: optimizer, counters, random generators."""
 
 
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Returns the arguments of `MaskablePPO` that a configuration has."""
+    return {
+        "learning_rate": config.learning_rate,
+        "n_steps": config.n_steps,
+        "batch_size": config.batch_size,
+        "n_epochs": config.epochs,
+        "gamma": 1.0,
+        "gae_lambda": config.gae_lambda,
+        "clip_range": config.clip,
+        "ent_coef": config.entropy,
+        "vf_coef": config.value_weight,
+        "max_grad_norm": config.max_grad_norm,
+        "normalize_advantage": False,
+    }
+
+
 class PlacementPPO(MaskablePPO):  # type: ignore[misc]
     """Maskable PPO over undiscounted returns: a return is minus the step time, however long the episode.
 
@@ -67,20 +84,7 @@ class PlacementPPO(MaskablePPO):  # type: ignore[misc]
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
-        defaults = {
-            "learning_rate": DEFAULTS.learning_rate,
-            "n_steps": DEFAULTS.n_steps,
-            "batch_size": DEFAULTS.batch_size,
-            "n_epochs": DEFAULTS.epochs,
-            "gamma": 1.0,
-            "gae_lambda": DEFAULTS.gae_lambda,
-            "clip_range": DEFAULTS.clip,
-            "ent_coef": DEFAULTS.entropy,
-            "vf_coef": DEFAULTS.value_weight,
-            "max_grad_norm": DEFAULTS.max_grad_norm,
-            "normalize_advantage": False,
-        }
-        given = defaults | arguments
+        given = settings_of(DEFAULTS) | arguments
         self._plain = {name: value for name, value in given.items() if isinstance(value, int | float | str)}
         self.group, self._norm = group, given["max_grad_norm"]
         if group.size > 1:
@@ -267,15 +271,7 @@ def make_ppo(
     ppo = PlacementPPO(
         "PlacementPolicy",
         env,
-        learning_rate=lambda _: learning_rate(),
-        n_steps=config.n_steps,
-        batch_size=config.batch_size,
-        n_epochs=config.epochs,
-        gae_lambda=config.gae_lambda,
-        clip_range=config.clip,
-        ent_coef=config.entropy,
-        vf_coef=config.value_weight,
-        max_grad_norm=config.max_grad_norm,
+        **settings_of(config) | {"learning_rate": lambda _: learning_rate()},
         advantage=config.advantage,
         group=group,
         policy_kwargs={"make_policy": make_policy, "threads": config.threads},

@@ -6,7 +6,9 @@ and policy files carry the names.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
+from typing import Any
 
 HORIZONS = (8, 32)
 """Numbers of decisions after which a truncated rollout is recorded, the one at hand included."""
@@ -67,6 +69,8 @@ DEVICE_FEATURES: tuple[Feature, ...] = (
 )
 """Columns of the observation, which has a row for each candidate device."""
 N_DEVICE_FEATURES = len(DEVICE_FEATURES)
+COLUMN: Any = namedtuple("Column", [feature.name for feature in DEVICE_FEATURES])(*range(N_DEVICE_FEATURES))
+"""Position of each feature in `DEVICE_FEATURES`."""
 FEATURE_BOUND = 1000.0
 """Bound of every device feature: times are squashed by a logarithm or cut off here, the rest are shares and
 flags."""
@@ -78,15 +82,6 @@ FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "state": (STATE,),
 }
 """The groups of features in each feature set."""
-
-
-def column(name: str) -> int:
-    """Returns the position of a feature in `DEVICE_FEATURES`.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    return [feature.name for feature in DEVICE_FEATURES].index(name)
 
 
 def columns_of(feature_set: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.placement.env import Observations, PlacementEnv
-from envs.placement.observation.features import FEATURE_BOUND, column
+from envs.placement.observation.features import COLUMN, FEATURE_BOUND
 from envs.problem import Problem
 from graphs.graph_columns import Csr
 from graphs.graph_rules import PHASES
@@ -129,7 +129,7 @@ class GraphObservation(
         """Returns the observation described above for one of `PlacementEnv`."""
         tables, op = self._tables[int(observation["problem"][0])], int(observation["op"][0])
         device_of = self._placement.device_of
-        visits_done = observation["devices"][column("visits_done")]
+        visits_done = observation["devices"][COLUMN.visits_done]
         return {
             "op": np.append(tables.op_features[op], visits_done).astype(np.float32),
             "producers": self._neighbours(tables, tables.inputs.row(op), 0, device_of),

@@ -6,42 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from envs.placement.masks import fill_mask
 from envs.placement.observation.candidates import evaluate_in_full, evaluate_incrementally, fill_neighbours
 from envs.placement.observation.consumer_features import fill_consumer_features
-from envs.placement.observation.features import FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES, column
+from envs.placement.observation.features import COLUMN, FEATURE_BOUND, HORIZONS, N_DEVICE_FEATURES
 from envs.placement.observation.rollout_features import simulate_rollouts
 from envs.placement.state import IS_INCREMENTAL, LAST_DEVICE, MEAN_OP_S, POSITION, REWARD_S
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel
 
-STEP_TIME_OVER_LEAST = column("step_time_over_least")
-STEP_TIME_GROWTH = column("step_time_growth")
-START_OVER_EARLIEST = column("start_over_earliest")
-FINISH_OVER_EARLIEST = column("finish_over_earliest")
-DEVICE_FREE_OVER_EARLIEST = column("device_free_over_earliest")
-INPUTS_READY_OVER_EARLIEST = column("inputs_ready_over_earliest")
-LINK_BUSY_BEYOND_START = column("link_busy_beyond_start")
-INPUT_BYTES_THERE = column("input_bytes_there")
-OUTPUT_BYTES_THERE = column("output_bytes_there")
-LOAD_OVER_MEAN = column("load_over_mean")
-FREE_MEMORY = column("free_memory")
-OP_TIME_OVER_LEAST = column("op_time_over_least")
-OP_TIME = column("op_time")
-IS_CURRENT_DEVICE = column("is_current_device")
-IS_LAST_DEVICE = column("is_last_device")
-INPUT_TRANSFER_TIME = column("input_transfer_time")
-IDLE_TIME = column("idle_time")
-STEP_TIME_BEYOND_FINISH = column("step_time_beyond_finish")
-SLOWNESS = column("slowness")
-STEP_TIME = column("step_time")
-VISITS_DONE = column("visits_done")
-OUTPUT_TRANSFER_TIME = column("output_transfer_time")
-CONSUMER_INPUT_BYTES_THERE = column("consumer_input_bytes_there")
-CONSUMER_TRANSFER_TIME_OVER_LEAST = column("consumer_transfer_time_over_least")
-CONSUMER_FINISH_OVER_EARLIEST = column("consumer_finish_over_earliest")
-ROLLOUT_STEP_TIME = tuple(column(f"rollout_step_time_{horizon}_over_least") for horizon in HORIZONS)
-ROLLOUT_MEAN_FINISH = tuple(column(f"rollout_mean_finish_{horizon}_over_least") for horizon in HORIZONS)
-"""Columns of `features`; the last two hold one for each horizon."""
+ROLLOUT_STEP_TIME, ROLLOUT_MEAN_FINISH = (
+    tuple(getattr(COLUMN, f"rollout_{what}_{horizon}_over_least") for horizon in HORIZONS)
+    for what in ("step_time", "mean_finish")
+)
+"""Columns of `features`, one for each horizon."""
 
 
 class Observation(NamedTuple):
@@ -116,23 +94,23 @@ def fill_candidates(m, p, episode, scratch, features):
     for device in range(len(p.memory)):
         row, there_s = features[device], scratch.step_time_s[device]
         link_busy_s = link_busy_until(p, timeline, device)
-        row[STEP_TIME_OVER_LEAST] = squash((there_s - step_time) * scale)
-        row[STEP_TIME_GROWTH] = squash((there_s - episode.time_s[0]) * scale)
-        row[START_OVER_EARLIEST] = squash((scratch.start_s[device] - start) * scale)
-        row[FINISH_OVER_EARLIEST] = squash((scratch.finish_s[device] - finish) * scale)
-        row[DEVICE_FREE_OVER_EARLIEST] = squash((timeline.free[device] - free) * scale)
-        row[INPUTS_READY_OVER_EARLIEST] = squash((scratch.ready_s[device] - ready) * scale)
-        row[LINK_BUSY_BEYOND_START] = squash(max(link_busy_s - start, 0.0) * scale)
-        row[INPUT_TRANSFER_TIME] = squash(scratch.input_transfer_s[device] * scale)
-        row[IDLE_TIME] = squash((episode.time_s[0] - timeline.free[device]) * scale)
-        row[STEP_TIME_BEYOND_FINISH] = squash((there_s - scratch.finish_s[device]) * scale)
-        row[OUTPUT_TRANSFER_TIME] = squash(scratch.output_transfer_s[device] * scale)
-        row[CONSUMER_TRANSFER_TIME_OVER_LEAST] = squash(scratch.consumer_transfer_s[device] * scale)
+        row[COLUMN.step_time_over_least] = squash((there_s - step_time) * scale)
+        row[COLUMN.step_time_growth] = squash((there_s - episode.time_s[0]) * scale)
+        row[COLUMN.start_over_earliest] = squash((scratch.start_s[device] - start) * scale)
+        row[COLUMN.finish_over_earliest] = squash((scratch.finish_s[device] - finish) * scale)
+        row[COLUMN.device_free_over_earliest] = squash((timeline.free[device] - free) * scale)
+        row[COLUMN.inputs_ready_over_earliest] = squash((scratch.ready_s[device] - ready) * scale)
+        row[COLUMN.link_busy_beyond_start] = squash(max(link_busy_s - start, 0.0) * scale)
+        row[COLUMN.input_transfer_time] = squash(scratch.input_transfer_s[device] * scale)
+        row[COLUMN.idle_time] = squash((episode.time_s[0] - timeline.free[device]) * scale)
+        row[COLUMN.step_time_beyond_finish] = squash((there_s - scratch.finish_s[device]) * scale)
+        row[COLUMN.output_transfer_time] = squash(scratch.output_transfer_s[device] * scale)
+        row[COLUMN.consumer_transfer_time_over_least] = squash(scratch.consumer_transfer_s[device] * scale)
         consumer_delay_s = scratch.consumer_finish_s[device] - consumer_finish
-        row[CONSUMER_FINISH_OVER_EARLIEST] = squash(consumer_delay_s * scale)
-        row[INPUT_BYTES_THERE] = scratch.inputs_there[device]
-        row[OUTPUT_BYTES_THERE] = scratch.outputs_there[device]
-        row[CONSUMER_INPUT_BYTES_THERE] = scratch.consumer_inputs_there[device]
+        row[COLUMN.consumer_finish_over_earliest] = squash(consumer_delay_s * scale)
+        row[COLUMN.input_bytes_there] = scratch.inputs_there[device]
+        row[COLUMN.output_bytes_there] = scratch.outputs_there[device]
+        row[COLUMN.consumer_input_bytes_there] = scratch.consumer_inputs_there[device]
 
 
 @kernel
@@ -153,16 +131,16 @@ def fill_state(m, p, episode, op, features):
     for device in range(n_devices):
         row, unit_s = features[device], unit_seconds(m, p, op, device)
         load = episode.busy[device] / mean_busy_s - 1.0 if mean_busy_s > 0.0 else 0.0
-        row[LOAD_OVER_MEAN] = min(load, FEATURE_BOUND)
+        row[COLUMN.load_over_mean] = min(load, FEATURE_BOUND)
         free = p.memory[device] - episode.load[device] - (0.0 if current == device else footprint)
-        row[FREE_MEMORY] = max(free / p.memory[device], -1.0)
-        row[OP_TIME_OVER_LEAST] = squash((unit_s - least_s) * scale)
-        row[OP_TIME] = squash(unit_s * scale)
-        row[IS_CURRENT_DEVICE] = 1.0 if current == device else 0.0
-        row[IS_LAST_DEVICE] = 1.0 if episode.state[LAST_DEVICE] == device else 0.0
-        row[SLOWNESS] = squash(m.slowness[device] - 1.0)
-        row[STEP_TIME] = min(episode.time_s[0] / m.scales[REWARD_S], FEATURE_BOUND)
-        row[VISITS_DONE] = episode.state[POSITION] / len(episode.visits)
+        row[COLUMN.free_memory] = max(free / p.memory[device], -1.0)
+        row[COLUMN.op_time_over_least] = squash((unit_s - least_s) * scale)
+        row[COLUMN.op_time] = squash(unit_s * scale)
+        row[COLUMN.is_current_device] = 1.0 if current == device else 0.0
+        row[COLUMN.is_last_device] = 1.0 if episode.state[LAST_DEVICE] == device else 0.0
+        row[COLUMN.slowness] = squash(m.slowness[device] - 1.0)
+        row[COLUMN.step_time] = min(episode.time_s[0] / m.scales[REWARD_S], FEATURE_BOUND)
+        row[COLUMN.visits_done] = episode.state[POSITION] / len(episode.visits)
 
 
 @kernel
@@ -199,31 +177,6 @@ def fill_rollout(m, p, rollout, features):
             row = features[device]
             row[ROLLOUT_STEP_TIME[level]] = squash((rollout.time_s[level, device] - time_s) * scale)
             row[ROLLOUT_MEAN_FINISH[level]] = squash((rollout.finish_s[level, device] - finish_s) * scale)
-
-
-@kernel
-def fill_mask(m, p, episode, op, rules, mask):
-    """Marks the devices with free memory for the unit of an op, or all; one that is there already may stay.
-
-    Args:
-        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
-        op: index of the op, int.
-        rules: `MdpRules`; whether the memory counts.
-        mask: int8 (max_devices,); written.
-
-    Returns:
-        Whether there is such a device, bool.
-    """
-    any_free = False
-    footprint = m.footprint_bytes[m.unit_of[op]]
-    for device in range(len(mask)):
-        mask[device] = 0
-        if device < len(p.memory):
-            stays = episode.device_of[op] == device
-            if stays or not rules.masks or episode.load[device] + footprint <= p.memory[device]:
-                mask[device] = 1
-                any_free = True
-    return any_free
 
 
 @kernel

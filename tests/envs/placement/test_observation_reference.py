@@ -235,6 +235,7 @@ def test_equals_the_plain_reference(
     rng = np.random.default_rng(seed)
     max_ops = 28 if mdp == "construct" else 18
     problems = [random_problem(rng, schedule, max_ops) for _ in range(int(rng.integers(2, 4)))]
+    incremental &= not any(len(problem.graph.unread) for problem in problems)  # see Approximations
     pair = begin(problems, orders[: len(problems)], mdp, incremental, seed % 1000, mask, memory_penalty)
     assert len(list(follow(pair, rng))) == len(problems)
 

@@ -12,7 +12,8 @@ import pytest
 
 from envs.cluster.presets import get_cluster
 from envs.placements.placement import Placement
-from envs.simulator.simulate import StepTime, simulate
+from envs.simulator.checked import simulate
+from envs.simulator.simulate import StepTime
 from graphs import OpGraph, build_graph
 from tests.envs.simulator.placeto_reference import (
     PROGRAM_ORDER,

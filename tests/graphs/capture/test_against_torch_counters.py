@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from envs.cluster.presets import get_cluster
 from envs.placements.placement import Placement
-from envs.simulator.simulate import simulate
+from envs.simulator.checked import simulate
 from graphs.capture.capture import capture
 from graphs.capture.step import Step
 from graphs.op_graph import OpGraph

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent.policy.serialization import load_policy
+from agent.policy.threads import torch_threads
 from envs.placement.observation.features import DEVICE_FEATURES
 from envs.simulator.simulate import simulate_problem
 
@@ -42,6 +44,23 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(capsys.readouterr().out.splitlines()[-1]) == result.ratio_to_single
     problem = names["problems"][0]  # type: ignore[index]
     assert result.step_time_s == simulate_problem(problem, result.device_of).total_s
+
+
+def test_the_example_of_sb3_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = next(each for each in EXAMPLES if "PlacementPPO" in each)
+    short, n = re.subn(
+        r"n_steps=256(.*)learn\(20_000(.*)eval_freq=256",
+        r"n_steps=8\1learn(128\2eval_freq=8",
+        example,
+        flags=re.S,
+    )
+    names: dict[str, object] = {}
+    with torch_threads(1):
+        exec(short, names)
+    assert n == 1
+    assert names["model"].num_timesteps == 128  # type: ignore[attr-defined]
+    assert load_policy("my_policy").network
 
 
 def test_the_placed_module_trains() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from agent.bounds.lower_bound import lower_bound_s
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.cluster import Cluster
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, training_graph
 from tests.conftest import N_CORES

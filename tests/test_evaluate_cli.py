@@ -13,8 +13,8 @@ import pytest
 
 from envs.cluster.files import cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster
-from envs.placement.files import write_placement
-from envs.placement.placement import single_device
+from envs.placements.files import write_placement
+from envs.placements.placement import single_device
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 

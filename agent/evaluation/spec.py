@@ -22,7 +22,7 @@ from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph

@@ -23,8 +23,8 @@ from agent.placing.policies import make_placer, open_policy
 from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from agent.training.run_folder import git_commit
-from envs.placement.files import placement_to_json
-from envs.placement.placement import Placement
+from envs.placements.files import placement_to_json
+from envs.placements.placement import Placement
 from envs.simulator.simulate import simulate_many
 from graphs.system.json_files import read_json, write_json_atomic
 from graphs.system.progress import followed

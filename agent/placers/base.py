@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.placers.improvements import Improvement, Improvements
 from agent.placers.scores import OVER_BYTES
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
 from graphs.system.array_types import FloatArray, IntArray

@@ -16,8 +16,8 @@ from agent.policy.compiled.policy import CompiledPolicy
 from agent.policy.compiled.walk import PolicyDecider
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import FEATURE_SETS, ROLLOUT
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 from graphs.system.running_time import Clock, running_s

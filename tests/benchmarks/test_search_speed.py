@@ -15,7 +15,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many

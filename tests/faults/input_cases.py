@@ -16,14 +16,14 @@ from agent.policy.placers import LEARNED, learned_placer
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.features import FEATURE_BOUND
-from envs.mdp.names import MDPS
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement, check_placement, single_device
+from envs.placement import MDPS
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.observation.features import FEATURE_BOUND
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
+from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
-from envs.simulator.simulate import simulate
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs
 from graphs.op_graph import OpGraph, build_graph
 

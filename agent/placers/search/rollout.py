@@ -10,16 +10,16 @@ from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.features import HORIZONS, column
-from envs.mdp.transition import advance
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.observation.features import COLUMN, HORIZONS
+from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 from graphs.system.running_time import Clock
 
-STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
-MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
+STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
+MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
@@ -32,7 +32,7 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
     """Places ops in program order, each where the step is shortest after a simple rule placed the next.
 
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
-    `envs.mdp.rollout_features`; ties go to the earlier mean finish.
+    `envs.placement.observation.rollout_features`; ties go to the earlier mean finish.
     """
     draw_rollouts(search, rng, 0)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.completion import complete_placement
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from graphs.system.array_types import IntArray
 from graphs.system.running_time import Clock, running_s
 

@@ -17,7 +17,7 @@ from agent.instances.instance import InstanceError, find_instances, find_names, 
 from agent.instances.profiles import DATA
 from agent.lab.rows import read_table
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 

@@ -15,9 +15,10 @@ from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.scores import OVER_BYTES
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import check_placement
+from envs.placements.placement import check_placement
 from envs.problem import Problem
-from envs.simulator.simulate import simulate, simulate_many
+from envs.simulator.checked import simulate
+from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph

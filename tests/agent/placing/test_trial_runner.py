@@ -25,7 +25,7 @@ LOADED = """
 import sys, time
 from dataclasses import replace
 import numpy as np
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from numba.core.caching import FunctionCache
 from agent.placing.policies import open_policy
 from agent.evaluation.spec import EvaluationSpec

@@ -26,7 +26,7 @@ from agent.policy.serialization import (
     save_policy,
 )
 from agent.policy.shape import current_shape
-from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS
+from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS
 from tests.agent.placement_cases import random_problem, training_graph
 
 

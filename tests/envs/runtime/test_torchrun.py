@@ -26,7 +26,7 @@ from agent import place
 from envs.runtime.cut import cut
 from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import ExecutionError
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from dataclasses import replace
 from envs.pipeline.pipeline import Pipeline
 from envs.runtime.pipeline_runner import PipelineRunner

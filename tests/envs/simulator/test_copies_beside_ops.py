@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES
 from envs.problem import Problem
 from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s

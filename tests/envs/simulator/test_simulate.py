@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
-from envs.placement.placement import Placement, PlacementError
+from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
+from envs.simulator.checked import simulate
 from envs.simulator.kernels import run_many
 from envs.simulator.resume import commit, new_pair, run_moved
-from envs.simulator.simulate import simulate, simulate_many, simulate_problem, step_time_s
+from envs.simulator.simulate import simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
 from graphs.levels import b_level
 from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement

@@ -22,7 +22,7 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity

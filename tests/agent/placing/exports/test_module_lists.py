@@ -18,7 +18,7 @@ from agent import place
 from agent.placing.exports.export import ExportError, PlacedModules, export_text
 from agent.placing.pipeline_plan import PipelinePlan
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph

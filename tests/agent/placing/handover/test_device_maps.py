@@ -17,7 +17,7 @@ from torch.nn import functional
 from agent.placing.exports.export import PlacedModules, export_text
 from agent.placing.handover.device_map import DeviceMap, project
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.capture.structures import leaves_of

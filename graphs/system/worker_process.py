@@ -36,6 +36,8 @@ LONGEST_WAIT_S = 3600.0
 """Longest wait at once: the system does not take any number."""
 SAFE_PATH = "PYTHONSAFEPATH"
 """Environment variable that keeps Python from putting the working directory first on the import path."""
+START_METHOD = "spawn"
+"""How `multiprocessing` starts a process."""
 START_S = 300.0
 """Seconds that a process has to start, if requests have a limit: more than a busy machine takes to import."""
 
@@ -138,7 +140,7 @@ class WorkerProcess(Generic[Request, Answer]):
             self._process = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self.connection, theirs = context.Pipe()
         if self._timeout_s < math.inf:
             _limit_waits(self.connection, self._timeout_s)

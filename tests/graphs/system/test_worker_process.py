@@ -18,6 +18,12 @@ from graphs.system.interrupts import SIGNALS
 from graphs.system.worker_process import Death, WorkerProcess
 
 
+@pytest.fixture(autouse=True)
+def _spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts processes as users do."""
+    monkeypatch.setattr("graphs.system.worker_process.START_METHOD", "spawn")
+
+
 @contextmanager
 def worker(handler: Any, timeout_s: float | None = None) -> Iterator[WorkerProcess[Any, Any]]:
     process = WorkerProcess[Any, Any](handler, timeout_s)

@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from graphs.system.interrupts import interrupts_put_off
 from graphs.system.user_code import end_at_once
@@ -36,7 +36,7 @@ LONGEST_WAIT_S = 3600.0
 """Longest wait at once: the system does not take any number."""
 SAFE_PATH = "PYTHONSAFEPATH"
 """Environment variable that keeps Python from putting the working directory first on the import path."""
-START_METHOD = "spawn"
+START_METHOD: Literal["spawn", "forkserver"] = "spawn"
 """How `multiprocessing` starts a process."""
 START_S = 300.0
 """Seconds that a process has to start, if requests have a limit: more than a busy machine takes to import."""

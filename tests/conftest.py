@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _workers_begin_from_the_server() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graphs.system.worker_process.START_METHOD", "forkserver")
+        patch.setattr("graphs.system.worker_process.CONTEXT", fork_server.context)
         yield
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -188,7 +188,8 @@ def test_interruptions_at_any_moment_lose_no_row_and_leave_no_process(
                 assert wait_for(lambda: next_row() or running.process.poll() is not None)  # noqa: B023
             time.sleep(draw.uniform(0.0, 1.0))
             if stop == signal.SIGINT:
-                os.killpg(running.process.pid, stop)
+                with suppress(ProcessLookupError):  # it has made every trial
+                    os.killpg(running.process.pid, stop)
             else:
                 running.process.send_signal(stop)
             running.process.wait(timeout=30)

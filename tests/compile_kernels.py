@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 
@@ -52,6 +53,7 @@ def main() -> None:
     """Compiles for every set of rules, on all cores."""
     with ProcessPoolExecutor(min(N_CORES, 3), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_for, clusters()))
+    import_module("tests.warm_commands")  # trains, too
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -49,8 +50,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers_begin_from_the_server() -> Iterator[None]:
+    """Forks worker processes too, unless there is a GPU, which forks cannot use."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graphs.system.worker_process.CONTEXT", fork_server.context)
+        if not Path("/dev/nvidiactl").exists():
+            patch.setattr("graphs.system.worker_process.CONTEXT", fork_server.context)
         yield
 
 

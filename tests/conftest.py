@@ -14,6 +14,7 @@ from tests import fork_server
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LONGEST = (
     "tests/faults",
+    "tests/golden",
     "tests/agent",
     "tests/envs/runtime",
     "tests/examples",

@@ -12,9 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from agent.evaluation.policies import EvaluatedPolicy, make_placer, open_policy
 from agent.evaluation.run import file_name
-from agent.evaluation.trial_runner import TrialRunner
 from agent.experiments.experiment import ExperimentError
 from agent.experiments.rows import grouped, markdown_table, mean_cell, read_rows, read_table, write_rows
 from agent.instances.best_known import SAME, read_best_known
@@ -22,6 +20,8 @@ from agent.instances.instance import Instance, find_instances, find_names, pipel
 from agent.instances.profiles import DATA
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.placing.policies import EvaluatedPolicy, make_placer, open_policy
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from agent.training.run_folder import git_commit
 from envs.placement.files import placement_to_json

@@ -122,11 +122,11 @@ def splits_of(problem: Problem) -> Splits:
         where = stages.stage_of.tobytes(), stages.device_of.tobytes()
         found.setdefault((pipeline, *where), (name, (stages, pipeline)))
 
-    placed = PipelinedProblem(problem, Pipeline(*SPLITS[0][:2], may_replicate=False, may_recompute=False))
+    placed = PipelinedProblem(problem, Pipeline(*SPLITS[0][:2], may_recompute=False))
     for placer in PLACERS:
         add(placer, place_pipeline(placer, placed, Budget(EVALUATIONS)).stages, placed.pipeline)
     for schedule, microbatches, shares in SPLITS:
-        pipeline = Pipeline(schedule, microbatches, may_replicate=False, may_recompute=False)
+        pipeline = Pipeline(schedule, microbatches, may_recompute=False)
         for share in shares:
             stages = stages_at(placed.chain, share, pipeline.stages_per_device)
             add(f"{schedule}, {microbatches}, {share:.0%}", stages, pipeline)

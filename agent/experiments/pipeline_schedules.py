@@ -95,7 +95,7 @@ def _rows(problem: Problem, cluster: str, seconds: float) -> Iterator[ScheduleRo
 
 
 def _pipelined(problem: Problem, schedule: str, count: int) -> PipelinedProblem:
-    return PipelinedProblem(problem, Pipeline(schedule, count, may_replicate=False, may_recompute=False))
+    return PipelinedProblem(problem, Pipeline(schedule, count, may_recompute=False))
 
 
 def _row(case: tuple[str, str, str, int], memory: str, schedule: str, found: PipelineResult) -> ScheduleRow:

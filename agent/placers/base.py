@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -300,17 +301,30 @@ class Placer:
     Attributes:
         uses_rng: whether another seed may give another placement.
         stands_alone: whether searches that begin with what heuristics find leave it out.
+        needs: package of an extra, which has the name of the placer; empty = none.
     """
 
     name: str
     strategy: Strategy
     uses_rng: bool
     stands_alone: bool = False
+    needs: str = ""
 
     @property
     def is_start(self) -> bool:
         """Says whether searches begin with what it finds."""
         return not self.uses_rng and not self.stands_alone
+
+    @property
+    def is_installed(self) -> bool:
+        """Says whether the package that it needs is there."""
+        return not self.needs or find_spec(self.needs) is not None
+
+    def check_installed(self) -> None:
+        """Checks that the package that it needs is there; else it is a PlacerError."""
+        if not self.is_installed:
+            install = f"run pip install 'placewalk[{self.name}]'"
+            raise PlacerError(f"placer '{self.name}' needs {self.needs}; {install}, or use another")
 
     def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits.
@@ -318,6 +332,7 @@ class Placer:
         Raises:
             PlacerError: the placer needs a package that is not installed.
         """
+        self.check_installed()
         search = SearchState(problem, budget)
         try:
             self.strategy(search, rng)
@@ -330,7 +345,7 @@ class Placer:
 MODULES = (
     "heuristics.fill",
     "heuristics.list_scheduling",
-    "heuristics.single",
+    "heuristics.by_rule",
     "search.annealing",
     "heuristics.contiguous",
     "search.cross_entropy",
@@ -339,8 +354,6 @@ MODULES = (
     "heuristics.metis",
     "search.refine",
     "search.rollout",
-    "heuristics.round_robin",
-    "heuristics.uniform",
 )
 PLACERS = Registry[Placer](
     "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"
@@ -348,7 +361,9 @@ PLACERS = Registry[Placer](
 """Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
 
 
-def placer(name: str, *, uses_rng: bool = False, stands_alone: bool = False) -> Callable[[S], S]:
+def placer(
+    name: str, *, uses_rng: bool = False, stands_alone: bool = False, needs: str = ""
+) -> Callable[[S], S]:
     """Registers a strategy as the placer `name`.
 
     Raises:
@@ -356,7 +371,7 @@ def placer(name: str, *, uses_rng: bool = False, stands_alone: bool = False) -> 
     """
 
     def register(strategy: S) -> S:
-        PLACERS.register(name, Placer(name, strategy, uses_rng, stands_alone), strategy.__module__)
+        PLACERS.register(name, Placer(name, strategy, uses_rng, stands_alone, needs), strategy.__module__)
         return strategy
 
     return register

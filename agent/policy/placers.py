@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
-from agent.placers.heuristics.single import single_devices
+from agent.placers.heuristics.by_rule import single_devices
 from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.annealing import anneal_from_leaders

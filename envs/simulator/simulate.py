@@ -13,7 +13,7 @@ from envs.cluster.cluster import Cluster
 from envs.placement.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator.arrays import Timeline, new_timeline
+from envs.simulator.arrays import Timeline, empty_timeline
 from envs.simulator.kernels import run_many
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
@@ -139,9 +139,7 @@ def step_times_s(problem: Problem, devices_of: IntArray) -> FloatArray:
 
 
 def _new_timeline(problem: Problem) -> Timeline:
-    graph = problem.graph
-    timeline: Timeline = new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
-    return timeline
+    return empty_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
 
 
 def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from agent.evaluation.comparison.intervals import Interval, nested_interval
-from agent.evaluation.policies import make_placer, open_policy
 from agent.experiments.equal_time.sealed import ALL, sealed_graphs
 from agent.experiments.rows import axis, grouped, kept_rows, markdown_table, read_rows
 from agent.placers.base import Budget, Placer
+from agent.placing.policies import make_placer, open_policy
 from agent.policy.network import PlacementNetwork
 from agent.policy.placers import learned_placer
 from agent.policy.policy import Policy

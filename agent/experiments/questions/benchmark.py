@@ -3,7 +3,7 @@
 from agent.experiments.experiment import EXPERIMENTS, Experiment
 
 OTHERS = ("heft", "m-topo", "m-etf", "m-sct", "metis", "cross-entropy")
-PROGRAMMES = ("equal-time", "pipedream", "ideals", "piper")
+PROGRAMMES = ("equal-time", "pipedream")
 EXPERIMENTS.register(
     "benchmark",
     Experiment(

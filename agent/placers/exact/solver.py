@@ -50,7 +50,7 @@ class Proof:
     is_optimal: bool
 
 
-@placer("exact", stands_alone=True)
+@placer("exact", stands_alone=True, needs="ortools")
 def exact(search: SearchState, rng: np.random.Generator) -> None:
     """Proves a placement optimal, or keeps the best until time is up; begins with what `refine` finds.
 

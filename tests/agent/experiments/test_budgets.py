@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from agent.evaluation.spec import placer_names
 from agent.experiments.equal_time.budgets import AUTO, CONTROL, BudgetRow, budget_tables
 from agent.experiments.experiment import EXPERIMENTS
 from agent.experiments.rows import write_rows
+from agent.placing.request import placer_names
 
 
 def rows_of(placer: str, n_ops: int, *steps_s: float, granularity: str = "op") -> list[BudgetRow]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.evaluation.spec import placer_names
 from agent.experiments.equal_time.sealed import FIRST_SEED, KEPT, LARGE, NEW, sealed_graphs
 from agent.experiments.experiment import EXPERIMENTS
 from agent.experiments.recorded.equal_time import equal_time_tables
+from agent.placing.request import placer_names
 from agent.policy.serialization import read_policy
 from graphs.families import FAMILIES
 from graphs.io.graph_files import read_graphs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.placers.base import Budget, SearchState
-from agent.placers.heuristics.single import single_devices
+from agent.placers.heuristics.by_rule import single_devices
 from agent.placers.search.annealing import Segments, _new_chain, segments_of
 from agent.placers.search.annealing_kernels import anneal
 from agent.placers.search.annealing_moves import AnnealingChain

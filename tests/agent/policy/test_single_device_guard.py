@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
-from agent.placers.heuristics.single import single_devices
+from agent.placers.heuristics.by_rule import single_devices
 from agent.policy.placers import LEARNED, learned_placer, no_worse_than_single
 from agent.policy.serialization import load_policy
 from envs.cluster.presets import get_cluster

@@ -1,0 +1,199 @@
+"""What the goldens ask of the code: where a call changes, only this file does, and no answer may."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import astuple, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agent.commands import evaluate
+from agent.experiments import command
+from agent.experiments.experiment import EXPERIMENTS, RESULTS
+from agent.pipelines.search import PIPELINE_PLACERS
+from agent.placers.base import PLACERS, Budget
+from agent.policy.placers import LEARNED, draws_at_random, learned_placer
+from agent.policy.policy import Policy
+from agent.policy.serialization import load_policy
+from agent.training.split import Split
+from agent.training.trainer import train
+from envs.cluster.presets import get_cluster
+from envs.mdp.episodes import EpisodeBatch
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.problem import Problem
+from envs.simulator.simulate import simulate_problem
+from graphs.dataset import load_family
+from graphs.granularity import with_granularity
+from graphs.op_graph import OpGraph
+from tests.agent.training.trainer_cases import SMALL, MemoryContext
+
+STEP_PLACERS = (*PLACERS, *LEARNED)
+PIPELINED_PLACERS = tuple(PIPELINE_PLACERS)
+
+shipped_policy = cache(lambda: load_policy("pretrained"))
+graphs_of = cache(load_family)
+
+
+def graph_of(family: str, number: int, granularity: str) -> OpGraph:
+    """A graph of the benchmark set."""
+    return with_granularity(graphs_of(family)[number], granularity)
+
+
+def problem_of(graph: OpGraph, cluster: str) -> Problem:
+    """A graph on a cluster: a preset, after `pair` with links of pairs, after `tight` with little memory."""
+    *rules, name = cluster.split()
+    preset = get_cluster(name)
+    problem = Problem(graph, replace(preset, sharing="pair") if "pair" in rules else preset)
+    if "tight" not in rules:
+        return problem
+    alone = simulate_problem(problem, np.zeros(graph.n_ops, dtype=np.int64)).peak_bytes.max()
+    memory = max(1.4 * alone / problem.n_devices, 1.1 * problem.footprint_bytes.max())
+    devices = tuple(replace(device, memory_bytes=memory) for device in problem.cluster.devices)
+    return Problem(graph, replace(problem.cluster, devices=devices))
+
+
+def is_random(name: str, order: str) -> bool:
+    """Whether another seed may give another placement of a step."""
+    return draws_at_random(name, order) if name in LEARNED else PLACERS[name].uses_rng
+
+
+def place(name: str, problem: Problem, order: str, evaluations: int, seed: int) -> tuple[NDArray[Any], float]:
+    """Device of each op, and the step time; learned placers may also score the single devices."""
+    is_learned = name in LEARNED
+    placer = learned_placer(name, shipped_policy(), order) if is_learned else PLACERS[name]
+    budget = Budget(evaluations + problem.n_devices if is_learned else evaluations)
+    found = placer.place(problem, budget, np.random.default_rng(seed))
+    return found.placement.device_of, found.step_time.total_s
+
+
+def pipeline_is_random(name: str) -> bool:
+    """Whether another seed may give another pipeline."""
+    return PIPELINE_PLACERS[name].uses_rng
+
+
+def place_pipeline(
+    name: str, problem: Problem, schedule: str, microbatches: int, evaluations: int, seed: int
+) -> tuple[list[Any], float]:
+    """A plan without replicas (devices, stages, stages that recompute, actions), and the step time."""
+    pipelined = PipelinedProblem(problem, Pipeline(schedule, microbatches))
+    found = PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations), np.random.default_rng(seed))
+    stages = found.stages
+    plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), stages.actions]
+    return plan, found.step.total_s
+
+
+@dataclass
+class Episode:
+    """What an episode shows before each decision, its rewards, and the info of its end."""
+
+    observations: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    info: tuple[Any, ...] = ()
+    step_time_s: float = 0.0
+    episode_return: float = 0.0
+
+
+def play(problems: Sequence[Problem], cases: Sequence[tuple[int, str]], **settings: Any) -> list[Episode]:
+    """Plays episodes at random, each with a generator of its own, however many play at once.
+
+    Args:
+        cases: index of the problem and name of the order of each episode.
+        settings: `mdp`, `mask` and `memory_penalty`.
+    """
+    batch = EpisodeBatch(problems, len(cases), orders=[order for _, order in cases], **settings)
+    draws = [np.random.default_rng([7, number]) for number in range(len(cases))]
+
+    def begin(number: int) -> None:
+        batch.begin(number, cases[number][0], number, np.random.default_rng(number))
+
+    for number in range(len(cases)):
+        begin(number)
+    episodes = [Episode() for _ in cases]
+    while not all(episode.info for episode in episodes):
+        actions = np.array(
+            [
+                rng.choice(np.flatnonzero(mask))
+                for rng, mask in zip(draws, batch.observation.mask, strict=True)
+            ]
+        )
+        playing = [number for number, episode in enumerate(episodes) if not episode.info]
+        for number in playing:
+            rows = {name: row[number].copy() for name, row in batch.observation._asdict().items()}
+            episodes[number].observations.append(rows)
+        rewards, done = batch.step(actions)
+        for number in playing:
+            episodes[number].rewards.append(float(rewards[number]))
+        for number in np.flatnonzero(done).tolist():
+            if number in playing:
+                result, episode = batch.result(number), episodes[number]
+                episode.info = astuple(result)
+                episode.step_time_s, episode.episode_return = result.step_time_s, result.episode_return
+            begin(number)
+    return episodes
+
+
+def scores(problem: Problem, observations: Sequence[Mapping[str, NDArray[Any]]]) -> list[NDArray[Any]]:
+    """Logits and values that the shipped policy gives to observations of a problem."""
+    policy: Policy = shipped_policy()
+    policy.set_problems([problem])
+    rows = {name: np.stack([each[name] for each in observations]) for name in observations[0]}
+    obs = {name: torch.from_numpy(array.reshape(len(array), -1)) for name, array in rows.items()}
+    with torch.no_grad():
+        return [tensor.numpy() for tensor in policy.scores(obs)]
+
+
+class KeepsWeights(MemoryContext):
+    """A context that keeps the weights after each update."""
+
+    def report(self, timesteps: int, metrics: Mapping[str, float]) -> None:
+        super().report(timesteps, metrics)
+        if len(self.rows) > 1:
+            self.keep()
+
+    def keep(self) -> None:
+        tensors = self.checkpoints.latest().tensors
+        names = sorted(name for name in tensors if "network." in name)
+        self.__dict__.setdefault("weights", []).append([tensors[name].numpy() for name in names])
+
+
+def updates(mdp: str, train_on: Sequence[OpGraph]) -> Iterator[tuple[list[NDArray[Any]], dict[str, float]]]:
+    """Weights and metrics after three updates of imitation, of on-policy imitation and of reinforcement."""
+    first, second, third, last = train_on
+    phases = {"imitation_epochs": 3, "dagger_rounds": 3, "timesteps": 3 * SMALL.n_envs * SMALL.n_steps}
+    config = replace(SMALL, mdp=mdp, eval_every=1, checkpoint_every=1, order=("topo", "b-level"), **phases)
+    config = replace(config, cluster=("4xv100", "gpu+cpu"), start="single", passes=1)
+    with TemporaryDirectory() as folder:
+        context = KeepsWeights(Path(folder), seed=3)
+        context.graphs = Split((first, second), (third,), (last,))
+        train(config, context)
+        context.keep()
+        yield from zip(context.weights, context.rows, strict=True)
+
+
+def evaluation_files(words: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Runs `evaluate.py` on the model, and yields the files that it writes."""
+    with TemporaryDirectory() as folder, chdir(folder), redirect_stdout(io.StringIO()):
+        arguments = ["--model", "tests.golden.model:small_model", "--jobs", "1", "--out", "out", *words]
+        with redirect_stderr(errors := io.StringIO()):
+            assert evaluate.main(arguments) == 0, errors.getvalue()
+        for path in sorted(Path("out").rglob("*")):
+            if path.is_file():
+                yield str(path.relative_to("out")), path.read_bytes()
+
+
+def printed_tables() -> Iterator[tuple[str, str]]:
+    """What the command of each page of results prints from the page's rows."""
+    for name, experiment in EXPERIMENTS.items():
+        if (RESULTS / experiment.rows[0]).exists():
+            with redirect_stdout(printed := io.StringIO()):
+                assert command.main([name, "--only", "tables"]) == 0
+            yield name, printed.getvalue()

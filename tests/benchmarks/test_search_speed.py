@@ -20,14 +20,7 @@ from envs.problem import Problem
 from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
 from envs.simulator.single_moves import single_move_costs
-from tests.benchmarks.cases import (
-    captured,
-    decisions,
-    layered_graph,
-    random_placements,
-    seconds_of,
-    v100s,
-)
+from tests.benchmarks.cases import captured, decisions, layered_graph, random_placements, seconds_of, v100s
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
 

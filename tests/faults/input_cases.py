@@ -63,10 +63,7 @@ def odd_graphs() -> dict[str, OpGraph]:
         "no time and no bytes": chain(size=0.0),
         "no bytes": chain(size=0.0, **second()),
         "tensors that nothing reads": build_graph(
-            "unread",
-            "",
-            [{"name": at} | second() for at in "abcd"],
-            [(at, 8.0, []) for at in range(4)],
+            "unread", "", [{"name": at} | second() for at in "abcd"], [(at, 8.0, []) for at in range(4)]
         ),
         "one colocation group": chain(colocate=0, **second()),
         "optimizer only": chain(**update, **second()),

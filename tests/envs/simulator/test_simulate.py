@@ -189,10 +189,7 @@ def test_many_equals_one_by_one(memory: bool) -> None:
     np.testing.assert_array_equal(peak, expected)
 
 
-@pytest.mark.parametrize(
-    ("device_of", "message"),
-    [([0, 1], "2"), ([0, -1, 0], "'b'"), ([0, 1, 7], "'c'")],
-)
+@pytest.mark.parametrize(("device_of", "message"), [([0, 1], "2"), ([0, -1, 0], "'b'"), ([0, 1, 7], "'c'")])
 def test_bad_placements_are_refused(device_of: list[int], message: str) -> None:
     graph = build_graph("g", "", [op("a"), op("b"), op("c")], [])
     with pytest.raises(PlacementError, match=message):

@@ -20,8 +20,8 @@ def m_sct(search: SearchState, rng: np.random.Generator) -> None:
     """Places as m-ETF does, but reserves a device for the favourite child of the op that it ran last.
 
     After op `i`, its favourite child `j` has the device to itself until `finish_i + c_ij`, where `c_ij` is
-    the time of the transfer from `i` to `j`. Favourites come from the linear program of `_solve`; if that has
-    no solution in time, there are none.
+    the time of the transfer from `i` to `j`. Favourites come from the LP of `_solve`; if
+    that has no solution in time, there are none.
 
     Source: m-SCT of Baechi (Jeon et al., SoCC 2020), after SCT (Hanen and Munier 1995).
     """

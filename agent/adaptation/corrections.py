@@ -38,25 +38,6 @@ MOST_PAIRED = 4
 
 
 @dataclass(frozen=True, eq=False)
-class CorrectedProblem(Problem):
-    """A problem whose ops take given seconds.
-
-    Attributes:
-        seconds: of every op on every device, (n_ops, n_devices).
-    """
-
-    seconds: FloatArray
-
-    def _check_times(self) -> None:
-        """Checks nothing: the seconds are those of a problem, times a factor."""
-
-    @cached_property
-    def op_seconds(self) -> FloatArray:
-        """The seconds of every op on every device, (n_ops, n_devices)."""
-        return self.seconds
-
-
-@dataclass(frozen=True, eq=False)
 class Corrections:
     """The factors by which the costs of a problem may be wrong.
 
@@ -94,7 +75,7 @@ class Corrections:
         if slowdowns != [device.overlap_slowdown for device in devices]:
             pairs = zip(devices, slowdowns, strict=True)
             devices = tuple(replace(device, overlap_slowdown=slowdown) for device, slowdown in pairs)
-        return CorrectedProblem(
+        return Problem(
             problem.graph,
             replace(
                 cluster,

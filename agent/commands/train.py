@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -168,7 +169,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
-    """Returns the time limit of a resumed run: the given minutes from now on, or else its old limit."""
+    """Returns the time limit of a resumed run: the given minutes from now, else its old limit; 0 = none."""
     from agent.training.checkpoints import CheckpointFolder, restoring
 
     saved = CheckpointFolder(folder / "checkpoints").latest()
@@ -177,7 +178,7 @@ def _minutes_of_resumed(folder: Path, minutes: float, is_given: bool) -> float:
     with restoring(saved):
         if not is_given:
             return float(saved.state["minutes"])
-        return minutes and minutes + float(saved.state["training"]["wall_s"]) / 60
+        return minutes + float(saved.state["training"]["wall_s"]) / 60 if minutes else 0.0
 
 
 def _in_workers(options: dict[str, Any], engine: EngineConfig) -> int:
@@ -242,7 +243,7 @@ def _train(config: TrainConfig, context: LocalContext, inputs: Inputs) -> int:
         return 1
     print(closing_lines(result, context.folder))
     if not context.has_reported:
-        limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * bool(config.minutes)
+        limits = f"--timesteps above {result.timesteps:,}" + " or --minutes" * (config.limit_s < math.inf)
         print(f"nothing was left to train; to go on, resume with {limits}")
     return 0
 

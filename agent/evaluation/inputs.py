@@ -35,7 +35,7 @@ from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of, stages_of
-from envs.placements.files import read_named_placement
+from envs.placements.files import NamedPlacement, read_named_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
@@ -65,45 +65,22 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         ValueError: anything that is wrong with the input, in one line.
     """
     load_plugins(config.plugin)
-    if config.model is None and (config.inference or config.prompt or config.optimizer != "adam"):
-        raise EvaluationError(
-            "--optimizer, --inference and --prompt decide how a --model is captured; give --model"
-        )
-    if config.model is None and config.split is not None:
-        raise EvaluationError("--split cuts the inputs of a --model; give --model")
-    if config.split is None and (config.batch_dim or config.split_inputs):
-        raise EvaluationError("--batch-dim and --split-inputs say what --split cuts; give --split")
+    _check_flags(config)
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
-    own = None if config.pipeline else _own_pipeline(instances)
-    pipeline = make_pipeline(
-        own.schedule if own else config.pipeline,
-        own.microbatches if own and config.microbatches is None else config.microbatches,
-        config.split,
-    )
-    placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
-    check_placers(placers, pipeline)
-    gpu = gpus_of(clusters, config.precision)
-    for cluster in clusters if config.model and gpu else ():
-        if not gpus_of([cluster]):
-            line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
-            print_notice(line + "evaluate it alone to capture those of processors")
+    pipeline = _pipeline(config, instances)
+    placers = _placers(config, pipeline)
+    gpu = _gpu(config, clusters)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
+    prepare = partial(prepared, precision=config.precision, granularity=config.granularity, clusters=clusters)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
-    graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
-    whole: dict[str, OpGraph | str] = {}
-    if config.split is not None:
-        try:
-            batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
-            whole = {graphs[-1].name: batch}
-        except ValueError as error:  # the model may run with microbatches alone
-            whole = {graphs[-1].name: str(error)}
+    graphs = [prepare(graph) for graph in gathered]
+    whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, prepare)}
     given = read_given(config.placements, graphs, clusters, pipeline)
-    policy = None
-    if pipeline is None and any(name in LEARNED for name in placers):
-        policy = open_policy(config.policy, graphs)
+    is_learned = pipeline is None and any(name in LEARNED for name in placers)
+    policy = open_policy(config.policy, graphs) if is_learned else None
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(
@@ -125,6 +102,18 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     return spec, [graph.name for graph in graphs if graph.name in dropped]
 
 
+def _check_flags(config: EvaluationConfig) -> None:
+    """Checks that the flags about a model or its split have one."""
+    if config.model is None and (config.inference or config.prompt or config.optimizer != "adam"):
+        raise EvaluationError(
+            "--optimizer, --inference and --prompt decide how a --model is captured; give --model"
+        )
+    if config.model is None and config.split is not None:
+        raise EvaluationError("--split cuts the inputs of a --model; give --model")
+    if config.split is None and (config.batch_dim or config.split_inputs):
+        raise EvaluationError("--batch-dim and --split-inputs say what --split cuts; give --split")
+
+
 def _clusters(
     config: EvaluationConfig, instances: Sequence[Instance]
 ) -> tuple[tuple[Cluster, ...], Mapping[str, str]]:
@@ -138,17 +127,24 @@ def _clusters(
     return tuple(found.values()), {each.name: each.cluster.name for each in instances}
 
 
-def _own_pipeline(instances: Sequence[Instance]) -> Pipeline | None:
-    """Returns the one objective of all instances; None = the step of a batch.
+def _pipeline(config: EvaluationConfig, instances: Sequence[Instance]) -> Pipeline | None:
+    """Makes the pipeline that the settings name, or else that of the instances; None = the step of a batch.
 
     Raises:
-        EvaluationError: they have several.
+        EvaluationError: the instances have several.
+        PipelineError: what `make_pipeline` raises.
     """
+    if config.pipeline:
+        return make_pipeline(config.pipeline, config.microbatches, config.split)
     first = {each.pipeline: each.name for each in reversed(instances)}
     if len(first) > 1:
         one, other, *_ = first.values()
         raise EvaluationError(f"'{one}' and '{other}' have different objectives; evaluate them one by one")
-    return next(iter(first), None)
+    own = next(iter(first), None)
+    if own is None:
+        return make_pipeline(None, config.microbatches, config.split)
+    count = own.microbatches if config.microbatches is None else config.microbatches
+    return make_pipeline(own.schedule, count, config.split)
 
 
 def _chosen(
@@ -178,6 +174,26 @@ def _chosen(
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
     tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
     return tried[0].pipelined.pipeline
+
+
+def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
+    """Returns the GPUs whose kernels the model takes; tells of clusters that have none."""
+    gpu = gpus_of(clusters, config.precision)
+    for cluster in clusters if config.model and gpu else ():
+        if not gpus_of([cluster]):
+            line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
+            print_notice(line + "evaluate it alone to capture those of processors")
+    return gpu
+
+
+def _whole_batch(
+    gather: Callable[[int], list[OpGraph]], prepare: Callable[[OpGraph], OpGraph]
+) -> OpGraph | str:
+    """Returns the step of the whole batch of a split model, or why there is none."""
+    try:
+        return prepare(gather(1)[-1])
+    except ValueError as error:  # the model may run with microbatches alone
+        return str(error)
 
 
 def _gather_graphs(
@@ -219,10 +235,17 @@ def _tell_if_large(path: str) -> None:
         print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
 
 
-def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str, ...]:
-    if config.placers is None:
-        return () if config.placements else _installed(everything)
-    return _installed(everything) if config.placers == (ALL,) else config.placers
+def _placers(config: EvaluationConfig, pipeline: Pipeline | None) -> tuple[str, ...]:
+    """Lists the placers that the settings name; by default, and of all, those that are installed.
+
+    Raises:
+        PlacerError: what `check_placers` raises.
+    """
+    names = config.placers or ()
+    if (config.placers is None and not config.placements) or config.placers == (ALL,):
+        names = _installed(row_names() if pipeline is None else pipeline_row_names())
+    check_placers(names, pipeline)
+    return names
 
 
 def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -253,14 +276,7 @@ def read_given(
     cluster_of = {cluster.name: cluster for cluster in clusters}
     given: dict[tuple[str, str, str], Placement] = {}
     for path in paths:
-        named = read_named_placement(path)
-        models = [
-            graph for graph in graphs if graph.family == MODEL
-        ]  # named by function, by `place` by class
-        same = [graph.name for graph in models if named.device_of.keys() == set(graph.op_names)]
-        if same and named.graph not in graph_of:
-            print(f"{printable(path)}: is for graph '{named.graph}', here '{same[0]}'", file=sys.stderr)
-            named = replace(named, graph=same[0])
+        named = _read_placement(path, graph_of)
         if named.graph not in graph_of:
             raise EvaluationError(
                 f"{path}: is for graph '{named.graph}', which is not one of the given graphs"
@@ -279,6 +295,20 @@ def read_given(
         if pipeline is not None:
             _check_pipeline(path, PipelinedProblem(Problem(graph, cluster), pipeline), given[key])
     return given
+
+
+def _read_placement(path: str, graph_of: Mapping[str, OpGraph]) -> NamedPlacement:
+    """Reads a placement; one of the model under another name gets that of the graph.
+
+    `place` names a model by its class, `evaluate.py` by its function.
+    """
+    named = read_named_placement(path)
+    if named.graph not in graph_of:
+        for name, graph in graph_of.items():
+            if graph.family == MODEL and named.device_of.keys() == set(graph.op_names):
+                print(f"{printable(path)}: is for graph '{named.graph}', here '{name}'", file=sys.stderr)
+                return replace(named, graph=name)
+    return named
 
 
 def _check_pipeline(path: str, pipelined: PipelinedProblem, placement: Placement) -> None:

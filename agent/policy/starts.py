@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def start_names() -> list[str]:
 
 @cache
 def start_of(placer: str) -> Start:
-    """Makes a start from a heuristic, or from the best of them; a problem's is found once.
+    """Makes a start from a heuristic, or from the best of them; found once for each problem that is alive.
 
     Args:
         placer: one of `start_names`.
@@ -47,15 +48,15 @@ def start_of(placer: str) -> Start:
     if placer == SINGLE:
         return on_fastest_device
     names = start_names()[1:] if placer == BEST else [placer]
-    found: dict[int, tuple[Problem, IntArray]] = {}
+    placements: WeakKeyDictionary[Problem, IntArray] = WeakKeyDictionary()
 
     def place(problem: Problem) -> IntArray:
-        if id(problem) not in found:
+        if problem not in placements:
             search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
             for name in names:
                 PLACERS[name].strategy(search, rng)
             assert search.best is not None
-            found[id(problem)] = (problem, search.best)
-        return found[id(problem)][1]
+            placements[problem] = search.best
+        return placements[problem]
 
     return place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -22,16 +21,16 @@ class Clock:
     The phases end one after the other: what one leaves unused, the next ones have.
 
     Args:
-        minutes: of the whole training; 0 means no limit.
+        limit_s: seconds that the whole training may take; infinite without a limit.
         agreed: from the time of this worker, the one that all workers of a group go by; it is asked by
             `agree` alone, and the time stands still in between. Without it the clock runs.
     """
 
-    def __init__(self, minutes: float, agreed: Callable[[float], float] | None = None) -> None:
+    def __init__(self, limit_s: float, agreed: Callable[[float], float] | None = None) -> None:
         self._began, self._cpu_began = running_s(), running_cpu_s()
         self._agreed = agreed
         self._agreed_s = 0.0
-        self._limit_s = 60 * minutes if minutes else math.inf
+        self._limit_s = limit_s
         self._end_s: dict[str, float] = {}
 
     def share_out(self, shares: Mapping[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from agent.policy.mdp_config import BEST, GROUP, MdpConfig
@@ -233,6 +234,11 @@ class TrainConfig(Settings, error=ConfigError):
         group=RUN,
         choices=CONTEXTS,
     )
+
+    @property
+    def limit_s(self) -> float:
+        """Returns the time limit in seconds; infinite if `minutes` is 0."""
+        return 60 * self.minutes if self.minutes else math.inf
 
     @property
     def planned_imitation_epochs(self) -> int:

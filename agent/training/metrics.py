@@ -46,7 +46,7 @@ MEANINGS = {
     f"{UPDATE}/entropy_weight": "weight of the entropy bonus",
     f"{UPDATE}/explained_variance": "share of the variance of returns that the value function explains",
     f"{UPDATE}/imitation_loss": "minus log probability of the soft targets",
-    f"{UPDATE}/imitation_value_loss": "squared error of the values of imitated decisions",
+    f"{UPDATE}/imitation_value_loss": "smooth L1 loss of the values of imitated decisions",
     f"{UPDATE}/learning_rate": "of Adam",
     f"{UPDATE}/loss": "sum of PPO's losses",
     f"{UPDATE}/policy_loss": "PPO's clipped objective",

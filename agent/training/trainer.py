@@ -91,7 +91,7 @@ class _Training:
         self.config, self.context = config, context
         saved = context.checkpoints.latest(lambda line: context.announce(line, 0.0))
         group = context.group
-        clock = Clock(config.minutes, None if group.size == 1 else partial(time_of_first, group))
+        clock = Clock(config.limit_s, None if group.size == 1 else partial(time_of_first, group))
         self.state = TrainingState(config, context, inputs, clock)
         search = SearchForDemonstrations(self.state)
         imitation = Imitation(self.state, search)
@@ -211,7 +211,7 @@ class _Training:
         """
         iteration, state = self.state.iteration, self.state
         is_power_of_2 = iteration & (iteration - 1) == 0
-        is_cheap = not self.config.minutes or state.evaluation_s <= EARLY_SHARE * 60 * self.config.minutes
+        is_cheap = state.evaluation_s <= EARLY_SHARE * self.config.limit_s
         return is_power_of_2 and iteration < self.config.eval_every and is_cheap
 
     def _checkpoint(self, selection: PolicySelection) -> Checkpoint:

@@ -36,7 +36,7 @@ class ConvolutionModel(MatmulModel):
     """A model of the time of convolutions.
 
     Attributes:
-        fused: share of the peak that Winograd's algorithm in one kernel reaches.
+        fused: share of the peak flops/s that Winograd's algorithm in one kernel reaches.
         fused_prologue: extra channels of input that each of its blocks takes to begin and end.
         transforms: share of the memory bandwidth that the transforms of that in four kernels achieve.
     """

@@ -32,27 +32,40 @@ TILES: Tiles = (
 CAP_SHARPNESS = 8.0
 LONG_K, LONG_K_STEEPNESS = 10000.0, 4.0
 MANY_ROWS, ROWS_POWER = 4096.0, 0.25
-"""Rows from which on a long k costs most, and how much longer it may be where there are fewer: on Pascal, the
-longest rows take up to three times as long, where many of them are read at a time."""
+"""Constants of `deep` in `MatmulModel`; on Pascal, products of many long rows take up to thrice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulModel:
-    """A model of the time of matrix products.
+    """A model of the time of matrix products, `batch` times (m, k) @ (k, n), by the fastest tile size.
+
+    In tiles of (rows, columns), with `size = rows * columns / (rows + columns)`:
+
+        blocks     = batch * ceil(m / rows) * ceil(n / columns)
+        full       = blocks / multiprocessors
+        n_waves    = waves * ceil(full) + (1 - waves) * max(full, 1)
+        share      = efficiency * size / (size + tile_cost)
+        achieved   = (share**-8 + sustained**-8) ** (-1/8)
+        slowing    = 1 + deep / (1 + (k / LONG_K * min(m / MANY_ROWS, 1)**ROWS_POWER) ** -LONG_K_STEEPNESS)
+        tile_flops = 2 * rows * columns * (k + prologue)
+        compute_s  = slowing * n_waves * tile_flops / (achieved * flops_per_s / multiprocessors)
+        reread     = blocks * k * (rows + columns) * item_bytes
+        traffic_s  = bytes_moved / (traffic * bytes_per_s) + reread / (cache * bytes_per_s)
+        seconds    = (compute_s**overlap + traffic_s**overlap) ** (1 / overlap)
 
     Attributes:
-        launch_s: time of a product of no work, with what the host adds when each op is timed alone.
-        efficiency: share of the peak that a large tile reaches before power limits it.
-        sustained: share of the peak that the power limit allows.
+        launch_s: seconds of a product of no work, with what the host adds when each op is timed alone.
+        efficiency: share of the peak flops/s that a large tile reaches without a power limit.
+        sustained: share of the peak flops/s that the power limit allows.
         traffic: share of the memory bandwidth that is achieved.
-        prologue: extra steps of k that each tile takes to begin and end.
-        tile_cost: size at which a tile reaches half of `efficiency`, in rows * columns / (rows + columns).
-        waves: 1 if the last wave takes as long as a full one, 0 if its share.
-        overlap: how well arithmetic and traffic overlap; their times add in the norm of this order.
+        prologue: steps of k by which beginning and ending lengthen each tile.
+        tile_cost: `size` of a tile that reaches half of `efficiency`.
+        waves: weight of whole waves, 0 to 1; 1 = the last wave takes as long as a full one.
+        overlap: order of the norm that adds arithmetic and traffic, 1 or more; 1 = they do not overlap.
         cache: speed at which tiles reread their operands, as a multiple of the memory bandwidth.
-        deep: further time where k is beyond `LONG_K` and rows are many, as a share.
-        burst: how much more of the peak the power limit allows for a short time than all the time.
-        burst_s: time after which half of that is gone.
+        deep: greatest share of time that a long k adds to the arithmetic.
+        burst: factor of `sustained` in short ops of a board that has rested, 1 or more.
+        burst_s: seconds after which half of that, in logarithms, is gone.
     """
 
     launch_s: float
@@ -76,7 +89,7 @@ class MatmulModel:
         """Computes the seconds of matrix products without their launch, (n,)."""
         batch, m, n, k = work.shape.T
         long = np.maximum(k, 1.0) / LONG_K * np.clip(m / MANY_ROWS, 1 / MANY_ROWS, 1) ** ROWS_POWER
-        deep = 1 + self.deep / (1 + long**-LONG_K_STEEPNESS)
+        slowing = 1 + self.deep / (1 + long**-LONG_K_STEEPNESS)
         memory_s = work.bytes_moved / (machine.bytes_per_s * self.traffic)
         best = np.full(len(m), np.inf)
         for rows, columns in self.tiles(machine):
@@ -84,17 +97,14 @@ class MatmulModel:
             full = blocks / machine.multiprocessors
             waves = self.waves * np.ceil(full) + (1 - self.waves) * np.maximum(full, 1)
             rate = work.flops_per_s / machine.multiprocessors * self.achieved(rows, columns)
-            compute_s = deep * waves * 2 * rows * columns * (k + self.prologue) / rate
+            compute_s = slowing * waves * 2 * rows * columns * (k + self.prologue) / rate
             reread = blocks * k * (rows + columns) * work.item_bytes
             traffic_s = memory_s + reread / (machine.bytes_per_s * self.cache)
             best = np.minimum(best, both(compute_s, traffic_s, self.overlap))
         return best
 
     def timed_alone(self, work: MatmulWork, machine: Machine) -> FloatArray:
-        """Computes the seconds that products take which are timed one by one, (n,), with their launch.
-
-        A board that has rested runs a short op faster than its power limit allows for long.
-        """
+        """Computes the seconds that products take which are timed one by one, (n,), with their launch."""
         steady = self.seconds(work, machine)
         if self.burst > 1:
             fresh = replace(self, sustained=self.burst * self.sustained).seconds(work, machine)
@@ -108,7 +118,7 @@ class MatmulModel:
         return both(compute_s, work.bytes_moved / (machine.bytes_per_s * self.traffic), self.overlap)
 
     def achieved(self, rows: int, columns: int) -> float:
-        """Returns the share of the peak that tiles of a size reach."""
+        """Returns the share of the peak flops/s that tiles of a size reach."""
         size = rows * columns / (rows + columns)
         return self.limited(self.efficiency * size / (size + self.tile_cost))
 
@@ -130,16 +140,20 @@ class BatchedModel(MatmulModel):
 class TrafficModel:
     """A model of the time of memory traffic.
 
+        row_limit = l2_bytes / (multiprocessors * in_flight)
+        passes    = 1 + reread / (1 + (row_bytes / row_limit) ** -steepness)
+        speedup   = 1 + (cached - 1) / (1 + (bytes_moved / room_bytes) ** fade)
+        seconds   = bytes_moved * passes / (efficiency * speedup * bytes_per_s)
+
     Attributes:
-        launch_s: time of an op of no work, with what the host adds when each op is timed alone.
-        efficiency: share of the memory bandwidth that is achieved where rows are short.
-        reread: further traffic where rows are long, as a share of the traffic of one pass.
-        in_flight: rows that each multiprocessor has under way; where they fill the L2, half of `reread` is
-            paid.
-        steepness: how fast it sets in, as a power of the length.
-        cached: how much faster an op is whose data the caches hold than one that streams from memory.
-        room_bytes: traffic at which half of that is lost; so what allocating much memory costs counts too.
-        fade: how fast it is lost, as a power of the traffic.
+        launch_s: seconds of an op of no work, with what the host adds when each op is timed alone.
+        efficiency: share of the memory bandwidth that is achieved with short rows and large tensors.
+        reread: share of the traffic of one pass that long rows add.
+        in_flight: rows that each multiprocessor reads at a time.
+        steepness: power of the length of rows by which `reread` sets in.
+        cached: speed of an op whose data the caches hold, as a multiple of one that streams from memory.
+        room_bytes: bytes moved with half of the gain of `cached`; fitted, so allocation counts too.
+        fade: power of the traffic by which that gain ends.
     """
 
     launch_s: float
@@ -158,10 +172,10 @@ class TrafficModel:
             bytes_moved: memory traffic in bytes, (n,).
             row_bytes: bytes of one row, (n,).
         """
-        room = machine.l2_bytes / (machine.multiprocessors * self.in_flight)
-        passes = 1 + self.reread / (1 + (np.maximum(row_bytes, 1.0) / room) ** -self.steepness)
-        faster = 1 + (self.cached - 1) / (1 + (bytes_moved / self.room_bytes) ** self.fade)
-        return bytes_moved * passes / (machine.bytes_per_s * self.efficiency * faster)
+        row_limit = machine.l2_bytes / (machine.multiprocessors * self.in_flight)
+        passes = 1 + self.reread / (1 + (np.maximum(row_bytes, 1.0) / row_limit) ** -self.steepness)
+        speedup = 1 + (self.cached - 1) / (1 + (bytes_moved / self.room_bytes) ** self.fade)
+        return bytes_moved * passes / (machine.bytes_per_s * self.efficiency * speedup)
 
 
 Model = MatmulModel | TrafficModel
@@ -172,6 +186,7 @@ class Machine:
     """The properties of a device that the models need.
 
     Attributes:
+        bytes_per_s: memory bandwidth.
         multiprocessors: blocks of a product that it computes at a time.
         l2_bytes: size of its last cache.
         batched_tiles: rows and columns of the tiles of its kernels for batched products.

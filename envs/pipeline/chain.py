@@ -1,8 +1,18 @@
 """The chain of a graph: its forward ops in program order, in the pieces between which stages can be cut.
 
-Every other op goes with a piece. A backward op belongs to the latest forward op that it, or a backward op
-after it, needs: whose results or weights it reads, or whose weights it makes the gradient of. For backward
-passes run through the layers in reverse.
+A cut is possible where no placement unit has forward ops on both sides. Each op has a position in the chain:
+
+    forward op f            pos(f) = forward ops before f
+    parameter or input s    pos(s) = min pos(f) over forward ops f of its unit; else over those that read s
+    backward op b           pos(b) = max need(c) over b and the backward ops c after it, in program order
+    update u                pos(u) = max pos(m) over the ops m that u reads
+
+`need(c)` is the greatest position of the forward ops, parameters and inputs that `c` reads, and of those in
+the units of updates that read `c`. Positions of backward ops fall, as backward passes run through the layers
+in reverse. Where there is nothing to take a minimum or maximum of, the position is 0.
+
+An op is in the piece at its position. A unit that is in several is in the last of those of its forward ops;
+without forward ops, in the last of its backward ops; else in the last of all.
 """
 
 from __future__ import annotations
@@ -47,7 +57,7 @@ class Chain:
 
     @cached_property
     def seconds_before(self) -> FloatArray:
-        """Forward and backward seconds of all pieces before each one, (n_devices, n_pieces + 1)."""
+        """Forward and backward seconds of the first 0, 1, ... pieces, (n_devices, n_pieces + 1)."""
         found = np.zeros((self.problem.n_devices, self.n_pieces + 1))
         self.seconds[:2].sum(axis=0).T.cumsum(axis=1, out=found[:, 1:])
         return found
@@ -62,7 +72,8 @@ class Chain:
     def cut_bytes(self) -> FloatArray:
         """Bytes that the forward and the backward pass send over the cut before each piece, (2, n_pieces).
 
-        A tensor that several later pieces read counts once at every cut that it passes.
+        Forward, tensors pass the cut before piece `k` if a piece below `k` makes them and one from `k` on
+        reads them; backward, the other way round. Each counts once, however many pieces read it.
         """
         graph = self.problem.graph
         phase, piece = phases_of(graph), self.piece_of
@@ -136,7 +147,7 @@ def chain_of(problem: Problem) -> Chain:
 
 
 def _pieces(graph: OpGraph, position: IntArray, forward: IntArray) -> IntArray:
-    """Piece of each position: a cut is where no placement unit has forward ops on both sides."""
+    """Returns the piece of each position, int64 (n_forward,)."""
     unit = graph.unit_of[forward]
     n_units = len(graph.units)
     low, high = np.full(n_units, len(forward)), np.full(n_units, -1)
@@ -153,7 +164,7 @@ def _pieces(graph: OpGraph, position: IntArray, forward: IntArray) -> IntArray:
 
 
 def _place_sources(graph: OpGraph, position: IntArray) -> None:
-    """Puts parameters and inputs with the forward ops of their unit, else with their first reader."""
+    """Sets `pos(s)` of parameters and inputs."""
     of_unit = np.full(len(graph.units), graph.n_ops, dtype=np.int64)
     forward = np.flatnonzero(position >= 0)
     np.minimum.at(of_unit, graph.unit_of[forward], position[forward])
@@ -168,7 +179,7 @@ def _place_sources(graph: OpGraph, position: IntArray) -> None:
 
 
 def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
-    """Puts each backward op with the latest forward op that it or a backward op after it needs."""
+    """Sets `pos(b)` of backward ops."""
     needs = np.full(graph.n_ops, -1, dtype=np.int64)
     maker, reader = graph.edges.T
     known = position[maker] >= 0
@@ -184,14 +195,14 @@ def _place_backward(graph: OpGraph, position: IntArray, phase: IntArray) -> None
 
 
 def _place_updates(graph: OpGraph, position: IntArray, phase: IntArray) -> None:
-    """Puts updates with the latest op whose results they read."""
+    """Sets `pos(u)` of updates."""
     for op in np.flatnonzero(phase == 2).tolist():
         makers = graph.predecessors.row(op)
         position[op] = max(0, int(position[makers].max())) if len(makers) else 0
 
 
 def _together(graph: OpGraph, piece: IntArray, phase: IntArray) -> IntArray:
-    """Gives all ops of a placement unit one piece: that of its forward ops, else its latest."""
+    """Returns the piece of each op, the same for all of a placement unit, int64 (n_ops,)."""
     chosen = np.full(len(graph.units), -1, dtype=np.int64)
     for wanted in (phase == 0, phase == 1, phase >= -1):
         open_units = chosen < 0

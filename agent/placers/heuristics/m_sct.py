@@ -10,18 +10,18 @@ from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 
 FAVOURITE_BELOW = 0.1
-"""A child is the favourite where the LP pays less than this share of the transfer to it."""
+"""Share of its transfer that an edge pays in the LP, below which its child is the favourite."""
 MAX_ITERATIONS = 200
 """Steps of the interior-point method; an LP that needs more has no favourites."""
 
 
 @placer("m-sct", stands_alone=True)
 def m_sct(search: SearchState, rng: np.random.Generator) -> None:
-    """Places as m-ETF does, but keeps a device for the favourite child of the op that it ran.
+    """Places as m-ETF does, but reserves a device for the favourite child of the op that it ran last.
 
-    The device is kept for as long as the child's input would take to another one. Favourites are those of the
-    linear relaxation of scheduling on any number of devices, where each op has at most one child and one
-    parent that exchange data with it for free. Without a solution in time there are none.
+    After op `i`, its favourite child `j` has the device to itself until `finish_i + c_ij`, where `c_ij` is
+    the time of the transfer from `i` to `j`. Favourites come from the LP of `_solve`; if
+    that has no solution in time, there are none.
 
     Source: m-SCT of Baechi (Jeon et al., SoCC 2020), after SCT (Hanen and Munier 1995).
     """
@@ -36,8 +36,7 @@ def favourite_children(problem: Problem, limit_s: float | None = None) -> tuple[
         limit_s: seconds after which the solver gives up; None = never.
 
     Returns:
-        The favourite child of each op, -1 = none, int (n_ops,), and the seconds of the transfer to it,
-        (n_ops,).
+        Favourite child of each op, -1 = none, int (n_ops,), and seconds of the transfer to it, (n_ops,).
     """
     edges, transfer_s = _edges(problem)
     favourite, keep_s = np.full(problem.graph.n_ops, -1), np.zeros(problem.graph.n_ops)
@@ -61,11 +60,18 @@ def _edges(problem: Problem) -> tuple[IntArray, FloatArray]:
 
 
 def _solve(problem: Problem, edges: IntArray, transfer_s: FloatArray, limit_s: float | None) -> FloatArray:
-    """Share of its transfer that each edge pays in the relaxation, (n_edges,); all 1 without a solution.
+    """Solves the linear relaxation of scheduling on any number of devices.
 
-    Variables are the starts of the ops, the shares and the step time, in units of the fastest single device.
-    An edge's child starts after its parent and the share of the transfer; at most one share of those of an
-    op's children may be 0, and one of its parents', or in sum as much.
+    With the seconds `p_i` of op `i`, on average over devices, and `c_ij` of the transfer of edge `(i, j)`:
+
+        minimise w over s >= 0, 0 <= x <= 1, subject to
+            s_i + p_i + c_ij x_ij <= s_j    for each edge (i, j): its child starts after the transfer
+            s_i + p_i <= w                  for each op i: the step time is w
+            sum_j (1 - x_ij) <= 1           for each parent i: one child has its data for free
+            sum_i (1 - x_ij) <= 1           for each child j: one parent sends its data for free
+
+    Returns:
+        Share `x` of its transfer that each edge pays, (n_edges,); all 1 without a solution.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array

@@ -133,14 +133,7 @@ def without_copies(problem: Problem) -> Problem:
         transfer_gap_s=0.0,
         copies="stream",
     )
-    return FreeCopies(problem.graph, cluster)
-
-
-class FreeCopies(Problem):
-    """A problem whose copies may be shorter than the bounds of `graphs.limits` allow."""
-
-    def _check_times(self) -> None:
-        _ = self.op_seconds
+    return Problem(problem.graph, cluster, problem.op_seconds)
 
 
 def balanced_s(problem: Problem) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +104,7 @@ class SearchForDemonstrations(Phase):
             CheckpointError: what was found is lost, and there is no time to search it again.
         """
         super().load_state_dict(saved)
-        if self.steps and not self.is_complete and (self.timed_out or self.state.config.minutes):
+        if self.steps and not self.is_complete and (self.timed_out or self.state.config.limit_s < math.inf):
             damage = self._damage or f"{self.state.context.folder / FILE}: is missing"
             raise CheckpointError(
                 f"{damage}; a search in limited time finds other placements, so put the file back, or train "

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.adaptation.adapt import adapt
-from agent.adaptation.corrections import CorrectedProblem, Corrections, models_of
+from agent.adaptation.corrections import Corrections, models_of
 from agent.adaptation.posterior import UNLIKELY, Posterior, prior
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
@@ -28,7 +28,7 @@ def problem() -> Problem:
 
 def slow_second(problem: Problem) -> Problem:
     """The same, but the second device takes three times as long."""
-    return CorrectedProblem(problem.graph, problem.cluster, problem.op_seconds * [1.0, 3.0])
+    return Problem(problem.graph, problem.cluster, problem.op_seconds * [1.0, 3.0])
 
 
 def draws(problem: Problem, count: int) -> IntArray:

@@ -141,7 +141,7 @@ def test_phases_for_which_no_time_is_left_are_left_out_and_made_with_more_time(t
 def test_a_round_that_would_outlast_the_training_is_not_begun(pass_s: float, is_late: bool) -> None:
     """With 30 seconds left, a round of two passes needs passes of less than 15."""
     config = SimpleNamespace(planned_dagger_rounds=20, imitation_epochs=1, demonstrations=1)
-    clock = Clock(minutes=1.0)
+    clock = Clock(60)
     clock.go_on_from(Elapsed(30.0, 30.0))
     round_of = OnPolicyImitation(SimpleNamespace(config=config, clock=clock), SimpleNamespace(step_s=pass_s))
     round_of.leave_out_if_late()

@@ -29,13 +29,12 @@ from envs.pipeline.program_steps import add_ops, add_send, add_sum, begin_run
 from graphs.system.jit import kernel
 
 
-@kernel(entry=True, allocates=True)
-def new_parts(n, n_ops, n_tensors):
-    """Makes `Parts` without any.
+def new_parts(n: int, n_ops: int, n_tensors: int) -> Parts:
+    """Makes `Parts` without any; in Python, as kernels return it no named tuples.
 
     Args:
-        n: places, and steps, rows and slots, at most, int.
-        n_ops, n_tensors: of the graph, second runs included, int.
+        n: places, and steps, rows and slots, at most.
+        n_ops, n_tensors: of the graph, second runs included.
     """
     numbers, pairs, each = np.empty((8, n + 1), np.int32), np.empty((3, n, 2)), np.empty((4, n))
     begin, ptr, fours = np.empty((n + 1, 3), np.int64), np.empty((2, n + 1), np.int64), np.empty((2, 4, n))

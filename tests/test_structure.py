@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST_OF_THE_ENVIRONMENT = 35
-"""Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it needs
-nothing that makes them."""
+"""Modules of ours, packages left out, that importing `PlacementEnv` may load. It is given problems, so it
+needs nothing that makes them."""
 
 
 def loaded_by(module: str) -> set[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.front_door import place
-    from agent.pipeline_plan import PipelinePlan
-    from agent.plan import Plan
+    from agent.placing.pipeline_plan import PipelinePlan
+    from agent.placing.place import place
+    from agent.placing.plan import Plan
     from envs.pipeline.pipeline import Pipeline
 
 for _name in ("envs", "graphs"):
@@ -22,5 +22,5 @@ __all__ = ["Pipeline", "PipelinePlan", "Plan", "place"]
 def __getattr__(name: str) -> object:
     """Loads the front door at its first use, so that `import agent` loads nothing."""
     if name in __all__:
-        return getattr(import_module("agent.front_door"), name)
+        return getattr(import_module("agent.placing.place"), name)
     raise AttributeError(f"module 'agent' has no attribute '{name}'; it has {', '.join(__all__)}")

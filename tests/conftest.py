@@ -10,6 +10,7 @@ from hypothesis import settings
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LONGEST = (
     "tests/faults",
+    "tests/golden",
     "tests/agent/contexts",
     "tests/agent/studies",
     "tests/agent/training",

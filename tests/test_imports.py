@@ -27,10 +27,11 @@ ROOMS = (
     ("agent.placers", "agent.instances"),
     ("agent.pipelines",),
     ("agent.policy", "agent.adaptation"),
-    ("agent.training", "agent.evaluation"),
-    ("agent.contexts", "agent.exports"),
+    ("agent.training", "agent.placing"),
+    ("agent.evaluation",),
+    ("agent.contexts",),
     ("agent.studies",),
-    ("agent.experiments",),
+    ("agent.lab",),
     ("agent.commands", "agent"),
     ("train_agent", "evaluate"),
 )
@@ -151,7 +152,8 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 
 def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
     report = (
-        "import sys; from agent.evaluation import inputs, run, processes, trial_runner\n"
+        "import sys; from agent.evaluation import inputs, run, processes\n"
+        "from agent.placing import trial_runner\n"
         "from agent.placers.base import PLACERS; list(PLACERS)\n"
         "print(*sys.modules.keys() & {'scipy.optimize', 'matplotlib', 'torch'})"
     )

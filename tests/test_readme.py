@@ -123,7 +123,7 @@ def test_extensions_work_as_pasted(clone: Path) -> None:
         (clone / file).write_text(module)
     add(
         clone / "agent/placers/base.py",
-        r"^    \"heuristics.uniform\",$",
+        r"^    \"heuristics.by_rule\",$",
         '    "heuristics.coin_toss",',
     )
     add(clone / "graphs/families/registry.py", r"^    \"llama\": 12,$", '    "mlp": 2,')

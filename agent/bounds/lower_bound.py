@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from agent.bounds.assignment_bound import assignment_bound_s
 from agent.bounds.bound_kernels import earliest_starts
-from agent.bounds.windows import heaviest_window
 from envs.problem import Problem, kinds
 from graphs.graph_columns import Csr
 from graphs.limits import MIN_SECONDS, ROUNDING
@@ -27,11 +27,9 @@ def lower_bound_s(problem: Problem) -> float:
     - the work of the ops that run within a window of time, spread over all devices
       (Fernandez and Bussell 1973), for unrelated devices by weak duality: with any device weights that sum to
       1, the sum over ops of the least weighted seconds is at most the mean load, which is at most the window;
-    - on a cluster of several kinds of devices, the least step in which no kind holds more than its memory
-      (`assignment_bound`); all else ignores memory, and all ignore contention on links;
     - the time at which the one host thread has issued an op, and the least time from its start on.
 
-    A device is idle for `op_gap_s` after each op but its last.
+    A device is idle for `op_gap_s` after each op but its last. Memory and contention on links are ignored.
     """
     seconds = problem.op_seconds
     fastest = seconds.min(axis=1)
@@ -44,9 +42,8 @@ def lower_bound_s(problem: Problem) -> float:
     n_issued = takes_time.cumsum() if problem.cluster.issue_per == "op" else takes_time
     issued_s = n_issued * problem.cluster.issue_s
     issue = float(np.where(takes_time, issued_s + fastest + tail, 0.0).max())
-    assignment = assignment_bound_s(problem, head, tail)
     gap_s = problem.cluster.op_gap_s * (1 + ROUNDING)
-    return max(critical_path, unit - gap_s, work - gap_s, issue, assignment, 0.0)
+    return max(critical_path, unit - gap_s, work - gap_s, issue, 0.0)
 
 
 def heads_and_tails(problem: Problem) -> tuple[FloatArray, FloatArray]:
@@ -140,3 +137,34 @@ def _unit_bound(problem: Problem, occupied: FloatArray, head: FloatArray, tail: 
     np.minimum.at(last, unit_of[takes_time], tail[takes_time])
     busy = np.isfinite(first)
     return float((serial.min(axis=1)[busy] + first[busy] + last[busy]).max(initial=0.0))
+
+
+WINDOWS = 64
+"""Earliest starts at which windows begin."""
+
+
+class Window(NamedTuple):
+    """The ops that start at `since_s` or later and have `after_s` or more after them.
+
+    `least_s` is `since_s`, their work, and `after_s`.
+    """
+
+    least_s: float
+    since_s: float
+    after_s: float
+
+
+def heaviest_window(work: FloatArray, head: FloatArray, tail: FloatArray) -> Window:
+    """Finds, among many windows, the one with the greatest sum of its start, its work and the time after it.
+
+    Args:
+        work: seconds of each op, (n_ops,); at least one op.
+        head, tail: least seconds before the start and after the end of each op, (n_ops,).
+    """
+    longest_tail_first = np.argsort(-tail, kind="stable")
+    work, head, tail = work[longest_tail_first], head[longest_tail_first], tail[longest_tail_first]
+    starts = np.unique(np.quantile(head, np.linspace(0, 1, WINDOWS), method="lower"))
+    inside = head >= starts[:, None]
+    window = starts[:, None] + np.where(inside, work, 0.0).cumsum(axis=1) + tail
+    start, last = np.unravel_index(np.where(inside, window, -np.inf).argmax(), window.shape)
+    return Window(float(window[start, last]), float(starts[start]), float(tail[last]))

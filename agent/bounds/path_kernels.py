@@ -1,4 +1,4 @@
-"""Longest paths, relatives of ops, and assignments to kinds of devices: passes over the edges or a forest."""
+"""Longest paths and relatives of ops: passes over the edges."""
 
 from __future__ import annotations
 
@@ -56,38 +56,3 @@ def before_and_after(edges, chosen, n_ops):
             if edges[edge, 1] == op or before[at, edges[edge, 1]] > 0.0:
                 before[at, edges[edge, 0]] = 1.0
     return before, after
-
-
-@kernel(entry=True, allocates=True)
-def best_assignment(cost, along, parent, kind):
-    """Finds the assignment of least cost, from the leaves of a forest to its roots (dynamic programming).
-
-    Args:
-        cost: of each unit on each kind, (n_units, n_kinds); written: with the least cost of all below it.
-        along: cost between each unit and its parent, by the kind of the parent and by that of the unit,
-            (n_units, n_kinds, n_kinds).
-        parent: unit above each unit, int64 (n_units,), of a lower index; -1 = none.
-        kind: kind of each unit, int64 (n_units,); written.
-
-    Returns:
-        The least cost.
-    """
-    n_units, n_kinds = cost.shape
-    choice = np.zeros((n_units, n_kinds), dtype=np.int64)
-    total = 0.0
-    for unit in range(n_units - 1, -1, -1):
-        if parent[unit] < 0:
-            kind[unit] = cost[unit].argmin()
-            total += cost[unit].min()
-            continue
-        for above in range(n_kinds):
-            least = np.inf
-            for own in range(n_kinds):
-                each = cost[unit, own] + along[unit, above, own]
-                if each < least:
-                    least, choice[unit, above] = each, own
-            cost[parent[unit], above] += least
-    for unit in range(n_units):
-        if parent[unit] >= 0:
-            kind[unit] = choice[unit, kind[parent[unit]]]
-    return total

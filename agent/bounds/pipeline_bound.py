@@ -15,8 +15,7 @@ def pipeline_bound_s(pipelined: PipelinedProblem) -> float:
     - the critical path of one microbatch, each op on its fastest device;
     - the work of all microbatches, spread over all devices: with any device weights that sum to 1, the sum
       over ops of the least weighted seconds is at most the mean load, which is at most the step;
-    - the work of a placement unit on its fastest device, in all microbatches or, where stages may have
-      replicas, in the share of one of as many replicas as there are devices.
+    - the work of a placement unit on its fastest device, in all microbatches.
     """
     problem, phase = pipelined.problem, pipelined.arrays.phase
     seconds = problem.op_seconds
@@ -26,8 +25,6 @@ def pipeline_bound_s(pipelined: PipelinedProblem) -> float:
     every = seconds * times[:, None]
     work_s = float((every * device_weights(every)).min(axis=1).sum())
     unit_of, n_units = problem.graph.unit_of, len(problem.graph.units)
-    most_replicas = problem.n_devices if pipelined.pipeline.replicates else 1
-    share = np.where(phase == 2, 1, -(-pipelined.pipeline.microbatches // most_replicas))
     of_unit = np.zeros((n_units, problem.n_devices))
-    np.add.at(of_unit, unit_of, seconds * share[:, None])
+    np.add.at(of_unit, unit_of, every)
     return max(path_s, work_s, float(of_unit.min(axis=1).max()))

@@ -82,7 +82,7 @@ def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) ->
         InputError: flags that do not fit together, a folder of something else, or what this machine lacks.
     """
     from agent.evaluation.run import check_content
-    from agent.exports.export import EXPORTS
+    from agent.placing.exports.export import EXPORTS
 
     check_content(out)
     if run.adapt and not run.measured:
@@ -203,8 +203,8 @@ def _trial_maker(engine: str) -> TrialMaker:
 
 def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
     """Writes the files for other tools, and prints what limits the best placement of a model."""
-    from agent.evaluation.handover.written import write_handovers
     from agent.evaluation.terminal_report import print_lines
+    from agent.evaluation.written import write_handovers
 
     print_lines(write_handovers(spec, out, trials, trace=trace))
 
@@ -212,7 +212,7 @@ def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: 
 def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], run: RunFlags) -> list[str]:
     """Writes placements for other runtimes and prints what could not be; returns exports without a file."""
     from agent.evaluation.terminal_report import print_lines
-    from agent.exports.written import write_exports
+    from agent.evaluation.written import write_exports
 
     lines, without = write_exports(spec, out, trials, run.export, run.export_layers)
     print_lines(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.placing.request import BUDGET
 from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, MAX_MICROBATCHES, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES, PRECISIONS
@@ -12,8 +13,6 @@ from graphs.system.json_files import MAX_DECOMPRESSED_BYTES
 from graphs.system.settings import Settings, option
 
 ALL = "all"
-BUDGET = 10_000
-"""Evaluations of a trial where neither evaluations nor seconds are given."""
 MANY = 10_000
 """The greatest number of seeds, and of placements to measure."""
 GRAPHS, CLUSTERS = "graphs (at least one source)", "clusters"

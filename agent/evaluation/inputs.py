@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,19 +12,26 @@ from pathlib import Path
 import numpy as np
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.evaluation.choice import counts_to_try, try_pipelines
-from agent.evaluation.config import ALL, BUDGET, EvaluationConfig, EvaluationError
-from agent.evaluation.policies import open_policy
-from agent.evaluation.spec import EvaluationSpec, check_placers, pipeline_row_names, row_names
-from agent.evaluation.trial_runner import TrialRunner
+from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
+from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget
+from agent.placing.choice import counts_to_try, try_pipelines
+from agent.placing.policies import open_policy
+from agent.placing.request import (
+    check_placers,
+    make_budget,
+    make_pipeline,
+    pipeline_row_names,
+    prepared,
+    row_names,
+)
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.costs.op_seconds import stand_in_lines
 from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of, stages_of
@@ -34,13 +40,11 @@ from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
 from graphs.dataset import load_graphs
-from graphs.granularity import with_granularity
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.precision import with_precision
 from graphs.step_settings import Gpu
-from graphs.system.errors import printable
+from graphs.system.errors import each_line_once, print_notice, printable
 from graphs.system.json_files import first_repeated
 from graphs.system.plugins import load_plugins
 
@@ -50,6 +54,7 @@ CHOICE = 2_000
 """Evaluations that the choice of a pipeline may use, at most."""
 
 
+@each_line_once()
 def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     """Read everything that the settings of an evaluation name.
 
@@ -75,21 +80,26 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         own.schedule if own else config.pipeline,
         own.microbatches if own and config.microbatches is None else config.microbatches,
         config.split,
-        to_run=config.model is not None,
     )
     placers = _placers(config, row_names() if pipeline is None else pipeline_row_names())
     check_placers(placers, pipeline)
     gpu = gpus_of(clusters, config.precision)
+    for cluster in clusters if config.model and gpu else ():
+        if not gpus_of([cluster]):
+            line = f"cluster '{cluster.name}' has no GPU, but gets the kernels that GPUs of the others take; "
+            print_notice(line + "evaluate it alone to capture those of processors")
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     if pipeline is not None and AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, pipeline, clusters, gather)
     gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
     graphs = [prepared(graph, config.precision, config.granularity, clusters) for graph in gathered]
-    whole = {}
+    whole: dict[str, OpGraph | str] = {}
     if config.split is not None:
-        with suppress(ValueError):  # the model may run with microbatches alone
+        try:
             batch = prepared(gather(1)[-1], config.precision, config.granularity, clusters)
             whole = {graphs[-1].name: batch}
+        except ValueError as error:  # the model may run with microbatches alone
+            whole = {graphs[-1].name: str(error)}
     given = read_given(config.placements, graphs, clusters, pipeline)
     policy = None
     if pipeline is None and any(name in LEARNED for name in placers):
@@ -209,66 +219,18 @@ def _tell_if_large(path: str) -> None:
         print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
 
 
-def make_pipeline(
-    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None, *, to_run: bool
-) -> Pipeline | None:
-    """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
-
-    Args:
-        wanted: a pipeline, or its schedule alone.
-        microbatches: of the pipeline; None if there is only a schedule.
-        to_run: whether the plan is to run, as that of a module is, so that stages have no replicas.
-
-    Raises:
-        EvaluationError: the numbers differ, or there is no schedule for them.
-        PipelineError: an unknown schedule, or a number out of range.
-    """
-    if not wanted:
-        if split is not None:
-            raise EvaluationError(
-                "split makes the microbatches of a pipeline; give a pipeline's schedule too"
-            )
-        if microbatches is not None:
-            raise EvaluationError("microbatches are those of a pipeline; give its schedule too")
-        return None
-    if isinstance(split, str) and split != AUTO:
-        if not split.isdecimal() or len(split) > 9:
-            raise EvaluationError(f"split is {split!r}; give a number of microbatches, or {AUTO}")
-        split = int(split)
-    if None not in (split, microbatches) and split != microbatches:
-        raise EvaluationError(
-            f"split is {split}, but the pipeline has {microbatches} microbatches; give one of them"
-        )
-    given = [count for count in (microbatches, split) if isinstance(count, int)]
-    made = wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
-    return replace(made, may_replicate=made.may_replicate and not to_run)
-
-
-def prepared(
-    graph: OpGraph, precision: str | None, granularity: str, clusters: Sequence[Cluster] = ()
-) -> OpGraph:
-    """Returns a graph in a precision (None: as it is) and of a granularity.
-
-    Prints to stderr where a device of the clusters has no peak for the type of an op.
-
-    Raises:
-        PrecisionError, GranularityError: the graph cannot have them.
-    """
-    costed = graph if precision is None else with_precision(graph, precision)
-    for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
-        print(line, file=sys.stderr)
-    return with_granularity(costed, granularity)
-
-
-def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
-    """Make a budget; `BUDGET` evaluations where neither limit is given."""
-    return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
-
-
 def _placers(config: EvaluationConfig, everything: tuple[str, ...]) -> tuple[str, ...]:
     if config.placers is None:
-        return () if config.placements else everything
-    return everything if config.placers == (ALL,) else config.placers
+        return () if config.placements else _installed(everything)
+    return _installed(everything) if config.placers == (ALL,) else config.placers
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Leaves out the placers whose package is not installed, and says so."""
+    missing = [name for name in names if name in PLACERS and not PLACERS[name].is_installed]
+    for name in missing:
+        print(f"{name} is left out: run pip install 'placewalk[{name}]' for it", file=sys.stderr)
+    return tuple(name for name in names if name not in missing)
 
 
 def read_given(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.placers.improvements import Improvement
+from agent.placing.request import DATA_PARALLEL
 from graphs.system import json_fields
 from graphs.system.csv_files import write_csv
 from graphs.system.interrupts import interrupts_put_off
@@ -42,8 +43,6 @@ OPTIONAL = frozenset(
     {"improvements", "cpu_s", "single_fits", "pipeline", "microbatches", "throughput_per_s", "bubble_share"}
 )
 """Fields of a trial that older journals lack."""
-DATA_PARALLEL = "data-parallel"
-"""Name, in the column of placers, of what data parallelism would do with the same devices."""
 
 
 Key = tuple[str, str, str, str, int]

@@ -21,6 +21,7 @@ from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bou
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
+from graphs.system.errors import print_notice
 from graphs.system.folders import LOCK, locked
 from graphs.system.json_files import DRAFT, read_json, write_json_atomic
 
@@ -102,6 +103,7 @@ def evaluate(
                         refresher.poll()
         except KeyboardInterrupt:
             if write_partial is not None and journal.trials:
+                print_notice("interrupted; writing a report of what is there, or none if interrupted again")
                 write_partial(found())
             raise
         finally:

@@ -10,11 +10,12 @@ from functools import cached_property
 from itertools import chain
 
 from agent.evaluation.config import EvaluationError
-from agent.evaluation.handover.pipeline import PipelineBaselines, pipeline_baselines
-from agent.evaluation.policies import EvaluatedPolicy
-from agent.evaluation.results import DATA_PARALLEL, Key
+from agent.evaluation.results import Key
 from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
+from agent.placing.handover.pipeline import PipelineBaselines, pipeline_baselines
+from agent.placing.policies import EvaluatedPolicy
+from agent.placing.request import check_placers, pipeline_row_names, row_names
 from agent.policy.placers import LEARNED, draws_at_random
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
@@ -28,31 +29,6 @@ from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
 
 FORMAT = "placewalk.evaluation/3"
-
-
-def placer_names() -> tuple[str, ...]:
-    """Names of all placers: those that learned nothing, then those that need a policy."""
-    return (*PLACERS, *LEARNED)
-
-
-def row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation compares: the placers, and data parallelism."""
-    return (*placer_names(), DATA_PARALLEL)
-
-
-def pipeline_row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation of pipelines compares."""
-    return (*PIPELINE_PLACERS, DATA_PARALLEL)
-
-
-def unknown_placer(name: str, known: Iterable[str]) -> str:
-    """Makes the line about a name that is not among those of an objective; it may be one of the other."""
-    use = f"use {', '.join(known)}"
-    if name in pipeline_row_names():
-        return f"placer '{name}' is one of pipelines, and none is asked for; {use}"
-    if name in row_names():
-        return f"placer '{name}' places one batch at a time, no pipelines; {use}"
-    return f"unknown placer '{name}'; {use}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +56,7 @@ class EvaluationSpec:
         granularity: what one decision places, as the graphs were given it.
         pipeline: schedule and microbatches of the pipelines to place; None = one batch at a time.
         home: the only cluster of graphs that have one, by names; the others are placed on each cluster.
-        whole: step of the whole batch of graphs whose microbatches were cut from one, by names.
+        whole: step of the whole batch, or why there is none, of graphs whose microbatches were cut from one.
 
     Raises:
         EvaluationError: on construction, if a name is unknown or given twice, or there is nothing to do.
@@ -99,7 +75,7 @@ class EvaluationSpec:
     granularity: str = "op"
     pipeline: Pipeline | None = None
     home: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, OpGraph] = field(default_factory=dict)
+    whole: Mapping[str, OpGraph | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -161,7 +137,7 @@ class EvaluationSpec:
             "placers": list(self.placers),
             "orders": list(self.orders),
             "seeds": self.seeds,
-            "budget": asdict(self.budget),
+            "budget": self.budget.to_json(),
             "policy": self.policy.digest if self.policy else "",
             "granularity": self.granularity,
             "pipeline": asdict(self.pipeline) if self.pipeline else None,
@@ -169,16 +145,18 @@ class EvaluationSpec:
                 [*names, hashlib.sha256(placement.device_of.tobytes()).hexdigest()]
                 for names, placement in self.given.items()
             ),
-            "whole": {name: content_hash(graph) for name, graph in self.whole.items()},
+            "whole": {
+                name: content_hash(graph) for name, graph in self.whole.items() if isinstance(graph, OpGraph)
+            },
             "home": dict(self.home),
         }
         return {name: value for name, value in settings.items() if value or name not in ("home", "whole")}
 
     def baselines(self, pipelined: PipelinedProblem) -> PipelineBaselines:
         """Simulates the steps without a pipeline."""
-        whole = self.whole.get(pipelined.problem.graph.name)
+        whole = self.whole.get(pipelined.problem.graph.name, "")
         cluster = pipelined.problem.cluster
-        return pipeline_baselines(pipelined, None if whole is None else Problem(whole, cluster))
+        return pipeline_baselines(pipelined, whole if isinstance(whole, str) else Problem(whole, cluster))
 
     def check_feasible(self) -> None:
         """Checks that there is something to place on each cluster.
@@ -206,18 +184,6 @@ def _infeasible(problem: Problem, recomputes: bool) -> InfeasibleError | None:
     except InfeasibleError as error:
         return error
     return None
-
-
-def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
-    """Checks that placers exist and place what is asked for, a pipeline or one batch at a time.
-
-    Raises:
-        EvaluationError: a name is unknown.
-    """
-    known = row_names() if pipeline is None else pipeline_row_names()
-    for name in names:
-        if name not in known:
-            raise EvaluationError(unknown_placer(name, known))
 
 
 def _check(spec: EvaluationSpec) -> None:

@@ -12,6 +12,7 @@ from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, S
 from agent.evaluation.failures import failed_line
 from agent.evaluation.results import name_of
 from agent.evaluation.text_table import text_table
+from agent.placing.request import DATA_PARALLEL
 
 HEADINGS = (
     *("placer", "graphs", "ms", "/single", "±", "/best", "/bound", "/refine"),
@@ -19,16 +20,19 @@ HEADINGS = (
 )
 EXPENDABLE = ("graphs", "evals", "s", "/bound", "±", "/best", "cpu_s", "feasible", "/refine")
 """Columns that a narrow terminal leaves out, the first one first."""
-LEGEND = (
-    f"{SIMULATED}\n"
-    "ms: step time in milliseconds; /single, /best, /bound: step time over that of a single "
-    f"device ({SINGLE_NOTE}), of the best placement found here, "
-    "and over the lower bound. All are geometric means over graphs and seeds of feasible placements; "
-    "/refine: over what refine had found in the same processor time, - "
-    "where it did not run so long; ±: standard deviation of /single over seeds; feasible: their share; "
-    "evals: simulated placements, cpu_s: processor seconds, and s: seconds, means per trial. "
-    f"{DATA_PARALLEL_NOTE}"
-)
+LEGEND = {
+    "ms": "milliseconds a step; like ratios, geometric means over graphs and seeds of feasible placements",
+    "/single": f"over that of a single device: {SINGLE_NOTE}",
+    "±": "standard deviation of /single over seeds",
+    "/best": "over the best placement found here",
+    "/bound": "over the lower bound",
+    "/refine": "over what refine had found in the same processor time, - where it did not run so long",
+    "feasible": "share of feasible placements",
+    "evals": "simulated placements, mean per trial",
+    "cpu_s": "processor seconds, mean per trial",
+    "s": "seconds, mean per trial",
+}
+"""Explanations of the columns that are shown."""
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -54,11 +58,15 @@ def table_lines(
     """
     text: list[str] = []
     left_out: dict[str, None] = {}
+    shown = set[str]()
     for case, part in by_case(lines):
         table = text_table(HEADINGS, [_cells(line) for line in part], width=width, expendable=EXPENDABLE)
         text += [*_wrapped(title(case, uncalibrated), width), *table.lines, ""]
         left_out |= dict.fromkeys(table.left_out)
-    text += _wrapped(LEGEND, width)
+        shown.update(table.shown)
+    legend = [SIMULATED, *(f"{name}: {meaning}" for name, meaning in LEGEND.items() if name in shown)]
+    legend += [DATA_PARALLEL_NOTE] if any(line.placer == DATA_PARALLEL for line in lines) else []
+    text += [part for line in legend for part in _wrapped(line, width)]
     if left_out:
         text += _wrapped(
             f"Left out, as the terminal is narrow: {', '.join(left_out)}; see summary.csv.", width

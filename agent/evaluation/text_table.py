@@ -17,10 +17,12 @@ class TextTable:
 
     Attributes:
         lines: the head, a rule and the rows.
+        shown: headings of the columns.
         left_out: headings of the columns that did not fit.
     """
 
     lines: tuple[str, ...]
+    shown: tuple[str, ...]
     left_out: tuple[str, ...]
 
 
@@ -50,9 +52,9 @@ def text_table(
         left_out.append(waiting.pop(0))
         kept.remove(left_out[-1])
     cells = [[row[headings.index(name)] for name in kept] for row in rows]
-    if width is None or _width(headings, rows, kept) <= width:
-        return TextTable(tuple(_side_by_side([kept, *cells])), tuple(left_out))
-    return TextTable(tuple(_stacked([kept, *cells])), tuple(left_out))
+    fits = width is None or _width(headings, rows, kept) <= width
+    lines = (_side_by_side if fits else _stacked)([kept, *cells])
+    return TextTable(tuple(lines), tuple(kept), tuple(left_out))
 
 
 def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[str]) -> int:

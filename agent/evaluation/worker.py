@@ -7,11 +7,12 @@ from dataclasses import replace
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.evaluation.failures import Failure, failure_of
-from agent.evaluation.policies import make_placer
-from agent.evaluation.results import DATA_PARALLEL, Trial
+from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
-from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PlacementResult
+from agent.placing.policies import make_placer
+from agent.placing.request import DATA_PARALLEL
+from agent.placing.trial_runner import TrialRunner
 from agent.policy.seen import NOT_SEEN
 from envs.pipeline.simulate import PipelinedProblem
 from envs.placements.placement import Placement

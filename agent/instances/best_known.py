@@ -62,7 +62,6 @@ def read_placements(folder: Path = DATA) -> dict[str, Placement]:
             np.array(record["device_of"]),
             None if record["stage_of"] is None else np.array(record["stage_of"]),
             tuple(record["recompute"]),
-            {int(stage): tuple(devices) for stage, devices in record["replicas"].items()},
         )
         for record in records
     }
@@ -77,7 +76,6 @@ def write_best_known(rows: Iterable[BestKnown], placements: Mapping[str, Placeme
             "device_of": placements[row.instance].device_of.tolist(),
             "stage_of": None if (stages := placements[row.instance].stage_of) is None else stages.tolist(),
             "recompute": placements[row.instance].recompute,
-            "replicas": placements[row.instance].replicas,
         }
         for row in ordered
     )

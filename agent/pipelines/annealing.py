@@ -1,4 +1,4 @@
-"""Search on the simulated pipelined step: simulated annealing over cuts, devices, replicas, recomputation."""
+"""Search on the simulated pipelined step: simulated annealing over cuts, devices and recomputation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import chain, permutations
 
 import numpy as np
 
-from agent.pipelines.dynamic.placers import pipedream
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted, toggled
+from agent.pipelines.pipedream import pipedream
 from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 from envs.problem import kinds
@@ -70,29 +70,12 @@ def _has_time(search: PipelineSearch) -> bool:
 
 
 def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
-    """Yields plans of equal time: with equally many replicas of all stages, then of one device a stage."""
-    for devices in _fastest(search) if search.pipeline.replicates else ():
-        for count in range(2, min(len(devices), search.pipeline.microbatches) + 1):
-            n_stages = min(len(devices) // count, search.chain.n_pieces)
-            if len(devices) % count == 0:
-                yield balanced(search, devices[: n_stages * count], (count,) * n_stages)
-    for ranks in start_orders(search, rng):
-        yield balanced(search, ranks)
-
-
-def _fastest(search: PipelineSearch) -> Iterator[list[int]]:
-    """Yields all devices in the order of the cluster, then without the kinds that are slowest alone."""
-    seconds = search.problem.single_device_s
-    for slowest_s in np.unique(seconds)[::-1]:
-        yield np.flatnonzero(seconds <= slowest_s).tolist()
-
-
-def start_orders(search: PipelineSearch, rng: np.random.Generator) -> Iterator[tuple[int, ...]]:
-    """Yields orders of devices for starts, all devices first, then fewer; equal devices count once."""
+    """Yields plans of equal time, all devices first, then fewer; equal devices count once."""
     alike = _alike(search)
     for n_ranks in range(search.most_ranks, 0, -1):
         if search.can_use(n_ranks):
-            yield from _orders(search, alike, n_ranks, rng)
+            for ranks in _orders(search, alike, n_ranks, rng):
+                yield balanced(search, ranks)
 
 
 def _alike(search: PipelineSearch) -> IntArray:

@@ -89,16 +89,9 @@ def cut_equally(weights: FloatArray, n_stages: int) -> tuple[int, ...]:
     return tuple(first)
 
 
-def balanced(search: PipelineSearch, ranks: Sequence[int], replicas: tuple[int, ...] = ()) -> Cuts:
-    """Finds the cuts whose greatest compute time of a stage is least, for devices in a given order.
-
-    Args:
-        replicas: devices of each stage, as of `Cuts`; they share its time as the slowest of them allows.
-    """
-    cuts = Cuts((), tuple(ranks), replicas)
-    seconds = search.chain.seconds_before
-    loads = [seconds[group].max(axis=0) / len(group) for group in cuts.groups]
-    loads *= search.pipeline.stages_per_device
-    first = np.empty(len(loads), dtype=np.int64)
-    cut_by_load(np.array(loads), first)
-    return cuts._replace(first=tuple(first.tolist()))
+def balanced(search: PipelineSearch, ranks: Sequence[int]) -> Cuts:
+    """Finds the cuts whose greatest compute time of a stage is least, for devices in a given order."""
+    seconds = search.chain.seconds_before[list(ranks) * search.pipeline.stages_per_device]
+    first = np.empty(len(seconds), dtype=np.int64)
+    cut_by_load(seconds, first)
+    return Cuts(tuple(first.tolist()), tuple(ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -12,8 +12,6 @@ import numpy as np
 from agent.pipelines.equal import balanced
 from agent.pipelines.search import Cuts, PipelineSearch
 
-Groups = list[list[int]]
-"""Devices of each stage; where stages go round the devices, those of one round."""
 Move = Callable[[PipelineSearch, Cuts, np.random.Generator], Cuts | None]
 """Draws a plan next to another; None where there is none of its kind."""
 
@@ -24,7 +22,7 @@ DRAWS = 20
 def neighbour(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Draws a plan next to another."""
     for _ in range(DRAWS):
-        moved = MOVES[bisect(BOUNDS, rng.random())](search, cuts, rng)
+        moved = MOVES[bisect(BOUNDS, sum(_WEIGHTS.values()) * rng.random())](search, cuts, rng)
         if moved is not None:
             return moved
     return None
@@ -45,24 +43,14 @@ def toggled(cuts: Cuts, stage: int) -> Cuts:
     return cuts._replace(recomputed=tuple(recomputed) if any(recomputed) else ())
 
 
-def regrouped(
-    search: PipelineSearch, cuts: Cuts, groups: Groups, first: tuple[int, ...] | None = None
-) -> Cuts | None:
-    """Gives the stages of a plan other devices; None where the schedule cannot use them.
-
-    Args:
-        first: first piece of each stage; by default, the stages get equal time.
-    """
-    most = max(map(len, groups))
-    if not search.can_use(len(groups)) or most > search.pipeline.microbatches:
+def on_devices(search: PipelineSearch, cuts: Cuts, ranks: Sequence[int]) -> Cuts | None:
+    """Cuts stages of equal time for other devices; None where the schedule cannot use them."""
+    if not search.can_use(len(ranks)):
         return None
-    ranks = tuple(device for group in groups for device in group)
-    replicas = tuple(map(len, groups)) if most > 1 else ()
-    order = cuts.order if first else ()
-    first = first or balanced(search, ranks, replicas).first
-    share = len(cuts.first) / len(first)
-    again = [cuts.recomputed[int(stage * share)] for stage in range(len(first))] if cuts.recomputed else []
-    return Cuts(first, ranks, replicas, tuple(again) if any(again) else (), order)
+    moved = balanced(search, ranks)
+    share = len(cuts.first) / len(moved.first)
+    again = [cuts.recomputed[int(stage * share)] for stage in range(len(moved.first)) if cuts.recomputed]
+    return moved._replace(recomputed=tuple(again) if any(again) else ())
 
 
 def _shift(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
@@ -85,7 +73,7 @@ def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> C
     ranks = list(cuts.ranks)
     ranks[one], ranks[other] = ranks[other], ranks[one]
     if rng.random() < 0.5:
-        return balanced(search, ranks, cuts.replicas)._replace(recomputed=cuts.recomputed)
+        return balanced(search, ranks)._replace(recomputed=cuts.recomputed)
     return cuts._replace(ranks=tuple(ranks))
 
 
@@ -101,86 +89,33 @@ def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cu
 
 def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Adds a stage on an unused device."""
-    others, groups = _unused(search, cuts), cuts.groups
+    others, ranks = _unused(search, cuts), list(cuts.ranks)
     if not others:
         return None
-    groups.insert(int(rng.integers(len(groups) + 1)), [others[int(rng.integers(len(others)))]])
-    return regrouped(search, cuts, groups)
+    ranks.insert(int(rng.integers(len(ranks) + 1)), others[int(rng.integers(len(others)))])
+    return on_devices(search, cuts, ranks)
 
 
 def _remove(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Removes a stage."""
-    groups = cuts.groups
-    if len(groups) < 2:
+    ranks = list(cuts.ranks)
+    if len(ranks) < 2:
         return None
-    groups.pop(int(rng.integers(len(groups))))
-    return regrouped(search, cuts, groups)
-
-
-def _give(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Gives a stage one more device: one that is unused, or one of a stage that has several."""
-    if not search.pipeline.replicates:
-        return None
-    groups = cuts.groups
-    target = int(rng.integers(len(groups)))
-    several = [group for at, group in enumerate(groups) if len(group) > 1 and at != target]
-    sources = several + [[device] for device in _unused(search, cuts)]
-    if not sources:
-        return None
-    source = sources[int(rng.integers(len(sources)))]
-    groups[target].append(source.pop(int(rng.integers(len(source)))))
-    return regrouped(search, cuts, groups, cuts.first if rng.random() < 0.5 else None)
-
-
-def _take(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Takes a device from a stage that has several."""
-    groups = cuts.groups
-    several = [group for group in groups if len(group) > 1]
-    if not several:
-        return None
-    group = several[int(rng.integers(len(several)))]
-    group.pop(int(rng.integers(len(group))))
-    return regrouped(search, cuts, groups, cuts.first if rng.random() < 0.5 else None)
-
-
-def _merge(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Makes one stage of two, on the devices of both."""
-    groups, first = cuts.groups, list(cuts.first)
-    if not search.pipeline.replicates or len(groups) < 2:
-        return None
-    stage = int(rng.integers(1, len(groups)))
-    groups[stage - 1] += groups.pop(stage)
-    first.pop(stage)
-    return regrouped(search, cuts, groups, tuple(first) if rng.random() < 0.5 else None)
-
-
-def _split(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
-    """Makes two stages of one that has several devices."""
-    groups = cuts.groups
-    several = [stage for stage, group in enumerate(groups) if len(group) > 1]
-    if not several:
-        return None
-    stage = several[int(rng.integers(len(several)))]
-    at = int(rng.integers(1, len(groups[stage])))
-    groups[stage : stage + 1] = [groups[stage][:at], groups[stage][at:]]
-    return regrouped(search, cuts, groups)
+    ranks.pop(int(rng.integers(len(ranks))))
+    return on_devices(search, cuts, ranks)
 
 
 def _unused(search: PipelineSearch, cuts: Cuts) -> list[int]:
     return [device for device in range(search.problem.n_devices) if device not in cuts.ranks]
 
 
-_SHARES: dict[Move, float] = {
-    _shift: 0.56,
-    _recompute: 0.1,
-    _exchange: 0.08,
-    _replace: 0.08,
-    _add: 0.04,
-    _remove: 0.04,
-    _give: 0.04,
-    _take: 0.02,
-    _merge: 0.02,
-    _split: 0.02,
+_WEIGHTS: dict[Move, int] = {
+    _shift: 56,
+    _recompute: 10,
+    _exchange: 8,
+    _replace: 8,
+    _add: 4,
+    _remove: 4,
 }
-MOVES, BOUNDS = tuple(_SHARES), list(accumulate(_SHARES.values()))[:-1]
-"""Kinds of moves, and the sums of their shares; where there is none of a kind, another one is drawn."""
+MOVES, BOUNDS = tuple(_WEIGHTS), list(accumulate(_WEIGHTS.values()))[:-1]
+"""Kinds of moves, and the sums of their weights; where there is none of a kind, another one is drawn."""

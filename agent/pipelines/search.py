@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -30,22 +30,12 @@ class Cuts(NamedTuple):
     Attributes:
         first: first piece of each stage, ascending from 0.
         ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
-        replicas: devices of each stage, which are taken from `ranks` in turn; empty = one each.
         recomputed: whether each stage runs forward again before its backward actions; empty = none does.
-        order: pieces in the order in which stages take them; empty = program order.
     """
 
     first: tuple[int, ...]
     ranks: tuple[int, ...]
-    replicas: tuple[int, ...] = ()
     recomputed: tuple[bool, ...] = ()
-    order: tuple[int, ...] = ()
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """Devices of each stage; where stages go round the devices, those of one round."""
-        left = iter(self.ranks)
-        return [list(islice(left, count)) for count in self.replicas or (1,) * len(self.ranks)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +48,6 @@ class PipelineResult:
         step: the pipelined step.
         evaluations: plans that it simulated.
         wall_s, cpu_s: seconds that it took, and processor seconds.
-        is_proven: whether no plan of stages that are contiguous in program order, without replicas, has a
-            shorter step and fits.
     """
 
     cuts: Cuts
@@ -68,7 +56,6 @@ class PipelineResult:
     evaluations: int
     wall_s: float
     cpu_s: float
-    is_proven: bool
 
 
 def check_pipeline(pipelined: PipelinedProblem) -> None:
@@ -97,7 +84,6 @@ class PipelineSearch(SearchState):
         self.cuts: Cuts | None = None
         self.actions: tuple[str, ...] = ()  # of the best plan; empty = those of the schedule
         self.memory_binds = False  # whether a plan was over the memory limits
-        self.is_proven = False
         self._scores: dict[Cuts, tuple[float, float]] = {}
         self._most_s = 0.0  # wall seconds of an evaluation, at most, lately
 
@@ -130,13 +116,8 @@ class PipelineSearch(SearchState):
     def stages(self, cuts: Cuts) -> Stages:
         """Makes the placement of a plan."""
         recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
-        groups = cuts.groups
-        devices = np.array([group[0] for group in groups] * (len(cuts.first) // len(groups)))
-        replicas = tuple(map(tuple, groups)) if cuts.replicas else ()
-        order = np.array(cuts.order) if cuts.order else None
-        return self.chain.stages(
-            np.array(cuts.first), devices, order, recomputed=recomputed, replicas=replicas
-        )
+        devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
+        return self.chain.stages(np.array(cuts.first), devices, recomputed)
 
     def score_cuts(self, cuts: Cuts, *, until_s: float = np.inf) -> tuple[float, float]:
         """Simulates a plan, unless it was before; keeps it if it is the best, with the least recomputation.
@@ -165,6 +146,12 @@ class PipelineSearch(SearchState):
         self.keep(stages.device_of, total_s, over_bytes)
         return score
 
+    def continued(self, budget: Budget) -> PipelineSearch:
+        """Makes a search that goes on from here, within a budget for all that both of them spend."""
+        search = copy(self)
+        search.budget = budget
+        return search
+
     def search_actions(self, rng: np.random.Generator) -> None:
         """Searches the order of the actions of the best plan with what is left of the budget."""
         assert self.cuts is not None, "a placer scores at least one plan"
@@ -181,7 +168,6 @@ class PipelineSearch(SearchState):
         def progress() -> float:
             return (self.progress - began) / (1 - began) if self.left else 1.0
 
-        self.is_proven = False
         words = starts(len(stages.devices), self.pipeline.microbatches)
         anneal_orders(score, progress, words, self.problem.cluster.memory_bytes.mean(), rng)
 
@@ -192,7 +178,7 @@ class PipelineSearch(SearchState):
         stages = replace(self.stages(self.cuts), actions=self.actions)
         step = self.pipelined.simulate(stages)
         spent = (found.evaluations, found.wall_s, found.cpu_s)
-        return PipelineResult(self.cuts, stages, step, *spent, self.is_proven)
+        return PipelineResult(self.cuts, stages, step, *spent)
 
 
 PipelineStrategy = Callable[[PipelineSearch, np.random.Generator], None]
@@ -219,14 +205,12 @@ class PipelinePlacer:
         Raises:
             PipelineError: the cluster or the graph cannot run the pipeline.
         """
-        search = PipelineSearch(pipelined, budget)
-        if pipelined.pipeline.name == SEARCHED:
-            search.budget = budget.shared(1 / FOR_CUTS)
-            self.strategy(search, rng)
-            search.budget = budget
+        searches_actions = pipelined.pipeline.name == SEARCHED
+        search = PipelineSearch(pipelined, budget.shared(1 / FOR_CUTS) if searches_actions else budget)
+        self.strategy(search, rng)
+        if searches_actions:
+            search = search.continued(budget)
             search.search_actions(rng)
-        else:
-            self.strategy(search, rng)
         return search.pipeline_result()
 
 
@@ -237,7 +221,7 @@ def place_pipeline(
     return PIPELINE_PLACERS[name].place(pipelined, budget, rng or np.random.default_rng(0))
 
 
-MODULES = ("annealing", "equal", "dynamic.placers", "exact")
+MODULES = ("annealing", "equal", "pipedream")
 PIPELINE_PLACERS = Registry[PipelinePlacer](
     "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
 )

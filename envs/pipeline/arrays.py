@@ -21,10 +21,9 @@ BACKWARD_PHASE, OPTIMIZER_PHASE, RECOMPUTED_PHASE = range(1, 4)
 UNSET = -1.0
 """A time that is not known yet."""
 
-RUN, SEND, ALL_REDUCE, RECEIVE, RECEIVE_ONCE, RECEIVE_SHARED, RECEIVE_SUM = range(7)
-"""Steps of a program: run ops; note when a tensor is ready to be sent; reduce the gradients over all
-replicas; wait for a tensor from another device. `Links` tells apart tensors that all microbatches share and,
-where stages have replicas, those from the replica of the microbatch, and the reduced sums of gradients."""
+RUN, SEND, RECEIVE, RECEIVE_ONCE = range(4)
+"""Steps of a program: run ops; note when a tensor is ready to be sent; wait for a tensor from another device.
+`Links` tells apart tensors that all microbatches share."""
 
 FIRST, LATER = range(2)
 """Columns of `Parts` and `Agenda`: the first microbatch and all others."""
@@ -49,8 +48,9 @@ class PipelineArrays(NamedTuple):
 class PlacedStages(NamedTuple):
     """The stages of a placed graph."""
 
-    device_of: IntArray  # (n_first_ops,) the first one of its stage
+    device_of: IntArray  # (n_first_ops,)
     stage_of: IntArray  # (n_first_ops,) of forward and backward ops
+    device: IntArray  # (n_stages,)
     recomputed: IntArray  # (n_stages,) 1 = its forward ops run again before each backward action
     pieces: IntArray  # (n_stages, 2) its first piece of the chain, and that of the next one; 0, 0 = not known
 
@@ -66,9 +66,9 @@ class SecondRuns(NamedTuple):
 class Parts(NamedTuple):
     """Parts of steps, kept for other steps: a part is all that one device runs.
 
-    A part depends on the ops of its stages, on their seconds there, on how many microbatches the device runs,
-    and on whether it runs the last one; on nothing else. `envs.pipeline.layout` says which lists of ops it
-    has, each with a program. Ops that run one after the other without a wait between are one step of it.
+    A part depends on the ops of its stages and on their seconds there; on nothing else.
+    `envs.pipeline.layout` says which lists of ops it has, each with a program. Ops that run one after the
+    other without a wait between are one step of it.
     `RUN` has two columns, as the first microbatch adds no gradients: `FIRST` and `LATER`.
 
     What goes to other devices is a wire: `2 * tensor`, or `2 * tensor + 1` for its sum over microbatches.
@@ -107,27 +107,11 @@ class Parts(NamedTuple):
     marks: NDArray[np.int32]  # (3, n_wires) scratch: row, slot, and the last list that waits for it
 
 
-class Replicas(NamedTuple):
-    """The devices of all stages: a replica is a stage on one of its devices.
-
-    Replica `k` of `n` runs microbatches `k`, `k + n`, ..., and sends what has one of these columns in
-    `Tables`. A device without a stage counts as a stage of its own.
-    """
-
-    stage: IntArray  # (n_replicas,) ascending
-    device: IntArray  # (n_replicas,)
-    head: IntArray  # (n_devices,) first device of the stage of a device
-    number: IntArray  # (n_devices,) which replica a device is
-    n_replicas: IntArray  # (n_devices,) replicas of the stage of a device
-    member: IntArray  # (n_devices, n_most) devices of the stage whose first device this is
-    reduce_s: FloatArray  # (n_devices,) seconds to reduce its gradients, or `UNSET` if nothing is reduced
-
-
 class Links(NamedTuple):
     """The programs of all actions of a step, and the tensors that go from device to device.
 
-    Action `replica * N_KINDS + kind` is that of a replica, and the updates of device `d` are action
-    `n_replicas * N_KINDS + d`. A device has the slots of its part, from `slot[device]` on.
+    Action `stage * N_KINDS + kind` is that of a stage, and the updates of device `d` are action
+    `n_stages * N_KINDS + d`. A device has the slots of its part, from `slot[device]` on.
     """
 
     part_of: IntArray  # (n_devices,)
@@ -137,7 +121,7 @@ class Links(NamedTuple):
     row_of: NDArray[np.int32]  # (n_wires,) row of a wire, -1 = no other device reads it
     wire: NDArray[np.int32]  # (n_rows,)
     row_from: NDArray[np.int32]  # (n_slots,) row that is received
-    source: NDArray[np.int32]  # (n_slots,) first device of the stage that it comes from
+    source: NDArray[np.int32]  # (n_slots,) device that it comes from
     code: NDArray[np.int8]  # (n_slots,) how it is received, one of the constants above
     seconds: FloatArray  # (n_slots,) of the transfer from that device
 
@@ -151,7 +135,6 @@ class Tables(NamedTuple):
     ready_s: FloatArray  # (n_rows, n_microbatches) made
     sent_s: FloatArray  # (n_slots, n_microbatches) end of the copy
     arrival_s: FloatArray  # (n_slots, n_microbatches)
-    reduced_s: FloatArray  # (n_devices,) end of the all-reduce of the stage whose first device this is
     free_s: FloatArray  # (n_entries,) when the device was free for an entry of the agenda
     host_s: FloatArray  # (n_entries,) when its host thread was
     issuer: NDArray[np.int32]  # (n_slots, n_microbatches) entry that issued the copy, where that takes time
@@ -194,9 +177,10 @@ def placed_arrays(stages: Stages) -> PlacedStages:
     """Makes the arrays of stages."""
     recomputed = np.zeros(len(stages.devices), dtype=np.int64)
     recomputed[list(stages.recomputed)] = 1
-    pieces = [(each.start, each.stop) if isinstance(each, range) else (0, 0) for each in stages.pieces]
-    pieces = pieces or [(0, 0)] * len(recomputed)
-    return PlacedStages(stages.device_of, stages.stage_of, recomputed, np.array(pieces, dtype=np.int64))
+    pieces = [(taken.start, taken.stop) for taken in stages.pieces] or [(0, 0)] * len(recomputed)
+    return PlacedStages(
+        stages.device_of, stages.stage_of, stages.devices, recomputed, np.array(pieces, dtype=np.int64)
+    )
 
 
 def _near(graph: OpGraph, piece_of: IntArray, is_gradient: NDArray[np.bool_]) -> IntArray:

@@ -89,35 +89,24 @@ class Chain:
         self,
         first: IntArray,
         devices: IntArray,
-        order: IntArray | None = None,
-        *,
         recomputed: tuple[int, ...] = (),
-        replicas: tuple[tuple[int, ...], ...] = (),
     ) -> Stages:
         """Cuts the chain into stages.
 
         Args:
             first: first piece of each stage, ascending from 0, int64 (n_stages,).
-            devices, recomputed, replicas: as of `Stages`.
-            order: pieces in the order in which stages take them, int64 (n_pieces,); None = program order. No
-                piece may come before one whose forward ops it reads from.
+            devices, recomputed: as of `Stages`.
         """
-        pieces = [range(*bounds) for bounds in pairwise([*first.tolist(), self.n_pieces])]
+        pieces = tuple(range(*bounds) for bounds in pairwise([*first.tolist(), self.n_pieces]))
         begins = np.zeros(self.n_pieces, dtype=np.int64)
         begins[first[1:]] = 1
-        stage_of = begins.cumsum()
-        taken: tuple[range | bytes, ...] = tuple(pieces)
-        if order is not None:
-            taken = tuple(order[each.start : each.stop].tobytes() for each in pieces)
-            stage_of = stage_of[np.argsort(order)]
-        stage_of = stage_of[self.piece_of]
+        stage_of = begins.cumsum()[self.piece_of]
         placed = np.where(self._in_stage, stage_of, -1)
         graph, cluster, device_of = self.problem.graph, self.problem.cluster, devices.take(stage_of)
         if len(graph.unread):
             kept_bytes = np.bincount(device_of, graph.resident_bytes, cluster.n_devices).astype(np.float64)
-            kept_bytes[[device for group in replicas for device in group[1:]]] = np.inf
             device_of = spread_unread(graph, cluster, device_of, kept_bytes)
-        return Stages(device_of, placed, devices, recomputed, replicas, taken)
+        return Stages(device_of, placed, devices, recomputed, pieces)
 
     @cached_property
     def _in_stage(self) -> NDArray[np.bool_]:

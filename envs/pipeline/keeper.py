@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.pipeline.arrays import PipelineArrays, Replicas
+from envs.pipeline.arrays import PipelineArrays
 from envs.pipeline.programs import new_parts
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
@@ -24,8 +24,8 @@ class Keeper:
         parts: `Parts`; the kernels add to them.
     """
 
-    def __init__(self, problem: Problem, arrays: PipelineArrays, microbatches: int) -> None:
-        self._graph, self._microbatches = problem.graph, microbatches
+    def __init__(self, problem: Problem, arrays: PipelineArrays) -> None:
+        self._graph = problem.graph
         times = np.vstack([problem.op_seconds, arrays.accumulate_s]).T
         kinds: dict[bytes, int] = {}
         self._kind_of = [kinds.setdefault(each.tobytes(), len(kinds)) for each in times]
@@ -35,7 +35,7 @@ class Keeper:
     def _make(self, n_places: int) -> None:
         self.parts = new_parts(n_places, 2 * self._graph.n_ops, 2 * self._graph.n_tensors)
 
-    def part_of(self, stages: Stages, replicas: Replicas, splits: Sequence[bool]) -> IntArray:
+    def part_of(self, stages: Stages, splits: Sequence[bool]) -> IntArray:
         """Finds the part of each device, int64 (n_devices,); those not made yet have the next numbers.
 
         Args:
@@ -44,15 +44,11 @@ class Keeper:
         if not stages.pieces:
             self._forget()
         own: list[list[tuple[object, ...]]] = [[] for _ in self._kind_of]
-        for stage, head in enumerate(stages.devices.tolist()):
+        for stage, device in enumerate(stages.devices.tolist()):
             taken = stages.pieces[stage] if stages.pieces else stage
-            own[head].append((taken, stage in stages.recomputed, splits[stage]))
-        numbers = zip(*(each.tolist() for each in replicas[2:5]), strict=True)
-        found, last = [], self._microbatches - 1
-        for kind, (head, number, count) in zip(self._kind_of, numbers, strict=True):
-            key = (kind, *divmod(last - number, count), *own[head])
-            found.append(self._known.setdefault(key, len(self._known)))
-        return np.array(found, dtype=np.int64)
+            own[device].append((taken, stage in stages.recomputed, splits[stage]))
+        keys = [(kind, *taken) for kind, taken in zip(self._kind_of, own, strict=True)]
+        return np.array([self._known.setdefault(key, len(self._known)) for key in keys], dtype=np.int64)
 
     def make_room(self, part_of: IntArray) -> None:
         """Forgets all parts, which have no room for those of a step; makes room if there are no others."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pipeline.arrays import BACKWARD_PHASE, N_KINDS, OPTIMIZER_PHASE, UNSET, Replicas, SecondRuns
+from envs.pipeline.arrays import BACKWARD_PHASE, N_KINDS, OPTIMIZER_PHASE
 from envs.pipeline.recompute import is_needed
 from envs.pipeline.schedules import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
 from graphs.system.jit import kernel
@@ -45,45 +45,22 @@ def stage_of_list(n_stages, each):
 
 
 @kernel(allocates=True)
-def number_stages(replicas, n_devices):
+def number_stages(devices, n_devices):
     """Counts the stages of each device.
 
     Args:
-        replicas: `Replicas`.
+        devices: device of each stage, int64 (n_stages,).
         n_devices: int.
 
     Returns:
         Which stage of its device each one is, int64 (n_stages,), and the stages of each device, int64
         (n_devices,).
     """
-    local, n_stages = np.zeros(len(replicas.stage), np.int64), np.zeros(n_devices, np.int64)
-    for replica in range(len(replicas.stage)):
-        device = replicas.device[replica]
-        if replicas.head[device] == device:
-            local[replicas.stage[replica]] = n_stages[device]
-        n_stages[device] += 1
+    local, n_stages = np.zeros(len(devices), np.int64), np.zeros(n_devices, np.int64)
+    for stage in range(len(devices)):
+        local[stage] = n_stages[devices[stage]]
+        n_stages[devices[stage]] += 1
     return local, n_stages
-
-
-@kernel(allocates=True)
-def one_each(devices, n_devices):
-    """Makes the `Replicas` of stages with one device each.
-
-    Args:
-        devices: device of each stage, int64 (n_stages,).
-        n_devices: int.
-    """
-    own = np.arange(n_devices)
-    number, n_replicas = np.zeros(n_devices, np.int64), np.ones(n_devices, np.int64)
-    member, reduce_s = own.copy().reshape((n_devices, 1)), np.full(n_devices, UNSET)
-    return Replicas(np.arange(len(devices)), devices, own, number, n_replicas, member, reduce_s)
-
-
-@kernel(allocates=True)
-def no_second_runs():
-    """Makes the `SecondRuns` of steps in which no stage is recomputed."""
-    none = np.zeros(0, np.int64)
-    return SecondRuns(none, none, none)
 
 
 @kernel(entry=True, allocates=True)

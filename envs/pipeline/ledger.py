@@ -23,7 +23,6 @@ from envs.pipeline.arrays import (
     Links,
     Parts,
     PipelineArrays,
-    Replicas,
     SecondRuns,
     Tables,
 )
@@ -43,7 +42,6 @@ class Ledger(NamedTuple):
     q: PipelineArrays
     runs: SecondRuns
     device_of: IntArray  # (n_first_ops,)
-    replicas: Replicas
     agenda: Agenda
     parts: Parts
     links: Links
@@ -52,25 +50,14 @@ class Ledger(NamedTuple):
     entry_of: NDArray[np.int32]  # (n_lists, n_microbatches) entry of the device that runs a list of its part
     device: int
     part: int
-    home: int  # first device of its stage
-    number: int  # its first microbatch
-    n_replicas: int  # of its stage
     end: int  # last microbatch of the step
-
-
-@kernel
-def last_column(s):
-    """Returns the last microbatch of the device."""
-    return s.end - (s.end - s.number) % s.n_replicas
 
 
 @kernel
 def first_column(s, tensor):
     """Returns the first microbatch in which the device makes a tensor; of a parameter, the last one."""
     maker = s.p.producer[tensor]
-    if s.q.phase[maker] == OPTIMIZER_PHASE:
-        return s.end
-    return last_column(s) if s.q.is_parameter[maker] else s.number
+    return s.end if s.q.phase[maker] == OPTIMIZER_PHASE or s.q.is_parameter[maker] else 0
 
 
 @kernel
@@ -78,7 +65,7 @@ def freed_column(s, microbatch):
     """Returns the row of `Parts.freed` for a microbatch, or for the updates, which come after all."""
     if microbatch > s.end:
         return 0
-    return IS_FIRST * (microbatch == s.number) + IS_LAST * (microbatch == last_column(s))
+    return IS_FIRST * (microbatch == 0) + IS_LAST * (microbatch == s.end)
 
 
 @kernel
@@ -122,7 +109,7 @@ def note_part(s):
         if s.q.is_gradient[tensor]:
             last, update = (-1, update) if is_sum else (last, -1)
         if is_held(s, tensor):
-            note_freed(s, tensor, last, update, last_column(s) == s.end)
+            note_freed(s, tensor, last, update)
     parts.held[s.part] = held
 
 
@@ -175,7 +162,7 @@ def is_own_row(s, row):
 def is_held(s, tensor):
     """Says whether a tensor has bytes besides those that ops of the device hold for the whole step."""
     owner = s.p.owner[tensor]
-    return s.p.size[tensor] > 0.0 and (owner < 0 or s.device_of[owner] != s.home)
+    return s.p.size[tensor] > 0.0 and (owner < 0 or s.device_of[owner] != s.device)
 
 
 @kernel
@@ -197,24 +184,23 @@ def note_own(s, maker, tensor, last, update):
     elif not s.p.is_source[op]:
         last = max(last, maker)
     s.parts.readers[0, tensor], s.parts.readers[1, tensor] = last, update
-    note_freed(s, tensor, last, update, True)
+    note_freed(s, tensor, last, update)
     if not s.p.is_source[op]:
         s.parts.taken[maker] += size
         return 0.0
     if last < 0 or s.q.is_parameter[op]:
         return size if max(last, update) >= 0 else 0.0
-    return size * ((s.end - s.number) // s.n_replicas + 1)
+    return size * (s.end + 1)
 
 
 @kernel
-def note_freed(s, tensor, last, update, is_kept):
+def note_freed(s, tensor, last, update):
     """Notes at which op a tensor is not held any more.
 
     Args:
         s: `Ledger`; written.
         tensor: index, int.
         last, update: places of its last readers, int.
-        is_kept: whether an update reads the instance of the last microbatch, bool.
     """
     parts, size, is_parameter = s.parts, s.p.size[tensor], s.q.is_parameter[s.p.producer[tensor]]
     if last >= 0 and update < 0 and not is_parameter and not parts.varies[parts.list_of[last]]:
@@ -226,7 +212,7 @@ def note_freed(s, tensor, last, update, is_kept):
         elif s.q.is_gradient[tensor]:
             is_freed = update < 0 or not column & IS_FIRST
         else:
-            is_freed = update < 0 or not is_kept or not column & IS_LAST
+            is_freed = update < 0 or not column & IS_LAST
         vary(parts, parts.list_of[last])
         if is_freed:
             parts.freed[column, last] += size
@@ -266,14 +252,13 @@ def held_until(s, row, column):
     sent_row, sum_row = s.links.row_of[2 * tensor], s.links.row_of[2 * tensor + 1]
     place, update, until = parts.last[row], parts.update[row], 0.0
     sent = 0 if s.q.is_parameter[s.p.producer[tensor]] else column
-    if sent_row >= 0 and sent % s.n_replicas == s.number:
+    if sent_row >= 0:
         until = s.sent_s[sent_row, sent]
     if not s.q.is_gradient[tensor]:
-        place = update if update >= 0 and column == last_column(s) else place
-    elif column == s.number:
+        place = update if update >= 0 and column == s.end else place
+    elif column == 0:
         place = update if update >= 0 else place
-        until = max(until, s.tables.reduced_s[s.home])
-        if sum_row >= 0 and s.end % s.n_replicas == s.number:
+        if sum_row >= 0:
             until = max(until, s.sent_s[sum_row, s.end])
     elif sum_row >= 0:
         until = max(until, s.tables.ready_s[sum_row, column])

@@ -30,15 +30,14 @@ from graphs.system.jit import kernel
 
 
 @kernel(allocates=True)
-def pipeline_memory(p, q, runs, device_of, replicas, agenda, parts, links, tables, peak):
+def pipeline_memory(p, q, runs, device_of, agenda, parts, links, tables, peak):
     """Finds the greatest number of bytes held at once on each device.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
         runs: `SecondRuns`.
-        device_of: device of each op, the first one of its stage, int64 (n_first_ops,).
-        replicas: `Replicas`.
+        device_of: device of each op, int64 (n_first_ops,).
         agenda: `Agenda`.
         parts: `Parts`; the ledgers of parts without one are written.
         links: `Links`.
@@ -55,9 +54,8 @@ def pipeline_memory(p, q, runs, device_of, replicas, agenda, parts, links, table
     entry_of = np.empty((n_lists, end + 1), np.int32)
     for device in range(len(peak)):
         s = Ledger(
-            p, q, runs, device_of, replicas, agenda, parts, links, tables, sent_s, entry_of,
-            device, links.part_of[device], replicas.head[device],
-            replicas.number[device], replicas.n_replicas[device], end,
+            p, q, runs, device_of, agenda, parts, links, tables, sent_s, entry_of,
+            device, links.part_of[device], end,
         )  # fmt: skip
         note_entries(s)
         if np.isnan(parts.held[s.part]):
@@ -154,7 +152,7 @@ def add_sent(s, x, row):
     """
     tensor = s.parts.row_wire[row] // 2
     entry, size = 0, s.p.size[tensor]
-    for column in range(first_column(s, tensor), s.end + 1, s.n_replicas):
+    for column in range(first_column(s, tensor), s.end + 1):
         place, home, until = held_until(s, row, column)
         if until > x.since_s[home]:
             entry = entry_at(x, until, entry)

@@ -140,7 +140,7 @@ def keep_until_sent(s, x, entry, row, begin):
     first, end, microbatch, held = first_column(s, tensor), s.end, x.microbatch[entry], 0.0
     if entry and microbatch <= end:
         first, end = max(first, microbatch), microbatch
-    for column in range(first, end + 1, s.n_replicas):
+    for column in range(first, end + 1):
         place, home, until = held_until(s, row, column)
         if home != entry or until <= (x.end_s[place - begin] if place >= 0 else x.since_s[entry]):
             continue
@@ -166,8 +166,6 @@ def time_ops(s, x, entry, begin, end):
     """
     p, q, parts, at_all = s.p, s.q, s.parts, s.agenda.ptr[s.device] + entry
     free, host, microbatch = x.since_s[entry], s.tables.host_s[at_all], min(x.microbatch[entry], s.end)
-    if x.microbatch[entry] > s.end and s.replicas.reduce_s[s.home] >= 0.0:
-        free = s.tables.reduced_s[s.home]
     step, last = parts.step_ptr[x.list_of[entry]], parts.step_ptr[x.list_of[entry] + 1]
     for place in range(begin, end):
         op = parts.op[place]

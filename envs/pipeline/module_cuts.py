@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -89,7 +90,11 @@ def cut_at_modules(
 
 
 def _beginnings(graph: OpGraph, forward: IntArray, is_called: Callable[[str], bool]) -> dict[int, str]:
-    """Finds the modules that are called once, by the position of their first forward op; none at 0."""
+    """Finds the modules that are called once, by the position of their first forward op; none at 0.
+
+    The names of ops count the calls of the innermost module alone. One whose parts are all called again is
+    taken to be called again itself.
+    """
     runs: dict[str, list[int]] = {}  # first and last position, and number of ops
     again = set()
     for at, op in enumerate(forward.tolist()):
@@ -100,9 +105,14 @@ def _beginnings(graph: OpGraph, forward: IntArray, is_called: Callable[[str], bo
         called = graph.op_names[op].rpartition("/")[0]
         if called != graph.modules[op]:
             again.add(graph.modules[op])
+    once = {
+        part
+        for path in {graph.modules[op] for op in forward.tolist()} - again
+        for part in accumulate(path.split("."), "{}.{}".format)
+    }
     found: dict[int, str] = {}
     for path, (first, last, n_ops) in runs.items():  # outer modules before those in them
-        if first and last - first + 1 == n_ops and path not in again and is_called(path):
+        if first and last - first + 1 == n_ops and path in once - again and is_called(path):
             found.setdefault(first, path)
     return found
 

@@ -34,7 +34,6 @@ class Pipeline:
         schedule: one of `SCHEDULES`; `interleaved-1f1b:V` has V stages on each device, by default 2. `auto`
             leaves the choice to `place` or `evaluate.py`.
         microbatches: in one step, at least 1.
-        may_replicate: whether placers may give a stage several devices, which runtimes do not run yet.
         may_recompute: whether placers may run the forward ops of a stage again, which needs less memory.
 
     Raises:
@@ -43,7 +42,6 @@ class Pipeline:
 
     schedule: str = ONE_F_ONE_B
     microbatches: int = 8
-    may_replicate: bool = field(default=True, kw_only=True)
     may_recompute: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -70,11 +68,6 @@ class Pipeline:
         """Stages on each device."""
         count = self.schedule.partition(":")[2]
         return int(count or 2) if self.name == INTERLEAVED else 1
-
-    @property
-    def replicates(self) -> bool:
-        """Says whether placers may give a stage several devices, and the schedule can."""
-        return self.name in (GPIPE, ONE_F_ONE_B) and self.may_replicate
 
     @property
     def splits_backward(self) -> bool:

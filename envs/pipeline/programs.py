@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 from envs.pipeline.arrays import (
-    ALL_REDUCE,
     BACKWARD_PHASE,
     LISTS,
     N_KINDS,
@@ -53,7 +52,7 @@ def new_parts(n, n_ops, n_tensors):
 
 
 @kernel(allocates=True)
-def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
+def make_parts(p, q, runs, placed, local, n_stages, splits, parts, part_of):
     """Makes the parts that there are not yet.
 
     Args:
@@ -62,8 +61,6 @@ def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbat
         runs: `SecondRuns`.
         placed: `PlacedStages`.
         local, n_stages, splits: as of `make_layout`.
-        replicas: `Replicas`.
-        n_microbatches: int.
         parts: `Parts`; written.
         part_of: part of each device; new ones have the next numbers, int64 (n_devices,).
 
@@ -73,22 +70,19 @@ def make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbat
     is_new = np.zeros(len(part_of), np.int64)
     for device in range(len(part_of)):
         if part_of[device] >= parts.n[0]:
-            is_new[replicas.head[device]] = 1
+            is_new[device] = 1
     if not is_new.any():
         return True
     first, ptr, ops = make_layout(p, q, runs, placed, local, n_stages, is_new, splits)
     pieces = np.zeros((len(part_of), 2), np.int64)
-    for replica in range(len(replicas.stage)):
-        home = replicas.head[replicas.device[replica]]
-        if n_stages[home] == 1:
-            pieces[home] = placed.pieces[replicas.stage[replica]]
+    for stage in range(len(placed.device)):
+        if n_stages[placed.device[stage]] == 1:
+            pieces[placed.device[stage]] = placed.pieces[stage]
     for device in range(len(part_of)):
         if part_of[device] == parts.n[0]:
-            home = replicas.head[device]
-            sends = (n_microbatches - 1) % replicas.n_replicas[device] == replicas.number[device]
-            lists = ptr[first[home] : first[home + 1] + 1]
+            lists = ptr[first[device] : first[device + 1] + 1]
             if not begin_part(parts, lists, ops) or not make_part(
-                p, q, runs, placed.device_of, pieces[home], n_stages[home], home, device, sends, parts
+                p, q, runs, placed.device_of, pieces[device], n_stages[device], device, parts
             ):
                 return False
     return True
@@ -175,7 +169,7 @@ def second_tensor(p, q, runs, parts, part, place, tensor):
 
 
 @kernel
-def number_rows(p, q, device_of, pieces, home, parts):
+def number_rows(p, q, device_of, pieces, device, parts):
     """Numbers the tensors of the new part that other devices read.
 
     The sum of a gradient has another row than the gradient of a microbatch.
@@ -185,7 +179,7 @@ def number_rows(p, q, device_of, pieces, home, parts):
         q: `PipelineArrays`.
         device_of: device of each op, int64 (n_first_ops,).
         pieces: as of `PlacedStages`, int64 (2,).
-        home: first device of the stages, int.
+        device: index, int.
         parts: `Parts`; written.
 
     Returns:
@@ -200,7 +194,7 @@ def number_rows(p, q, device_of, pieces, home, parts):
             continue
         for tensor in p.output_item[p.output_ptr[op] : p.output_ptr[op + 1]]:
             for reader in p.consumer_item[p.consumer_ptr[tensor] : p.consumer_ptr[tensor + 1]]:
-                if device_of[reader] == home or device_of[reader] < 0:
+                if device_of[reader] == device or device_of[reader] < 0:
                     continue
                 wire = wire_of(q, tensor, reader)
                 if parts.marks[0, wire] < first:
@@ -236,7 +230,7 @@ def wire_of(q, tensor, reader):
 
 
 @kernel
-def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, parts):
+def make_part(p, q, runs, device_of, pieces, n_stages, device, parts):
     """Makes the programs of a part whose ops are listed.
 
     Args:
@@ -246,9 +240,7 @@ def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, part
         device_of: device of each op, int64 (n_first_ops,).
         pieces: of the device, as of `PlacedStages`, int64 (2,).
         n_stages: of the device, int.
-        home: first device of its stages, int.
         device: index, int.
-        sends: whether it sends what its updates make, bool.
         parts: `Parts`; written.
 
     Returns:
@@ -258,16 +250,10 @@ def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, part
     lists, after = parts.begin[part, LISTS], parts.begin[part + 1, LISTS]
     n, row, slot = parts.step_ptr[lists], parts.begin[part, ROWS], parts.begin[part, SLOTS]
     first_slot, first, end = slot, parts.op_ptr[lists], parts.op_ptr[after]
-    if not number_rows(p, q, device_of, pieces, home, parts):
+    if not number_rows(p, q, device_of, pieces, device, parts):
         return False
     for each in range(lists, after - 1):
-        begin, is_update = n, each == after - 2
-        is_later = lists + n_stages <= each < after - 2
-        if is_update:
-            if n == len(parts.code):
-                return False
-            parts.code[n] = ALL_REDUCE
-            n += 1
+        begin, is_later = n, lists + n_stages <= each < after - 2
         place, last = parts.op_ptr[each], parts.op_ptr[each + 1]
         while place < last:
             op, stop = parts.op[place], place
@@ -302,7 +288,7 @@ def make_part(p, q, runs, device_of, pieces, n_stages, home, device, sends, part
                 n += 1
             n = add_ops(p, parts, begin, n, place, place + 1, device)
             for tensor in made:
-                if (sends or not is_update) and parts.marks[0, 2 * tensor] >= row:
+                if parts.marks[0, 2 * tensor] >= row:
                     n = add_send(parts, begin, n, parts.marks[0, 2 * tensor] - row)
             for tensor in made:
                 if q.is_gradient[tensor]:

@@ -45,14 +45,13 @@ def device_actions(
     pipeline: Pipeline,
     n_devices: int,
     recomputed: tuple[int, ...] = (),
-    replicas: tuple[int, ...] = (),
     actions: tuple[str, ...] = (),
 ) -> tuple[tuple[Action, ...], ...]:
     """Lists the actions of each device in its order; stage `s` is on device `s % n_devices`.
 
     Args, Raises: as of `action_arrays`.
     """
-    arrays = action_arrays(pipeline, n_devices, recomputed, replicas, actions)
+    arrays = action_arrays(pipeline, n_devices, recomputed, actions)
     return tuple(tuple(Action(*each) for each in of_device.T.tolist()) for of_device in arrays)
 
 
@@ -60,7 +59,6 @@ def action_arrays(
     pipeline: Pipeline,
     n_devices: int,
     recomputed: tuple[int, ...] = (),
-    replicas: tuple[int, ...] = (),
     actions: tuple[str, ...] = (),
 ) -> list[IntArray]:
     """Lists kind, stage and microbatch of each device's actions in its order, int64 (3, n_actions) each.
@@ -68,7 +66,6 @@ def action_arrays(
     Args:
         n_devices: that hold stages, numbered by their first stage.
         recomputed: stages that run forward again before each of their backward actions.
-        replicas: devices of each stage, for `gpipe` and `1f1b`; those of stage 0 come first in the list.
         actions: letters of the actions of each stage, for `searched`; by default those of `zero-bubble`.
 
     Raises:
@@ -79,13 +76,7 @@ def action_arrays(
     if pipeline.name not in (GPIPE, ONE_F_ONE_B):
         again = [tuple(each for each in recomputed if each % n_devices == rank) for rank in range(n_devices)]
         return [_actions_of_rank(pipeline, n_devices, rank, again[rank]) for rank in range(n_devices)]
-    counts = replicas or (1,) * n_devices
-    follow = np.cumsum(counts[::-1])[::-1].tolist()
-    return [
-        in_turns(pipeline, stage, number, count, -(-follow[stage] // count), stage in recomputed)
-        for stage, count in enumerate(counts)
-        for number in range(count)
-    ]
+    return [in_turns(pipeline, stage, n_devices - stage, stage in recomputed) for stage in range(n_devices)]
 
 
 @lru_cache(maxsize=1024)
@@ -127,25 +118,24 @@ def schedule_csv(pipeline: Pipeline, n_devices: int, actions: tuple[str, ...] = 
 
 
 @lru_cache(maxsize=4096)
-def in_turns(pipeline: Pipeline, stage: int, number: int, count: int, n_alive: int, again: bool) -> IntArray:
-    """Lists the actions of replica `number` of `count` of a stage, as `action_arrays` does.
+def in_turns(pipeline: Pipeline, stage: int, n_alive: int, again: bool) -> IntArray:
+    """Lists the actions of a stage, as `action_arrays` does.
 
     In `gpipe`, all forward actions come first. In `1f1b`, those that can run until the first backward action
     can, then one of each in turn.
 
     Args:
         n_alive: microbatches that it keeps alive at most in `1f1b`: as many as devices follow from the stage
-            on, for each replica.
+            on.
 
-    Source: Huang et al. 2019, arXiv 1811.06965; PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503;
-        replicas as in PipeDream, Narayanan et al. 2019, section 3.2.
+    Source: Huang et al. 2019, arXiv 1811.06965; PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
     """
-    microbatches = np.arange(number, pipeline.microbatches, count)
-    at, n = np.arange(len(microbatches)), len(microbatches)
+    n = pipeline.microbatches
+    at = np.arange(n)
     n_warm_up = n if pipeline.name == GPIPE else min(n_alive, n)
     turn = np.concatenate([np.where(at < n_warm_up, at, 2 * at - n_warm_up + 1), n_warm_up + 2 * at])
     kind = np.repeat([FORWARD, BACKWARD], n)
-    actions = np.stack([kind, np.full(2 * n, stage), np.tile(microbatches, 2)])[:, np.argsort(turn)]
+    actions = np.stack([kind, np.full(2 * n, stage), np.tile(at, 2)])[:, np.argsort(turn)]
     return _with_recomputation(actions, (stage,) if again else ())
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from envs.pipeline.agenda import agenda_of, replicas_of
+from envs.pipeline.agenda import agenda_of
 from envs.pipeline.arrays import (
     LISTS,
     N_KINDS,
     OPTIMIZER_PHASE,
-    UNSET,
     Agenda,
     PipelineArrays,
-    Replicas,
     SecondRuns,
     pipeline_arrays,
     placed_arrays,
@@ -31,7 +28,6 @@ from envs.pipeline.stages import Stages
 from envs.pipeline.step import FULL, run_pipeline
 from envs.problem import Problem
 from envs.problem_arrays import ProblemArrays
-from envs.simulator.all_reduce import ring_seconds
 from graphs.system.array_types import FloatArray, IntArray
 
 MOST_AGENDAS = 64
@@ -61,7 +57,7 @@ class PipelineTime:
         throughput_per_s: microbatches a second.
         peak_bytes: greatest memory in use on each device, (n_devices,).
         fits: whether no device needs more memory than it has.
-        actions: when each action ran, by device, in its order.
+        columns: those of `actions`, one array each.
     """
 
     total_s: float
@@ -70,7 +66,12 @@ class PipelineTime:
     throughput_per_s: float
     peak_bytes: FloatArray
     fits: bool
-    actions: tuple[ActionTime, ...]
+    columns: tuple[FloatArray | IntArray, ...]
+
+    @cached_property
+    def actions(self) -> tuple[ActionTime, ...]:
+        """The time of each action, by device, in its order."""
+        return tuple(map(ActionTime, *(column.tolist() for column in self.columns)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +123,10 @@ class PipelinedProblem:
 
     @cached_property
     def _keeper(self) -> Keeper:
-        return Keeper(self.problem, self.arrays, self.pipeline.microbatches)
+        return Keeper(self.problem, self.arrays)
 
     @cached_property
-    def _agendas(self) -> dict[tuple[object, ...], tuple[Agenda, Replicas]]:
+    def _agendas(self) -> dict[tuple[object, ...], Agenda]:
         return {}
 
     def step_time_s(self, stages: Stages) -> float:
@@ -162,15 +163,13 @@ class PipelinedProblem:
 
     def _run(self, stages: Stages, peak: FloatArray, until_s: float = np.inf) -> tuple[float, IntArray]:
         """Simulates a step; also returns the part of each device."""
-        agenda, replicas = self._agenda(stages)
-        placed = placed_arrays(stages)
+        agenda, placed = self._agenda(stages), placed_arrays(stages)
         splits = splits_of(self.pipeline, len(stages.devices), stages.actions)
         while True:
-            part_of = self._keeper.part_of(stages, replicas, splits)
+            part_of = self._keeper.part_of(stages, splits)
             found: float = run_pipeline(
                 *self._arrays_of(stages),
                 placed,
-                replicas,
                 np.array(splits),
                 self.pipeline.microbatches,
                 agenda,
@@ -191,7 +190,6 @@ class PipelinedProblem:
         """
         peak = np.zeros(self.problem.n_devices)
         total_s, part_of = self._run(stages, peak)
-        agenda, replicas = self._agenda(stages)
         if total_s < 0:
             better = "place each backward op where the forward ops are that it belongs to"
             better = "give its stages other actions" if stages.actions else better
@@ -199,7 +197,7 @@ class PipelinedProblem:
                 f"schedule '{self.pipeline.schedule}' cannot run this placement: devices wait for each "
                 f"other; {better}"
             )
-        busy_s = self._busy_s(stages, replicas, part_of)
+        busy_s = self._busy_s(stages, part_of)
         whole_s = len(busy_s) * total_s
         return PipelineTime(
             total_s=total_s,
@@ -208,47 +206,31 @@ class PipelinedProblem:
             peak_bytes=peak,
             fits=bool((peak <= self.problem.cluster.memory_bytes).all()),
             throughput_per_s=self.pipeline.microbatches / total_s if total_s else np.inf,
-            actions=tuple(_action_times(agenda, replicas)),
+            columns=_action_times(self._agenda(stages), len(stages.devices)),
         )
 
-    def _agenda(self, stages: Stages) -> tuple[Agenda, Replicas]:
+    def _agenda(self, stages: Stages) -> Agenda:
         """Lists what each device runs; the times are those of the last simulation.
 
         Raises:
             PipelineError: the stages are not on the devices that the schedule has them on.
         """
-        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.replicas, stages.actions)
+        key = (tuple(stages.devices.tolist()), stages.recomputed, stages.actions)
         if key not in self._agendas:
             if len(self._agendas) == MOST_AGENDAS:
                 self._agendas.clear()
-            replicas = replicas_of(stages, self.problem.n_devices)
-            self._agendas[key] = (agenda_of(self.pipeline, self.problem, stages, replicas), replicas)
-        agenda, replicas = self._agendas[key]
-        if stages.replicas:
-            replicas = replicas._replace(reduce_s=self._reduce_s(stages, replicas))
-        return agenda, replicas
+            self._agendas[key] = agenda_of(self.pipeline, self.problem, stages)
+        return self._agendas[key]
 
-    def _reduce_s(self, stages: Stages, replicas: Replicas) -> FloatArray:
-        """Seconds to reduce the gradients of each stage, by its first device, or `UNSET`, (n_devices,)."""
-        gradients = np.flatnonzero(self.arrays.is_gradient)
-        home = stages.device_of[self.problem.graph.tensor_producer[gradients]]
-        sizes = np.zeros(self.problem.n_devices)
-        np.add.at(sizes, home, self.problem.graph.tensor_bytes[gradients])
-        found = np.full(self.problem.n_devices, UNSET)
-        for head in np.unique(home[replicas.n_replicas[home] > 1]).tolist():
-            ring = replicas.member[head, : replicas.n_replicas[head]]
-            found[head] = ring_seconds(self.problem, ring, sizes[head : head + 1])[0]
-        return found
-
-    def _busy_s(self, stages: Stages, replicas: Replicas, part_of: IntArray) -> FloatArray:
+    def _busy_s(self, stages: Stages, part_of: IntArray) -> FloatArray:
         """Seconds that each device computes, (n_devices,)."""
         found = np.zeros(self.problem.n_devices)
         (p, q, _), parts = self._arrays_of(stages), self._keeper.parts
-        for device, (number, count) in enumerate(zip(*replicas[3:5], strict=True)):
+        n_run = self.pipeline.microbatches
+        for device in range(len(found)):
             lists, after = parts.begin[part_of[device] : part_of[device] + 2, LISTS]
             runs = np.zeros(len(q.phase), dtype=bool)
             runs[parts.op[parts.op_ptr[lists] : parts.op_ptr[after - 1]]] = True
-            n_run = len(range(number, self.pipeline.microbatches, count))
             is_update, sums = q.phase == OPTIMIZER_PHASE, runs[p.producer] & (q.is_gradient > 0)
             found[device] = (
                 n_run * p.op_seconds[runs & ~is_update, device].sum()
@@ -258,10 +240,11 @@ class PipelinedProblem:
         return found
 
 
-def _action_times(agenda: Agenda, replicas: Replicas) -> Iterator[ActionTime]:
-    replica, kind = np.divmod(agenda.action, N_KINDS)
-    in_stage = replica < len(replicas.stage)
-    stage = np.where(in_stage, replicas.stage[np.minimum(replica, len(replicas.stage) - 1)], -1)
+def _action_times(agenda: Agenda, n_stages: int) -> tuple[FloatArray | IntArray, ...]:
+    """The columns of `ActionTime`; the next simulation writes new times into the agenda."""
+    stage, kind = np.divmod(agenda.action, N_KINDS)
+    in_stage = stage < n_stages
+    stage = np.where(in_stage, stage, -1)
     device = np.repeat(np.arange(len(agenda.ptr) - 1), np.diff(agenda.ptr))
-    columns = device, np.where(in_stage, kind, -1), stage, agenda.microbatch, agenda.start_s, agenda.end_s
-    return map(ActionTime, *(column.tolist() for column in columns))
+    times = agenda.start_s.copy(), agenda.end_s.copy()
+    return device, np.where(in_stage, kind, -1), stage, agenda.microbatch, *times

@@ -22,13 +22,11 @@ class Stages:
     """A placement cut into stages.
 
     Attributes:
-        device_of: device of each op, the first one of its stage, int64 (n_ops,).
+        device_of: device of each op, int64 (n_ops,).
         stage_of: stage of each forward and backward op, int64 (n_ops,); -1 for all others.
-        devices: first device of each stage, int64 (n_stages,).
+        devices: device of each stage, int64 (n_stages,).
         recomputed: stages whose forward ops run again before each backward action, ascending.
-        replicas: all devices of each stage, the first one first; empty = one each.
-        pieces: those of the graph's chain that each stage takes, as bytes if they are in another order than
-            that of the program; empty = not known.
+        pieces: those of the graph's chain that each stage takes; empty = not known.
         actions: letters of the actions of each stage in its order, for `searched`; empty = no such order.
     """
 
@@ -36,13 +34,12 @@ class Stages:
     stage_of: IntArray
     devices: IntArray
     recomputed: tuple[int, ...] = ()
-    replicas: tuple[tuple[int, ...], ...] = ()
-    pieces: tuple[range | bytes, ...] = ()
+    pieces: tuple[range, ...] = ()
     actions: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> IntArray:
-        """The first devices of stages, in the order of their first stage, int64 (n_ranks,)."""
+        """The devices of stages, in the order of their first stage, int64 (n_ranks,)."""
         _, first = np.unique(self.devices, return_index=True)
         ranks: IntArray = self.devices[np.sort(first)]
         return ranks
@@ -50,41 +47,21 @@ class Stages:
     @property
     def placement(self) -> Placement:
         """The same as what a placement file holds."""
-        several = {stage: devices for stage, devices in enumerate(self.replicas) if len(devices) > 1}
-        return Placement(self.device_of, self.stage_of, self.recomputed, several, self.actions)
+        return Placement(self.device_of, self.stage_of, self.recomputed, self.actions)
 
 
 def stages_of(problem: Problem, placement: Placement) -> Stages:
-    """Cuts a placement into stages, with their replicas, recomputation and actions.
+    """Cuts a placement into stages, with their recomputation and actions.
 
     Raises:
-        PipelineError: as of `cut_into_stages`, or a stage does not exist, or its devices are not its own.
+        PipelineError: as of `cut_into_stages`, or a stage does not exist.
     """
     stages = cut_into_stages(problem, placement.device_of, placement.stage_of)
     n_stages = len(stages.devices)
-    for stage in (*placement.recompute, *placement.replicas):
+    for stage in placement.recompute:
         if not 0 <= stage < n_stages:
             raise PipelineError(f"there is no stage {stage}; the stages are 0 to {n_stages - 1}")
-    for stage, devices in placement.replicas.items():
-        _check_devices_of(problem, stages, stage, devices)
-    each = [placement.replicas.get(stage, (device,)) for stage, device in enumerate(stages.devices.tolist())]
-    replicas = tuple(each) if placement.replicas else ()
-    return replace(stages, recomputed=placement.recompute, replicas=replicas, actions=placement.actions)
-
-
-def _check_devices_of(problem: Problem, stages: Stages, stage: int, devices: tuple[int, ...]) -> None:
-    """Checks that the first device of a stage has its ops, and the others none."""
-    names = [device.name for device in problem.cluster.devices]
-    first = stages.devices[stage]
-    if devices[:1] != (first,):
-        raise PipelineError(f"stage {stage} is on '{names[first]}'; name this device first in its replicas")
-    placed = [device for device in devices[1:] if (stages.device_of == device).any()]
-    if placed:
-        op = shortened(problem.graph.op_names[int(np.argmax(stages.device_of == placed[0]))])
-        raise PipelineError(
-            f"op '{op}' is on '{names[placed[0]]}', a further device of stage {stage}; place its ops on "
-            f"'{names[first]}'"
-        )
+    return replace(stages, recomputed=placement.recompute, actions=placement.actions)
 
 
 def phases_of(graph: OpGraph) -> IntArray:

@@ -12,13 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.pipeline.arrays import (
-    ALL_REDUCE,
     LISTS,
     N_KINDS,
     RECEIVE,
     RECEIVE_ONCE,
-    RECEIVE_SHARED,
-    RECEIVE_SUM,
     ROWS,
     RUN,
     SEND,
@@ -49,7 +46,7 @@ class Clocks(NamedTuple):
 
 
 @kernel(entry=True, allocates=True)
-def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, until_s, peak, parts, part_of):
+def run_pipeline(p, q, runs, placed, splits, n_microbatches, agenda, until_s, peak, parts, part_of):
     """Simulates a pipelined step.
 
     Args:
@@ -57,7 +54,6 @@ def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, u
         q: `PipelineArrays`.
         runs: `SecondRuns`.
         placed: `PlacedStages`.
-        replicas: `Replicas`.
         splits: whether each stage computes gradients of weights in actions of their own, bool (n_stages,).
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
@@ -69,25 +65,24 @@ def run_pipeline(p, q, runs, placed, replicas, splits, n_microbatches, agenda, u
     Returns:
         Step time in seconds, `STUCK` where devices wait for each other, `FULL` where `parts` has no room.
     """
-    local, n_stages = number_stages(replicas, len(p.memory))
-    if not make_parts(p, q, runs, placed, local, n_stages, replicas, splits, n_microbatches, parts, part_of):
+    local, n_stages = number_stages(placed.device, len(p.memory))
+    if not make_parts(p, q, runs, placed, local, n_stages, splits, parts, part_of):
         return FULL
-    links = link(p, q, placed.device_of, replicas, local, n_stages, parts, part_of)
-    total_s, tables = run_programs(p, links, parts, replicas, n_microbatches, agenda)
+    links = link(p, q, placed, local, n_stages, parts, part_of)
+    total_s, tables = run_programs(p, links, parts, n_microbatches, agenda)
     if len(peak) and STUCK < total_s <= until_s:
-        pipeline_memory(p, q, runs, placed.device_of, replicas, agenda, parts, links, tables, peak)
+        pipeline_memory(p, q, runs, placed.device_of, agenda, parts, links, tables, peak)
     return total_s
 
 
 @kernel(allocates=True)
-def link(p, q, device_of, replicas, local, n_stages, parts, part_of):
+def link(p, q, placed, local, n_stages, parts, part_of):
     """Links the parts of all devices.
 
     Args:
         p: `ProblemArrays`.
         q: `PipelineArrays`.
-        device_of: device of each op, int64 (n_first_ops,).
-        replicas: `Replicas`.
+        placed: `PlacedStages`.
         local: which stage of its device each one is, int64 (n_stages,).
         n_stages: stages of each device, int64 (n_devices,).
         parts: `Parts`.
@@ -96,51 +91,47 @@ def link(p, q, device_of, replicas, local, n_stages, parts, part_of):
     Returns:
         `Links`.
     """
-    n_devices, n_in_stages = len(part_of), len(replicas.stage) * N_KINDS
+    n_devices, n_in_stages = len(part_of), len(placed.device) * N_KINDS
     list_of, sizes = np.empty(n_in_stages + n_devices, np.int64), np.zeros((2, n_devices + 1), np.int64)
     for device in range(n_devices):
         part = part_of[device]
         list_of[n_in_stages + device] = parts.begin[part, LISTS] + N_KINDS * n_stages[device]
         n_rows = parts.begin[part + 1, ROWS] - parts.begin[part, ROWS]
-        sizes[0, device + 1] = sizes[0, device] + n_rows * (replicas.head[device] == device)
+        sizes[0, device + 1] = sizes[0, device] + n_rows
         sizes[1, device + 1] = sizes[1, device] + parts.begin[part + 1, SLOTS] - parts.begin[part, SLOTS]
     for action in range(n_in_stages):
-        replica, kind = divmod(action, N_KINDS)
-        device = replicas.device[replica]
-        number = list_number(n_stages[device], local[replicas.stage[replica]], kind)
+        stage, kind = divmod(action, N_KINDS)
+        device = placed.device[stage]
+        number = list_number(n_stages[device], local[stage], kind)
         list_of[action] = parts.begin[part_of[device], LISTS] + number
-    row, slot, n_slots = sizes[0][replicas.head], sizes[1], sizes[1, -1]
+    row, slot, n_slots = sizes[0], sizes[1], sizes[1, -1]
     row_of, numbers = np.full(2 * len(p.producer), -1, np.int32), np.empty((2, n_slots), np.int32)
     wire = np.empty(sizes[0, -1], np.int32)
     for device in range(n_devices):
-        if replicas.head[device] == device:
-            first = parts.begin[part_of[device], ROWS]
-            for at in range(sizes[0, device], sizes[0, device + 1]):
-                wire[at] = parts.row_wire[first + at - sizes[0, device]]
-                row_of[wire[at]] = at
+        first = parts.begin[part_of[device], ROWS]
+        for at in range(row[device], row[device + 1]):
+            wire[at] = parts.row_wire[first + at - row[device]]
+            row_of[wire[at]] = at
     code, seconds = np.empty(n_slots, np.int8), np.empty(n_slots)
     for device in range(n_devices):
         first = parts.begin[part_of[device], SLOTS]
         for at in range(slot[device], slot[device + 1]):
             tensor, is_sum = divmod(parts.slot_wire[first + at - slot[device]], 2)
-            source = device_of[p.producer[tensor]]
+            source = placed.device_of[p.producer[tensor]]
             numbers[0, at], numbers[1, at] = row_of[2 * tensor + is_sum], source
-            once, shared = q.is_parameter[p.producer[tensor]], replicas.n_replicas[source] > 1
-            several = RECEIVE_SUM if is_sum else RECEIVE_SHARED
-            code[at] = RECEIVE_ONCE if once else several if shared else RECEIVE
+            code[at] = RECEIVE_ONCE if q.is_parameter[p.producer[tensor]] else RECEIVE
             seconds[at] = (p.size[tensor] + p.n_half[source, device]) / p.bandwidth[source, device]
     return Links(part_of, list_of, row, slot, row_of, wire, numbers[0], numbers[1], code, seconds)
 
 
 @kernel(allocates=True)
-def run_programs(p, links, parts, replicas, n_microbatches, agenda):
+def run_programs(p, links, parts, n_microbatches, agenda):
     """Runs the programs of all devices.
 
     Args:
         p: `ProblemArrays`.
         links: `Links`.
         parts: `Parts`.
-        replicas: `Replicas`.
         n_microbatches: int.
         agenda: `Agenda`; the times are written.
 
@@ -154,8 +145,7 @@ def run_programs(p, links, parts, replicas, n_microbatches, agenda):
             ready_s[row] = 0.0
     sent_s, arrival_s = np.full((n_slots, n_microbatches), UNSET), np.full((n_slots, n_microbatches), UNSET)
     of_entries, issuer = np.empty((2, len(agenda.action))), np.empty(arrival_s.shape, np.int32)
-    reduced_s = np.full(n_devices, UNSET)
-    tables = Tables(ready_s, sent_s, arrival_s, reduced_s, of_entries[0], of_entries[1], issuer)
+    tables = Tables(ready_s, sent_s, arrival_s, of_entries[0], of_entries[1], issuer)
     clocks = Clocks(
         np.zeros(n_devices),
         np.zeros(n_devices),
@@ -168,13 +158,13 @@ def run_programs(p, links, parts, replicas, n_microbatches, agenda):
     while moved and left:
         moved, left = False, 0
         for device in range(n_devices):
-            moved |= advance_device(p, agenda, links, parts, replicas, device, clocks, free, tables)
+            moved |= advance_device(p, agenda, links, parts, device, clocks, free, tables)
             left += clocks.entry[device] < agenda.ptr[device + 1]
     return STUCK if left else clocks.end_s.max(), tables
 
 
 @kernel
-def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tables):
+def advance_device(p, agenda, links, parts, device, clocks, free, tables):
     """Runs the programs of a device until it is through or a tensor is not made yet.
 
     Args:
@@ -182,7 +172,6 @@ def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tabl
         agenda: `Agenda`; the times are written.
         links: `Links`.
         parts: `Parts`.
-        replicas: `Replicas`.
         device: index, int.
         clocks: `Clocks`; written.
         free: when each link is free, seconds, by its clock; written.
@@ -202,9 +191,7 @@ def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tabl
             agenda.start_s[entry] = UNSET
             tables.free_s[entry], tables.host_s[entry] = clocks.free_s[device], clocks.host_s[device]
         while step < parts.step_ptr[each + 1]:
-            if not take_step(
-                p, agenda, links, parts, replicas, device, entry, step, at, clocks, free, tables
-            ):
+            if not take_step(p, agenda, links, parts, device, entry, step, at, clocks, free, tables):
                 clocks.step[device] = step
                 return moved
             step += 1
@@ -219,7 +206,7 @@ def advance_device(p, agenda, links, parts, replicas, device, clocks, free, tabl
 
 
 @kernel(inline=True)
-def take_step(p, agenda, links, parts, replicas, device, entry, step, at, clocks, free, tables):
+def take_step(p, agenda, links, parts, device, entry, step, at, clocks, free, tables):
     """Takes one step of a program.
 
     Args:
@@ -227,7 +214,6 @@ def take_step(p, agenda, links, parts, replicas, device, entry, step, at, clocks
         agenda: `Agenda`; the start of the entry is written.
         links: `Links`.
         parts: `Parts`.
-        replicas: `Replicas`.
         device, entry, step: indices, int.
         at: column of the microbatch in the tables, int.
         clocks, free, tables: as of `advance_device`; written.
@@ -254,21 +240,14 @@ def take_step(p, agenda, links, parts, replicas, device, entry, step, at, clocks
         row = links.row[device] + parts.number[step]
         tables.ready_s[row, at] = clocks.free_s[device] - parts.rest_s[step, column]
         return True
-    if code == ALL_REDUCE:
-        return all_reduce(agenda, replicas, device, clocks, tables)
     slot = links.slot[device] + parts.number[step]
-    code = links.code[slot]
-    if code == RECEIVE_ONCE:
+    if links.code[slot] == RECEIVE_ONCE:
         at = 0
     if tables.arrival_s[slot, at] == UNSET:
         source, seconds = links.source[slot], links.seconds[slot]
-        start = tables.reduced_s[source] if code == RECEIVE_SUM else tables.ready_s[links.row_from[slot], at]
+        start = tables.ready_s[links.row_from[slot], at]
         if start == UNSET:
             return False
-        if code > RECEIVE_ONCE:
-            source = replicas.member[source, at % replicas.n_replicas[source]]
-            size = p.size[links.wire[links.row_from[slot]] // 2] + p.n_half[source, device]
-            seconds = size / p.bandwidth[source, device]
         clock = p.link[source, device]
         if clock >= 0:
             start = max(start, free[clock])
@@ -282,33 +261,4 @@ def take_step(p, agenda, links, parts, replicas, device, entry, step, at, clocks
         tables.sent_s[slot, at] = end
         tables.arrival_s[slot, at] = end + p.latency[source, device]
     clocks.free_s[device] = max(clocks.free_s[device], tables.arrival_s[slot, at])
-    return True
-
-
-@kernel
-def all_reduce(agenda, replicas, device, clocks, tables):
-    """Reduces the gradients of the stage of a device once all its replicas are through with the rest.
-
-    Args:
-        agenda: `Agenda`.
-        replicas: `Replicas`.
-        device: index, int.
-        clocks: `Clocks`; written.
-        tables: `Tables`; the end is written.
-
-    Returns:
-        Whether the gradients are reduced, bool.
-    """
-    head = replicas.head[device]
-    if replicas.reduce_s[head] < 0.0:
-        return True
-    if tables.reduced_s[head] == UNSET:
-        start = 0.0
-        for number in range(replicas.n_replicas[head]):
-            member = replicas.member[head, number]
-            if clocks.entry[member] + 1 < agenda.ptr[member + 1]:
-                return False
-            start = max(start, clocks.free_s[member])
-        tables.reduced_s[head] = start + replicas.reduce_s[head]
-    clocks.free_s[device] = tables.reduced_s[head]
     return True

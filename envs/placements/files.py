@@ -17,7 +17,7 @@ from graphs.system.json_files import FileFormatError, read_json, write_json_atom
 
 FORMAT = "placewalk.placement/1"
 KEYS = frozenset({"format", "graph", "cluster", "device_of"})
-STAGES, RECOMPUTE, REPLICAS, ACTIONS = PIPELINE_KEYS = ("stage_of", "recompute", "replicas", "actions")
+STAGES, RECOMPUTE, ACTIONS = PIPELINE_KEYS = ("stage_of", "recompute", "actions")
 """The keys that a placement of a pipeline may have besides."""
 
 
@@ -31,7 +31,6 @@ class NamedPlacement:
         where: the path, with which error messages begin.
         stage_of: number of the stage of op names; empty where there is none.
         recompute: stages that run their forward ops again.
-        replicas: names of all devices of stages that have several.
         actions: letters of the actions of each stage.
     """
 
@@ -41,7 +40,6 @@ class NamedPlacement:
     where: str
     stage_of: Mapping[str, int] = field(default_factory=dict)
     recompute: tuple[int, ...] = ()
-    replicas: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
 
     def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
@@ -56,19 +54,14 @@ class NamedPlacement:
                 raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
         self._check_ops(graph)
         index_of = {device.name: index for index, device in enumerate(cluster.devices)}
-        named = [(f"op '{op}'", device) for op, device in self.device_of.items()]
-        named += [(f"stage {stage}", device) for stage, names in self.replicas.items() for device in names]
-        for what, device in named:
+        for op, device in self.device_of.items():
             if device not in index_of:
                 known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
-                raise PlacementError(f"{self.where}: {what} is on '{device}', but {known}")
+                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
         devices = [index_of[self.device_of[op]] for op in graph.op_names]
         stages = [self.stage_of.get(op, -1) for op in graph.op_names]
         stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
-        replicas = {stage: tuple(index_of[each] for each in names) for stage, names in self.replicas.items()}
-        placement = Placement(
-            np.array(devices, dtype=np.int64), stage_of, self.recompute, replicas, self.actions
-        )
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, self.actions)
         try:
             check_placement(graph, cluster, placement)
         except PlacementError as error:
@@ -136,7 +129,6 @@ def placement_from_json(value: object, where: str) -> NamedPlacement:
         where=where,
         stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
         recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
-        replicas=_replicas(record.get(REPLICAS, {}), f"{where}: {REPLICAS}"),
         actions=_actions(record.get(ACTIONS, []), f"{where}: {ACTIONS}"),
     )
 
@@ -148,18 +140,6 @@ def _recompute(value: object, where: str) -> tuple[int, ...]:
 
 def _actions(value: object, where: str) -> tuple[str, ...]:
     return tuple(name(word, f"{where}: stage {stage}") for stage, word in enumerate(array(value, where)))
-
-
-def _replicas(value: object, where: str) -> Mapping[int, tuple[str, ...]]:
-    if not isinstance(value, dict):
-        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, stage to names of devices")
-    found: dict[int, tuple[str, ...]] = {}
-    for stage, devices in value.items():
-        at = f"{where}: stage {stage!r}"
-        if not (stage.isdecimal() and stage.isascii() and len(stage) < 10):
-            raise FileFormatError(f'{at}: expected the number of a stage, such as "0"')
-        found[int(stage)] = tuple(name(device, f"{at}: a device") for device in array(devices, at))
-    return found
 
 
 def _stages(value: object, where: str) -> Mapping[str, int]:
@@ -187,11 +167,6 @@ def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) ->
         record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
     if placement.recompute:
         record[RECOMPUTE] = list(placement.recompute)
-    if placement.replicas:
-        record[REPLICAS] = {
-            str(stage): [cluster.devices[device].name for device in devices]
-            for stage, devices in placement.replicas.items()
-        }
     if placement.actions:
         record[ACTIONS] = list(placement.actions)
     return record

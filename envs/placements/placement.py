@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,14 +24,12 @@ class Placement:
         device_of: device index of each op in program order, int (n_ops,); -1 = not placed yet.
         stage_of: in a pipeline, the stage of each forward and backward op, -1 for all others, int (n_ops,).
         recompute: stages that run their forward ops again before their backward ops.
-        replicas: all devices of the stages that have several, that of their ops first.
         actions: letters of the actions of each stage, in the order in which its device runs them.
     """
 
     device_of: IntArray
     stage_of: IntArray | None = None
     recompute: tuple[int, ...] = ()
-    replicas: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
 
 

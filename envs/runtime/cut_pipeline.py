@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from envs.pipeline.agenda import check_no_replicas, check_schedule
+from envs.pipeline.agenda import check_schedule
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import BACKWARD, KINDS, RECOMPUTE, WEIGHT, device_actions, splits_of
 from envs.pipeline.stages import Stages, phases_of
@@ -103,7 +103,6 @@ def _check_stages(graph: OpGraph, stages: Stages, n_devices: int) -> None:
         raise PipelineError(f"the stages are of {len(stages.stage_of)} ops; the step has {graph.n_ops}")
     if (last := int(max(stages.device_of.max(), stages.devices.max()))) >= n_devices:
         raise PipelineError(f"the stages use device {last}, but there are {n_devices} devices, from 0")
-    check_no_replicas(stages)
     forward = stages.stage_of[phases_of(graph) == 0]
     empty = np.setdiff1d(np.arange(len(stages.devices)), forward)
     if len(empty):

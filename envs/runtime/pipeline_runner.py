@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from graphs.capture.structures import split_offsets
 from graphs.system.array_types import IntArray
 
 MOST_FLOPS = 1e11
-"""Of a step whose loss is compared with that of the whole batch; seconds of a processor."""
+"""Of a step whose microbatches are compared with the whole batch; seconds of a processor."""
 RTOL = 1e-3
 """Difference that rounding may make between the two."""
 
@@ -62,34 +63,11 @@ class PipelineRunner(StepRunner):
         super().__init__(captured, stages.device_of, module, processes, **settings)
 
     def step(self, *inputs: Any, **named_inputs: Any) -> Tensor | list[Tensor]:
-        """Runs a step, as `StepRunner` does; compares the first loss with that of the whole batch at once."""
-        is_first = self.n_steps == 0 and self.pipeline.microbatches > 1
-        whole = self._whole_loss(named_inputs or inputs) if is_first else None
-        loss = super().step(*inputs, **named_inputs)
-        if isinstance(loss, Tensor) and whole is not None and not whole.isclose(loss, rtol=RTOL):
-            print(
-                f"the mean loss of the microbatches is {loss.item():.5g}, but {whole.item():.5g} of the "
-                "whole batch at once: it is a sum, or depends on all of the batch, as a batch norm does; "
-                "gradients differ too",
-                file=sys.stderr,
-            )
-        return loss
-
-    def _whole_loss(self, inputs: Any) -> Tensor | None:
-        """Computes the loss of the whole batch here; None if that is costly, random or impossible."""
-        step, graph = self.captured.step, self.captured.graph
-        tags = (getattr(node.target, "tags", ()) for node in self.captured.trace.nodes)
-        is_random = any(torch.Tag.nondeterministic_seeded in each for each in tags)
-        if is_random or not step.has_loss or graph.flops.sum() * self.pipeline.microbatches > MOST_FLOPS:
-            return None
-        state = joined(self._ask("state"))
-        try:
-            given = step.tensors_in(inputs)
-            with torch.no_grad():
-                loss: Tensor = step.run([state[path].clone() for path in step.state], given)
-                return loss
-        except Exception:  # code of the user's, which may run with microbatches alone
-            return None
+        """Runs a step, as `StepRunner` does; compares the first batch at once with its microbatches."""
+        if self.n_steps == 0:
+            given, count = named_inputs or inputs, self.pipeline.microbatches
+            say_if_no_mean(self.captured, lambda: joined(self._ask("state")), given, count, self.batch_dim)
+        return super().step(*inputs, **named_inputs)
 
     def action_times(self, step: StepTimes) -> list[ActionTime]:
         """Lists when each action ran, by device, in its order; the updates come last.
@@ -157,3 +135,39 @@ def cut_inputs(step: Step, inputs: Any, count: int, dim: int) -> list[list[Tenso
                 )
             found.append(list(tensor.chunk(count, dim)))
     return found
+
+
+def say_if_no_mean(
+    captured: CapturedStep, state: Callable[[], Mapping[str, Tensor]], inputs: Any, count: int, dim: int
+) -> None:
+    """Prints if the mean loss of microbatches is not that of the whole batch, on this machine's processor.
+
+    Nothing is compared if that is costly or impossible, or the step draws random numbers.
+
+    Args:
+        state: gives the parameters and buffers by path; they are not changed.
+        inputs: the whole batch, which is cut along `dim`.
+    """
+    step = captured.step
+    tags = (getattr(node.target, "tags", ()) for node in captured.trace.nodes)
+    is_random = any(torch.Tag.nondeterministic_seeded in each for each in tags)
+    if count == 1 or is_random or not step.has_loss or captured.graph.flops.sum() * count > MOST_FLOPS:
+        return
+    values = {path: tensor.cpu() for path, tensor in state().items()}
+    try:
+        parts = zip(*cut_inputs(step, inputs, count, dim), strict=True)
+        with torch.no_grad():
+            whole, *losses = (
+                step.run([values[path].clone() for path in step.state], [tensor.cpu() for tensor in tensors])
+                for tensors in (step.tensors_in(inputs), *parts)
+            )
+    except Exception:  # code of the user's, which may run with microbatches alone
+        return
+    mean = torch.stack(losses).mean()
+    if not whole.isclose(mean, rtol=RTOL):
+        print(
+            f"the mean loss of the microbatches is {mean.item():.5g}, but {whole.item():.5g} of the whole "
+            "batch at once: it is a sum, or depends on all of the batch, as a batch norm does; gradients "
+            "differ too",
+            file=sys.stderr,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,14 +21,13 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from envs.pipeline.agenda import check_no_replicas
 from envs.pipeline.module_cuts import ModuleCuts, cut_at_modules
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE, PipelineError
 from envs.pipeline.schedules import schedule_csv
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.runtime.module_state import keys_of, state_of
-from envs.runtime.pipeline_runner import cut_inputs
+from envs.runtime.pipeline_runner import cut_inputs, say_if_no_mean
 from envs.runtime.torch_split import PART, SplitStep
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import unwrapped
@@ -56,7 +55,7 @@ class TorchStages:
         cuts: modules that stages begin with, and the simulated step of these stages.
 
     Raises:
-        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches, replicas,
+        PipelineError: too few modules that a stage can begin with, no loss, too few microbatches,
             or recomputation under `zero-bubble` or `searched`.
         ExecutionError: the module is another one than was placed, or has no values.
     """
@@ -73,10 +72,10 @@ class TorchStages:
     ) -> None:
         module = unwrapped(module)
         state_of(captured, module)
-        check_no_replicas(stages)
         self.cuts: ModuleCuts = cut_at_modules(pipelined, stages, _is_called_in(module))
         self._pipeline, self._captured, self._module = pipelined.pipeline, captured, module
         self._device, self._batch_dim = torch.device(device), batch_dim
+        self._n_steps = 0
         self._n_stages, self._n_ranks = len(self.cuts.stages.devices), len(self.cuts.stages.ranks)
         if not captured.step.has_loss:
             raise PipelineError("the module was placed for inference; place it with training=True")
@@ -108,7 +107,8 @@ class TorchStages:
     def step(self, inputs: Any) -> Tensor | None:
         """Replaces the parameters' gradients by those of a whole batch: of the mean loss of its microbatches.
 
-        Every rank must call it with the same batch.
+        Every rank must call it with the same batch. The first rank compares the loss of the first batch with
+        that of its microbatches, as `PipelineRunner` does, with the values that its own module has.
 
         Args:
             inputs: as many microbatches as the plan has in one batch, of the structure of the capture.
@@ -124,6 +124,10 @@ class TorchStages:
         shared = self._shared
         for parameter in self.parameters():
             parameter.grad = None
+        if dist.get_rank() == 0 and not self._n_steps:
+            state = partial(state_of, self._captured, self._module)
+            say_if_no_mean(self._captured, state, inputs, self._pipeline.microbatches, self._batch_dim)
+        self._n_steps += 1
         named = {
             name: (torch.cat(each) if each[0].dim() else each[0]).to(self._device)
             for name, each in zip(self._split.inputs, cut, strict=True)

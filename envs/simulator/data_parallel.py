@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.problem import Problem
+from envs.problem import Problem, kinds
 from envs.simulator.all_reduce import buckets_of, gradients_of, ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.op_graph import OpGraph
@@ -127,11 +127,15 @@ def data_parallel_steps(problem: Problem) -> list[DataParallelStep]:
 
 
 def _alike(problem: Problem) -> tuple[IntArray, IntArray]:
-    """Finds one device of each speed; returns these devices, and the position of each device's among them."""
+    """Finds one device of each speed; returns these devices, and the position of each device's among them.
+
+    The first of them, which decides the order of the gradients, does not depend on the order of the devices.
+    """
     slowdown = [device.overlap_slowdown for device in problem.cluster.devices]
-    rows = np.column_stack([problem.op_seconds.T, slowdown])
-    _, sample, of_device = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return sample, of_device.reshape(-1)
+    columns = np.vstack([problem.op_seconds, slowdown])
+    sample, of_device = kinds(columns)
+    order = sorted(range(len(sample)), key=lambda kind: columns[:, sample[kind]].tolist())
+    return sample[order], np.argsort(order)[of_device]
 
 
 def _replicas(problem: Problem, devices: IntArray) -> tuple[_Gradients, list[_Replica]]:

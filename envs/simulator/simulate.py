@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator.arrays import Timeline, new_timeline
+from envs.simulator.arrays import Timeline, empty_timeline
 from envs.simulator.kernels import run_many
 from graphs.system.array_types import FloatArray, IntArray
 
@@ -121,9 +121,7 @@ def step_times_s(problem: Problem, devices_of: IntArray) -> FloatArray:
 
 
 def _new_timeline(problem: Problem) -> Timeline:
-    graph = problem.graph
-    timeline: Timeline = new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
-    return timeline
+    return empty_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
 
 
 def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:

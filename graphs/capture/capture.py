@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +18,7 @@ from graphs.capture.autocast import cuda_autocast
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.gpu_kernels import gpu_kernels
 from graphs.capture.graph_builder import GraphBuilder
-from graphs.capture.known_values import KnownValues
+from graphs.capture.known_values import ItemsRead, KnownValues
 from graphs.capture.loss import CaptureError, Loss, averaged_line
 from graphs.capture.module_calls import module_tree
 from graphs.capture.op_costs import cost_notices
@@ -30,7 +29,7 @@ from graphs.capture.step import Step, needs_values, unwrapped
 from graphs.capture.tracing import trace, uncollected
 from graphs.op_graph import OpGraph
 from graphs.step_settings import AMPERE, Gpu
-from graphs.system.errors import logged, printable
+from graphs.system.errors import logged, print_notice, printable
 
 __all__ = ["OPTIMIZERS", "CaptureError", "capture", "capture_step"]
 DROPPED = (
@@ -41,10 +40,6 @@ RAN = (
     "shapes that depend on values are those of the example inputs, and so are branches; this machine's "
     "processor ran the step to find them"
 )
-
-
-def _print_notice(notice: str) -> None:
-    print(notice, file=sys.stderr)
 
 
 def capture(
@@ -58,7 +53,7 @@ def capture(
     family: str = "",
     sources: bool = False,
     gpu: Gpu | None = AMPERE,
-    notify: Callable[[str], None] = _print_notice,
+    notify: Callable[[str], None] = print_notice,
 ) -> OpGraph:
     """Captures the forward, backward and optimizer ops of a module, without copying a weight.
 
@@ -106,7 +101,7 @@ def capture_step(
     family: str = "",
     sources: bool = False,
     gpu: Gpu | None = AMPERE,
-    notify: Callable[[str], None] = _print_notice,
+    notify: Callable[[str], None] = print_notice,
 ) -> CapturedStep:
     """Captures a module as `capture` does, and keeps what is needed to run the step op by op.
 
@@ -127,7 +122,7 @@ def capture_step(
         if not isinstance(module, nn.Module):
             raise CaptureError("it is no torch.nn.Module; give a module first, then its inputs")
         with uncollected():
-            with unset_fake_temporarily(), torch.device("cpu"), cuda_autocast() as regions:
+            with unset_fake_temporarily(), torch.device("cpu"), ItemsRead(), cuda_autocast() as regions:
                 step = Step(module, inputs, training=training, loss=loss)
                 lines = SourceLines() if sources else nullcontext()
                 kernels = gpu_kernels(gpu) if gpu else nullcontext(())

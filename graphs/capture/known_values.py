@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from graphs.capture.values import node_value, tensors_of
@@ -35,7 +36,7 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.answers: list[Any] = []
-        self.may_be_random = self._drew = False
+        self.may_be_random = self._drew = self._is_within = False
 
     def begin_step(self) -> None:
         """Begins the step anew."""
@@ -46,23 +47,30 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
     ) -> Any:
-        """Runs an op on fake tensors, and on their values."""
-        value = None
+        """Runs an op on fake tensors, and on their values.
+
+        An op within another makes up the shape of its result: what it yields has no value, as it may be
+        memory that nobody wrote, unless its shape depends on values.
+        """
+        value, is_within, self._is_within = None, self._is_within, True
         try:
             made = super().__torch_dispatch__(func, types, args, kwargs)
         except NEEDS_VALUES:
-            if (value := _run(func, args, kwargs)) is None:
+            if (value := self._run(func, args, kwargs)) is None:
                 raise
             self.may_be_random |= self._drew
             made = tree_map_only(Tensor, self.from_tensor, value)
-        self._drew |= torch.Tag.nondeterministic_seeded in func.tags
+        finally:
+            self._is_within = is_within
+        if is_within and value is None:
+            return made
         leaves = tree_leaves(made)
-        if func in ANSWERING:
+        if func in ANSWERING and not is_within:
             self.answers.append(made)
         elif value is not None or any(
             isinstance(leaf, Tensor) and not hasattr(leaf, _VALUE) for leaf in leaves
         ):
-            value = _run(func, args, kwargs) if value is None else value
+            value = self._run(func, args, kwargs) if value is None else value
             for leaf, its_value in zip(leaves, tree_leaves(value), strict=False):
                 if isinstance(leaf, Tensor) and its_value is not None:
                     give_value(leaf, its_value)
@@ -77,6 +85,29 @@ class KnownValues(FakeTensorMode):  # type: ignore[no-untyped-call]
         answers = dict(zip(asked, self.answers, strict=True))
         return answers | {node: shapes_of(node_value(node)) for node in shaped}
 
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an op on values; returns None if one is unknown or the op cannot run here."""
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags  # attention draws for dropout alone
+        before = torch.get_rng_state() if may_draw else None
+        try:
+            args, kwargs = tree_map_only(FakeTensor, attrgetter(_VALUE), (args, kwargs))
+            return func(*args, **kwargs)
+        except Exception:
+            return None
+        finally:
+            self._drew |= before is not None and not before.equal(torch.get_rng_state())
+
+
+class ItemsRead(TorchFunctionMode):
+    """Makes `torch.tensor([x.max()])` read items by ops; torch reads memory, which fake tensors lack."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], Tensor):
+            args = tree_map_only(Tensor, Tensor.item, args)
+        return func(*args, **(kwargs or {}))
+
 
 def give_value(fake: Tensor, value: Tensor) -> None:
     """Makes the value of a fake tensor known; that of one on the meta device is unknown."""
@@ -88,12 +119,3 @@ def give_value(fake: Tensor, value: Tensor) -> None:
 def shapes_of(value: Any) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors in a value, in order."""
     return [tuple(tensor.shape) for tensor in tensors_of(value)]
-
-
-def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Runs an op on values; returns None if one is unknown or the op cannot run here."""
-    try:
-        args, kwargs = tree_map_only(FakeTensor, attrgetter(_VALUE), (args, kwargs))
-        return func(*args, **kwargs)
-    except Exception:
-        return None

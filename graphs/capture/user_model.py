@@ -8,11 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphs.step_settings import AMPERE, Gpu
-from graphs.system.errors import InputError, printable
+from graphs.system.errors import InputError, print_notice, printable
 from graphs.system.plugins import look_in
 from graphs.system.user_code import users_code
 
@@ -105,7 +104,9 @@ def make_model(
         return model
     from graphs.capture.structures import split_batch
 
-    say = partial(print, f"--model {spec}:", file=sys.stderr)
+    def say(line: str) -> None:
+        print_notice(f"--model {spec}: {line}")
+
     return model._replace(inputs=split_batch(model.inputs, split, batch_dim, names, notify=say)[0])
 
 

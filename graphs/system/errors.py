@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 NAME_CHARS, WORD_CHARS, MESSAGE_CHARS = 80, 250, 1000
 """The most characters that a message shows of a name in quotes, of a word such as a path, and in all."""
+_SAID: list[set[str]] = []
 _NAME = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
 _WORD = re.compile(rf"\S{{{WORD_CHARS + 1},}}")
 _LEFT_OUT = "[...]"
@@ -55,6 +58,24 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_notice(line: str) -> None:
+    """Prints a line to standard error; once in a block of `each_line_once`."""
+    if all(line not in said for said in _SAID):
+        print(line, file=sys.stderr)
+    for said in _SAID:
+        said.add(line)
+
+
+@contextmanager
+def each_line_once() -> Iterator[None]:
+    """Prints each notice once, of captures of one model with several sizes of inputs."""
+    _SAID.append(set())
+    try:
+        yield
+    finally:
+        _SAID.pop()
 
 
 def logged(error: BaseException) -> str:

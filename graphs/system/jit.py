@@ -64,7 +64,6 @@ def kernel(
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=True, error_model="numpy", **options)(function)
         dispatcher._cache = _Cache(function)
-        _CACHES.append(dispatcher._cache)
         return dispatcher
 
     return compiled if function is None else compiled(function)
@@ -164,12 +163,10 @@ class _Cache(FunctionCache):  # type: ignore[misc]
                 self.flush()
         if found is None:
             _PROGRESS.begin()
-        else:
-            _PROGRESS.count(self, loaded=True)
         return found
 
     def save_overload(self, signature: object, data: object) -> None:
-        _PROGRESS.count(self)
+        _PROGRESS.count()
         try:
             super().save_overload(signature, data)
         except (OSError, DamagedError) as error:
@@ -251,37 +248,26 @@ def _file_digest(path: str) -> str:
 class _Progress:
     """Prints how many kernels this process has compiled, at most every `PERIOD_S` seconds.
 
-    A kernel is counted once. What is compiled of it for further types is counted beside that.
+    A kernel counts for each kind of arguments. How many there will be is not known: modules with kernels are
+    imported as they are needed.
     """
 
     def __init__(self) -> None:
-        self._compiled, self._loaded, self._n_more = set[_Cache](), set[_Cache](), 0
-        self._said_s, self._has_begun, self._told_no_cache = 0.0, False, False
-
-    @property
-    def _n_most(self) -> int:
-        return len(_CACHES) - len(self._loaded)
+        self._n_compiled, self._said_s = 0, 0.0
+        self._has_begun, self._told_no_cache = False, False
 
     def begin(self) -> None:
-        """Says before the first kernel how many have to be compiled at most."""
+        """Says before the first kernel that they are compiled."""
         if not self._has_begun:
             self._has_begun = True
-            most = f"at most {self._n_most}, " if self._n_most else ""
-            self._say(
-                f"Compiling loops, {most}and keeping them for later commands. No budget counts this time ..."
-            )
+            kept = "" if self._told_no_cache else ", and keeping them for later commands"
+            self._say(f"Compiling loops{kept}. No budget counts this time ...")
 
-    def count(self, kernel: _Cache, *, loaded: bool = False) -> None:
-        """Counts a kernel that was compiled, or loaded."""
-        if loaded:
-            self._loaded |= {kernel} - self._compiled
-        elif kernel in self._compiled | self._loaded:
-            self._n_more += 1
-        else:
-            self._compiled.add(kernel)
-        if not loaded and time.monotonic() - self._said_s > PERIOD_S:
-            more = f", and {self._n_more} for further types" if self._n_more else ""
-            self._say(f"Compiling loops, {len(self._compiled)} of at most {self._n_most} done{more} ...")
+    def count(self) -> None:
+        """Counts a kernel that was compiled."""
+        self._n_compiled += 1
+        if time.monotonic() - self._said_s > PERIOD_S:
+            self._say(f"Compiling loops, {self._n_compiled} done ...")
 
     def tell_no_cache(self, error: Exception) -> None:
         """Says once why nothing is kept."""
@@ -301,6 +287,4 @@ class _Progress:
 
 PERIOD_S = 10.0
 """Seconds between two lines about compiling."""
-_CACHES: list[_Cache] = []
-"""Caches of all kernels that are imported."""
 _PROGRESS = _Progress()

@@ -177,17 +177,14 @@ class WorkerProcess(Generic[Request, Answer]):
 
 
 def answers_of(
-    busy: Collection[WorkerProcess[Request, Answer]], longest_s: float = LONGEST_WAIT_S
+    busy: Collection[WorkerProcess[Request, Answer]],
 ) -> Iterator[tuple[WorkerProcess[Request, Answer], Answer | Death]]:
     """Waits until a process says something or takes too long; yields the answers, of which there may be none.
 
     Processes may wait for one that is stopped, and are late as it is: it comes first.
-
-    Args:
-        longest_s: seconds that it waits at most.
     """
     deadline_s = min((process.deadline_s for process in busy), default=0.0)
-    patience_s = min(max(deadline_s - time.monotonic(), 0.0), longest_s)
+    patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
     wait([process.connection for process in busy], patience_s)
     is_late = time.monotonic() >= deadline_s
     for process in sorted(busy, key=lambda each: is_late and not each.is_stopped):

@@ -22,7 +22,8 @@ from agent.training.metrics import CPU_S, SPEED, WALL_S
 
 TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"
 PRELOADED = [TRAIN, EVALUATE, "agent.training.trainer", "agent.contexts.local", "agent.evaluation.run"]
-PRELOADED += ["agent.policy.serialization", "torch.utils.tensorboard", "tests.faults.processes"]
+PRELOADED += ["agent.policy.serialization", "agent.studies.study_runner", "torch.utils.tensorboard"]
+PRELOADED += ["tests.faults.processes"]
 PATIENCE_S = 120.0
 
 TRAINING = "--graphs graphs.jsonl --hidden 8 --rounds 1 --n-envs 8 --repeats 4 --n-steps 16 --batch-size 64"

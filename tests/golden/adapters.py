@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from agent.commands import evaluate
-from agent.experiments import command
-from agent.experiments.experiment import EXPERIMENTS, RESULTS
+from agent.lab import command
+from agent.lab.experiment import EXPERIMENTS, RESULTS
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random, learned_placer
@@ -36,9 +36,8 @@ from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from tests.agent.training.trainer_cases import SMALL, MemoryContext
 
-LEAVING = ("ideals", "piper", "exact")
 STEP_PLACERS = (*PLACERS, *LEARNED)
-PIPELINED_PLACERS = tuple(name for name in PIPELINE_PLACERS if name not in LEAVING)
+PIPELINED_PLACERS = tuple(PIPELINE_PLACERS)
 
 shipped_policy = cache(lambda: load_policy("pretrained"))
 graphs_of = cache(load_family)
@@ -85,7 +84,7 @@ def place_pipeline(
     name: str, problem: Problem, schedule: str, microbatches: int, evaluations: int, seed: int
 ) -> tuple[list[Any], float]:
     """A plan without replicas (devices, stages, stages that recompute, actions), and the step time."""
-    pipelined = PipelinedProblem(problem, Pipeline(schedule, microbatches, may_replicate=False))
+    pipelined = PipelinedProblem(problem, Pipeline(schedule, microbatches))
     found = PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations), np.random.default_rng(seed))
     stages = found.stages
     plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), stages.actions]

@@ -13,10 +13,10 @@ def test_answers_are_the_golden_ones(section: str) -> None:
 
 
 def test_answers_that_differ_are_found() -> None:
-    one, near, far = "a " + (1.0).hex(), "b " + (1 + 1e-9).hex(), "b " + (1 + 1e-5).hex()
+    one, near, far = (f"{bits} {number.hex()}" for bits, number in (("a", 1.0), ("b", 1 + 1e-9), ("b", 1.1)))
     assert not agrees(one, near, is_same_processor=False)
-    assert not agrees(f"~{one}", f"~{near}", is_same_processor=True)
-    assert agrees(f"~{one}", f"~{near}", is_same_processor=False)
-    assert agrees(f"~~{one}", f"~~{near}", is_same_processor=True)
-    assert not agrees(f"~~{one}", f"~~{far}", is_same_processor=True)
-    assert not agrees(f"~~{one}", "", is_same_processor=False)
+    for kind in ("~", "~~"):
+        assert not agrees(kind + one, kind + near, is_same_processor=True)
+        assert agrees(kind + one, kind + near, is_same_processor=False)
+        assert not agrees(kind + one, kind + far, is_same_processor=False)
+        assert not agrees(kind + one, "", is_same_processor=False)

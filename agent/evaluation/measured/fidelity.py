@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from agent.evaluation.trial_runner import TrialRunner
 from agent.placers.base import PLACERS, Budget
+from agent.placing.trial_runner import TrialRunner
 from envs.problem import Problem
 from envs.runtime.step_meter import MeasuredStep, pooled
 from envs.runtime.step_time_store import StepTimeStore

@@ -9,7 +9,6 @@ from pathlib import Path
 from markupsafe import Markup
 
 from agent.evaluation.comparison.cells import milliseconds
-from agent.evaluation.handover.pipeline import stage_rows
 from agent.evaluation.report import timelines
 from agent.evaluation.report.chosen import MOST, Pair
 from agent.evaluation.report.figures import as_svg
@@ -17,6 +16,7 @@ from agent.evaluation.report.rendering import Table, render
 from agent.evaluation.results import Trial, name_of
 from agent.evaluation.run import placement_path
 from agent.evaluation.spec import EvaluationSpec
+from agent.placing.handover.pipeline import stage_rows
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, stages_of

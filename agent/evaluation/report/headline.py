@@ -19,9 +19,10 @@ from agent.evaluation.comparison.ratios import (
     ratio_to_bound,
     ratio_to_single,
 )
-from agent.evaluation.handover.explain import WORTH_IT
 from agent.evaluation.report.rendering import render
-from agent.evaluation.results import DATA_PARALLEL, Trial, name_of
+from agent.evaluation.results import Trial, name_of
+from agent.placing.handover.explain import WORTH_IT
+from agent.placing.request import DATA_PARALLEL
 from agent.policy.placers import LEARNED
 
 LEAST = 0.0005

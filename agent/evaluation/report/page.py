@@ -16,8 +16,9 @@ from agent.evaluation.report.figures import LIGHT
 from agent.evaluation.report.headline import headline
 from agent.evaluation.report.rendering import render
 from agent.evaluation.report.tables import graph_table, main_tables, order_maps
-from agent.evaluation.results import DATA_PARALLEL, Trial
+from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
+from agent.placing.request import DATA_PARALLEL
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem

@@ -16,6 +16,7 @@ from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
+from graphs.system.running_time import Clock
 
 STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
 MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
@@ -59,7 +60,8 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     def place_within(limits: MemoryLimits) -> IntArray | None:
         limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
         try:
-            found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
+            n_left = max(min(n_drawn, search.left - 1), 0)
+            found = _roll_out(limits.problem, n_left, rng, limit_s, search.budget.clock)
         except WalkTooLongError:
             return None
         over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
@@ -68,7 +70,9 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     retry_until_feasible(problem, place_within)
 
 
-def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray:
+def _roll_out(
+    problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float, clock: Clock
+) -> IntArray:
     """Devices of each op in the greedy episode and in drawn ones, int (1 + n_drawn, n_ops).
 
     Raises:
@@ -79,7 +83,7 @@ def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s:
         batch = EpisodeBatch([problem], group.size)
     except (InfeasibleError, MdpError):  # nothing to decide, or no memory for it
         return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
-    return np.stack(GroupWalk(RolloutRule(batch), batch, [group], rng).run(limit_s)[0][1])
+    return np.stack(GroupWalk(RolloutRule(batch), batch, [group], rng).run(limit_s, clock)[0][1])
 
 
 class RolloutRule(Decider):

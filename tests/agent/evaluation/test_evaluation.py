@@ -122,7 +122,7 @@ def test_given_placements_are_scored_under_their_name(tmp_path):
     ("changes", "clause"),
     [
         ({"placers": ("singel",)}, "unknown placer 'singel'; use "),
-        ({"placers": ("ideals",)}, "placer 'ideals' is one of pipelines, and none is asked for; use "),
+        ({"placers": ("pipedream",)}, "placer 'pipedream' is one of pipelines, and none is asked for; use "),
         ({"orders": ("zigzag",)}, "unknown order 'zigzag'"),
         ({"placers": ("single", "single")}, "placer 'single' is given twice"),
         ({"clusters": (make_cluster(2), make_cluster(3))}, "cluster 'toy' is given twice"),

@@ -2,11 +2,14 @@
 
 import pytest
 
-from agent.evaluation.config import BUDGET, EvaluationConfig, EvaluationError
-from agent.evaluation.inputs import make_budget, make_spec
-from agent.evaluation.policies import open_policy
+from agent.evaluation.config import EvaluationConfig, EvaluationError
+from agent.evaluation.inputs import make_spec
 from agent.placers.base import PLACERS, Budget
+from agent.placing.policies import open_policy
+from agent.placing.request import BUDGET, make_budget
 from agent.policy.placers import LEARNED
+from envs.cluster.files import write_cluster
+from envs.cluster.presets import get_cluster, uniform
 from graphs.capture.user_model import SourceError
 from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
@@ -77,7 +80,7 @@ def test_a_graph_of_the_training_is_seen_in_any_precision_and_granularity():
     assert all(len(graph.units) < graph.n_ops / 3 for graph in spec.graphs)
 
 
-def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
+def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "one_layer.py").write_text(
@@ -89,6 +92,11 @@ def test_a_model_is_captured_as_the_settings_say(tmp_path, monkeypatch):
     assert sgd.dtypes[sgd.op_types.index("aten.addmm")] == "tf32"
     (forward,) = make_spec(EvaluationConfig(**settings, inference=True))[0].graphs
     assert set(forward.phases) == {"forward"}
+    write_cluster(tmp_path / "xeons.json", uniform("xeons", get_cluster("gpu+cpu").devices[1], 2, 1e10))
+    capsys.readouterr()
+    make_spec(EvaluationConfig(**settings, cluster=("4xv100", str(tmp_path / "xeons.json"))))
+    line = "cluster 'xeons' has no GPU, but gets the kernels that GPUs of the others take; "
+    assert capsys.readouterr().err.count(line) == 1
 
 
 def test_a_prompt_gives_the_step_of_a_token_with_its_cache(tmp_path, monkeypatch):

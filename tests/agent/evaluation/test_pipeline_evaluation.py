@@ -112,13 +112,3 @@ def test_bad_pipelines_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_a_policy_places_pipelines(graph_file: Path, tmp_path: Path) -> None:
-    names = ["policy", "policy-sample", "policy-refine"]
-    words = ["--include-seen", "--pipeline", "1f1b", "--microbatches", "4", "--placers", *names]
-    rows = {row["placer"]: row for row in evaluated(graph_file, tmp_path, *words)}
-    assert set(rows) == set(names)
-    step_s = {name: float(row["step_time_s"]) for name, row in rows.items()}
-    assert step_s["policy-sample"] <= step_s["policy"]
-    assert step_s["policy-refine"] <= step_s["policy"]

@@ -15,9 +15,9 @@ from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
 from agent.evaluation.report.timelines import merged
-from agent.evaluation.results import DATA_PARALLEL
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
+from agent.placing.request import DATA_PARALLEL
 from tests.agent.evaluation.report_cases import synthetic_trials
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent.evaluation.comparison.summary import summarise
-from agent.evaluation.terminal_report import EXPENDABLE, HEADINGS, print_tables, table_lines
+from agent.evaluation.terminal_report import EXPENDABLE, HEADINGS, LEGEND, print_tables, table_lines
 from agent.evaluation.text_table import text_table
 from tests.agent.trial_cases import trial
 
@@ -90,6 +90,17 @@ def test_a_terminal_of_80_columns_gets_no_wider_line(capsys, monkeypatch):
     printed = capsys.readouterr().out.splitlines()
     assert printed == table_lines(LINES, 80)
     assert max(map(len, printed)) <= 80
+
+
+@pytest.mark.parametrize("width", [40, None])
+def test_the_legend_explains_the_columns_that_are_shown(width):
+    lines = table_lines(LINES, width)
+    explained = [name for name in LEGEND if any(line.startswith(f"{name}: ") for line in lines)]
+    left_out = " ".join(lines).partition("narrow: ")[2].partition(";")[0].split(", ")
+    assert explained == [name for name in SHOWN if name in LEGEND and name not in left_out]
+    assert not any("data-parallel" in line for line in lines)
+    parallel = summarise([trial("a", "data-parallel", 0.25)])
+    assert any("data-parallel is no placement" in line for line in table_lines(parallel, None))
 
 
 def test_tables_say_that_step_times_are_simulated():

@@ -127,10 +127,6 @@ MALICIOUS = {
     ),
     "deep": (lambda: "[" * 10**5, "is nested too deeply"),
     "no object": (lambda: "[]", "is an array; expected an object"),
-    "a stage without end": (
-        lambda: text_of(replicas={"9" * 5000: ["gpu0"]}),
-        "expected the number of a stage",
-    ),
 }
 
 

@@ -25,7 +25,7 @@ def unequal(seed: int, n_devices: int, count: int, schedule: str = "searched") -
     """A pipeline of stages of different seconds, on devices of different speeds."""
     rng = np.random.default_rng(seed)
     problem = Problem(random_training_graph(rng, 8), random_pipeline_cluster(rng, n_devices))
-    return PipelinedProblem(problem, Pipeline(schedule, count, may_replicate=False))
+    return PipelinedProblem(problem, Pipeline(schedule, count))
 
 
 def every_order(count: int) -> list[str]:

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from agent.bounds.lower_bound import lower_bound_s
+from agent.commands.evaluate import main
+from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.inputs import make_spec
 from agent.evaluation.run import evaluate
 from agent.evaluation.spec import EvaluationSpec
 from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
@@ -182,3 +185,15 @@ def test_a_large_graph_whose_placements_cannot_all_be_tried_in_time_is_refined()
 def test_nothing_is_proven_by_trying_where_nothing_fits() -> None:
     problem = Problem(training_graph(1, 3), make_cluster(2, memory_bytes=1.2 * GB))
     assert try_all(SearchState(problem, Budget(1000))) == Proof(0.0, is_optimal=False)
+
+
+def test_without_its_solver_it_says_so_and_is_left_out_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent.placers.base.find_spec", lambda name: None)
+    words = ["--families", "cifar10", "--placers", "exact", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "needs ortools; run pip install 'placewalk[exact]', or use another" in capsys.readouterr().err
+    config = EvaluationConfig(families=("cifar10",), placers=("all",))
+    assert "exact" not in make_spec(config)[0].placers
+    assert "exact is left out: run pip install 'placewalk[exact]' for it" in capsys.readouterr().err

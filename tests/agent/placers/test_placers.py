@@ -1,5 +1,6 @@
 """The contract of every placer, and known answers of each."""
 
+import itertools
 import subprocess
 import sys
 
@@ -52,9 +53,13 @@ def test_search_spends_its_whole_budget(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_budget_of_seconds_ends_a_run(name):
-    found = PLACERS[name].place(CASES[0], Budget(None, seconds=0.05), np.random.default_rng(0))
+def test_budget_of_seconds_ends_a_run_by_its_own_clock(name):
+    """The clock goes on by a second at each reading, so another one would end the run much later."""
+    clock = itertools.count()
+    budget = Budget(None, 50.0, lambda: float(next(clock)))
+    found = PLACERS[name].place(CASES[0], budget, np.random.default_rng(0))
     assert found.cpu_s < 1.0
+    assert budget.shared(2).clock is budget.clock
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -190,6 +195,6 @@ def test_placers_stand_in_one_order_whichever_module_is_imported_first():
     code = "import agent.placers.{}\nfrom agent.placers.base import PLACERS\nprint(*PLACERS)"
     runs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
-        for name in ("base", "heuristics.uniform", "search.annealing")
+        for name in ("base", "heuristics.metis", "search.annealing")
     ]
     assert len({done.stdout.splitlines()[-1] for done in runs}) == 1

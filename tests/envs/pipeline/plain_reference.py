@@ -13,9 +13,8 @@ from envs.problem import Problem
 from graphs import build_graph
 
 Instance = tuple[object, ...]
-"""`("op", op, microbatch)`, `("again", op, microbatch)` for the second run of a recomputed op,
-`("add", tensor, microbatch)`, or `("reduced", device, 0)` for the all-reduce of the stage of a device.
-Parameters have microbatch 0, and updates the number of their replica."""
+"""`("op", op, microbatch)`, `("again", op, microbatch)` for the second run of a recomputed op, or
+`("add", tensor, microbatch)`. Parameters and updates have microbatch 0."""
 
 
 @dataclass
@@ -25,8 +24,6 @@ class PlainStep:
     start_s: dict[Instance, float] = field(default_factory=dict)
     finish_s: dict[Instance, float] = field(default_factory=dict)
     device_of: dict[Instance, int] = field(default_factory=dict)
-    reduced_s: dict[int, float] = field(default_factory=dict)
-    """End of the all-reduce of each stage that has replicas, by its first device."""
     held: list[tuple[int, float, float, float]] = field(default_factory=list)
     """What devices hold for a while: device, since, until, bytes."""
 
@@ -62,14 +59,10 @@ class _Plain:
             for source, phase in zip(graph.is_source.tolist(), graph.phases, strict=True)
         ]
         self.device = stages.device_of.tolist()
-        groups = stages.replicas or [(device,) for device in set(stages.devices.tolist())]
-        self.replicas = {device: (device,) for device in range(problem.n_devices)}
-        self.replicas |= {group[0]: tuple(group) for group in groups}
-        self.waiting: dict[int, set[int]] = defaultdict(set)
         self.recomputed = self.find_recomputed()
         self.step = PlainStep()
         self.arrival: dict[tuple[Instance, int, int], float] = {}
-        self.sent: dict[tuple[Instance, int, int, int], float] = {}
+        self.sent: dict[tuple[Instance, int, int], float] = {}
         self.link_free: dict[tuple[int, int], float] = defaultdict(float)
         self.host: dict[int, float] = defaultdict(float)
         self.free: dict[int, float] = defaultdict(float)
@@ -86,12 +79,10 @@ class _Plain:
         waited = self.waited_for()
         sequences: dict[int, list[Instance]] = defaultdict(list)
         ranks = stages.ranks.tolist()
-        counts = tuple(len(self.replicas[head]) for head in ranks)
-        devices = [device for head in ranks for device in self.replicas[head]]
         of_device = [self.spelled(stage, word) for stage, word in enumerate(stages.actions)] or (
-            device_actions(self.pipeline, len(ranks), stages.recomputed, counts)
+            device_actions(self.pipeline, len(ranks), stages.recomputed)
         )
-        for device, actions in zip(devices, of_device, strict=True):
+        for device, actions in zip(ranks, of_device, strict=True):
             done: set[int] = set()
             for action in actions:
                 if action.kind == RECOMPUTE:
@@ -106,14 +97,9 @@ class _Plain:
                         if self.is_gradient(tensor) and tensor in done:
                             sequences[device].append(("add", tensor, action.microbatch))
                         done.add(tensor)
-        for head, group in self.replicas.items():
-            sums = [t for t in range(graph.n_tensors) if self.is_gradient(t) and self.home(t) == head]
-            for number, device in enumerate(group):
-                if sums and len(group) > 1:
-                    sequences[device].append(("reduced", head, 0))
-                for op in range(graph.n_ops):
-                    if self.phase[op] == "optimizer" and self.device[op] == head:
-                        sequences[device].append(("op", op, number))
+        for op in range(graph.n_ops):
+            if self.phase[op] == "optimizer":
+                sequences[self.device[op]].append(("op", op, 0))
         return sequences
 
     def spelled(self, stage: int, word: str) -> list[Action]:
@@ -131,7 +117,7 @@ class _Plain:
         return "W" in words[self.stages.stage_of[op]] if words else self.pipeline.splits_backward
 
     def home(self, tensor: int) -> int:
-        """First device of the stage that makes a tensor."""
+        """Device of the op that makes a tensor."""
         return self.device[int(self.graph.tensor_producer[tensor])]
 
     def kind(self, op: int, waited: set[int]) -> int:
@@ -161,28 +147,18 @@ class _Plain:
                         found.add(op)
         return found
 
-    def instance(self, tensor: int, reader: Instance, device: int) -> tuple[Instance, int]:
-        """The instance that makes what a reader on a device reads of a tensor, and the device of it."""
+    def instance(self, tensor: int, reader: Instance) -> Instance:
+        """The instance that makes what a reader reads of a tensor."""
         maker, op = int(self.graph.tensor_producer[tensor]), int(str(reader[1]))
-        microbatch = int(str(reader[2]))
-        group = self.replicas[self.home(tensor)]
-        n = len(group)
-        if self.graph.op_types[maker] == "parameter":
-            return ("op", maker, 0), device if device in group else group[0]
-        last = self.count - 1
-        if device in group:
-            last -= (last - group.index(device)) % n
-        if self.phase[maker] == "optimizer":
-            return ("op", maker, last % n), group[last % n]
+        if self.graph.op_types[maker] == "parameter" or self.phase[maker] == "optimizer":
+            return ("op", maker, 0)
         if self.phase[op] == "optimizer":
-            if self.is_gradient(tensor) and device not in group and n > 1:
-                return ("reduced", group[0], 0), group[last % n]
-            is_sum = self.is_gradient(tensor) and last >= n
-            return ("add", tensor, last) if is_sum else ("op", maker, last), group[last % n]
+            last = self.count - 1
+            return ("add", tensor, last) if self.is_gradient(tensor) and last else ("op", maker, last)
         in_stage = self.stages.stage_of[op] == self.stages.stage_of[maker]
         if maker in self.recomputed and in_stage and (reader[0] == "again" or self.phase[op] == "backward"):
-            return ("again", maker, microbatch), device
-        return ("op", maker, microbatch), group[microbatch % n]
+            return ("again", maker, reader[2])
+        return ("op", maker, reader[2])
 
     def run(self) -> PlainStep | None:
         sequences = self.sequences()
@@ -210,40 +186,32 @@ class _Plain:
                 uses[maker, tensor, device] = max(uses[maker, tensor, device], finish)
                 continue
             for tensor in self.graph.inputs.row(int(str(reader[1]))).tolist():
-                read = self.instance(tensor, reader, device)[0], tensor, device
+                read = self.instance(tensor, reader), tensor, device
                 uses[read] = max(uses[read], finish)
         for tensor in range(self.graph.n_tensors):
-            group = self.replicas[self.home(tensor)]
             maker_op = int(self.graph.tensor_producer[tensor])
-            is_parameter = self.graph.op_types[maker_op] == "parameter"
-            once = is_parameter or self.phase[maker_op] == "optimizer"
-            for number in range(len(group) if once else self.count):
-                self.hold(uses, tensor, ("op", maker_op, 0 if is_parameter else number), number)
+            once = self.graph.op_types[maker_op] == "parameter" or self.phase[maker_op] == "optimizer"
+            for number in range(1 if once else self.count):
+                self.hold(uses, tensor, ("op", maker_op, number))
 
-    def hold(
-        self, uses: dict[tuple[Instance, int, int], float], tensor: int, made: Instance, number: int
-    ) -> None:
-        """Adds what is held of an instance of a tensor, on the device of a replica and as copies."""
-        group, size = self.replicas[self.home(tensor)], float(self.graph.tensor_bytes[tensor])
-        home = group[number % len(group)]
+    def hold(self, uses: dict[tuple[Instance, int, int], float], tensor: int, made: Instance) -> None:
+        """Adds what is held of an instance of a tensor, on its device and as copies."""
+        home, size = self.home(tensor), float(self.graph.tensor_bytes[tensor])
         owner = int(self.graph.tensor_owner[tensor])
-        owned_on = self.replicas[self.device[owner]] if owner >= 0 else ()
+        owned_on = self.device[owner] if owner >= 0 else -1
         whole = [made]
         since, until = self.step.start_s.get(made, 0.0), self.step.finish_s.get(made, 0.0)
-        if self.is_gradient(tensor) and number < len(group):
-            whole += [("add", tensor, m) for m in range(number + len(group), self.count, len(group))][-1:]
-            if len(group) > 1:
-                until = max(until, self.step.reduced_s[group[0]])
-                whole.append(("reduced", group[0], 0))
+        if self.is_gradient(tensor) and made[2] == 0 and self.count > 1:
+            whole.append(("add", tensor, self.count - 1))
         for each in whole:
             until = max(until, uses[each, tensor, home])
             for key in self.sent:
-                if key[:2] == (each, tensor) and key[3] == home:
+                if key[:2] == (each, tensor):
                     until = max(until, self.sent[key])
-                    if key[2] not in owned_on:
+                    if key[2] != owned_on:
                         arrival_s, use_s = self.arrival[each, tensor, key[2]], uses[each, tensor, key[2]]
                         self.step.held.append((key[2], arrival_s, use_s, size))
-        if home not in owned_on:
+        if home != owned_on:
             self.step.held.append((home, since, until, size))
         second: Instance = ("again", *made[1:])
         if second in self.step.start_s:
@@ -251,41 +219,16 @@ class _Plain:
             self.step.held.append((home, self.step.start_s[second], until, size))
 
     def made_s(self, maker: Instance) -> float | None:
-        if maker[0] == "reduced":
-            return self.step.reduced_s.get(int(str(maker[1])))
         if maker[0] == "op" and self.phase[int(str(maker[1]))] == "source":
             return 0.0
         return self.step.finish_s.get(maker)
 
-    def all_reduce(self, device: int, head: int) -> bool:
-        """Ends when all replicas have come here, and the gradients went twice round the ring."""
-        cluster, group = self.problem.cluster, self.replicas[head]
-        self.waiting[head].add(device)
-        if len(self.waiting[head]) < len(group):
-            return False
-        if head not in self.step.reduced_s:
-            tensors = [t for t in range(self.graph.n_tensors) if self.is_gradient(t) and self.home(t) == head]
-            size = sum(float(self.graph.tensor_bytes[tensor]) for tensor in tensors) / len(group)
-            rounds = []
-            for one, other in zip(group, group[1:] + group[:1], strict=True):
-                sent = size + float(cluster.n_half_matrix[one, other])
-                rounds.append(
-                    sent / float(cluster.bytes_per_s[one, other]) + float(cluster.latency_s[one, other])
-                )
-            round_s = max(rounds) + cluster.transfer_gap_s
-            start = max(self.free[member] for member in group)
-            self.step.reduced_s[head] = start + 2 * (len(group) - 1) * round_s
-        self.free[device] = max(self.free[device], self.step.reduced_s[head])
-        return True
-
     def try_run(self, device: int, instance: Instance) -> bool:
-        if instance[0] == "reduced":
-            return self.all_reduce(device, int(str(instance[1])))
         cluster = self.problem.cluster
         ready = 0.0
         if instance[0] != "add":
             for tensor in self.graph.inputs.row(int(str(instance[1]))).tolist():
-                maker, home = self.instance(tensor, instance, device)
+                maker, home = self.instance(tensor, instance), self.home(tensor)
                 made = self.made_s(maker)
                 if made is None:
                     return False
@@ -315,7 +258,7 @@ class _Plain:
             size = float(self.graph.tensor_bytes[tensor]) + float(cluster.n_half_matrix[source, target])
             end = start + size / float(cluster.bytes_per_s[source, target])
             self.link_free[source, target] = end + cluster.transfer_gap_s
-            self.sent[*key, source] = end
+            self.sent[key] = end
             self.arrival[key] = end + float(cluster.latency_s[source, target])
         return self.arrival[key]
 

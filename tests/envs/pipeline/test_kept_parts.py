@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.pipelines.equal import balanced
 from agent.pipelines.moves import neighbour, shifted
-from agent.pipelines.search import Cuts, PipelineSearch
+from agent.pipelines.search import PipelineSearch
 from agent.placers.base import Budget
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
@@ -31,13 +31,6 @@ def outcome(pipelined: PipelinedProblem, stages: Stages, until_s: float) -> obje
     except PipelineError as error:
         return str(error)
     return score, step.total_s, step.busy_s.tolist(), step.peak_bytes.tolist(), step.actions
-
-
-def moved(rng: np.random.Generator, search: PipelineSearch, cuts: Cuts) -> Cuts:
-    """A plan next to another: other cuts, devices, replicas, recomputation, or an order of its pieces."""
-    if rng.random() < 0.1:
-        return cuts._replace(order=() if cuts.order else tuple(range(search.chain.n_pieces)))
-    return neighbour(search, cuts, rng) or cuts
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,7 +56,7 @@ def test_moves_are_simulated_as_if_nothing_was_kept(seed: int, places: int) -> N
     for _ in range(8):
         at = int(rng.integers(len(searches)))
         search = searches[at]
-        plans[at] = moved(rng, search, plans[at])
+        plans[at] = neighbour(search, plans[at], rng) or plans[at]
         stages, until_s = search.stages(plans[at]), float(rng.choice([np.inf, -np.inf]))
         fresh = PipelinedProblem(problem, search.pipeline)
         expected = outcome(fresh, replace(stages, pieces=()), until_s)

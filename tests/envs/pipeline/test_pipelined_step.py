@@ -21,7 +21,6 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages, cut_into_stages, stages_of
 from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
-from envs.simulator.all_reduce import ring_seconds
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
@@ -58,28 +57,6 @@ def test_pipelined_step_is_that_of_the_plain_simulation(
     check_is_plain(problem, pipeline, _recomputed(rng, stages, recomputes))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    schedule=st.sampled_from(["gpipe", "1f1b"]),
-    recomputes=st.sampled_from([0.0, 0.5]),
-)
-def test_replicas_are_those_of_the_plain_simulation(seed: int, schedule: str, recomputes: float) -> None:
-    rng = np.random.default_rng(seed)
-    n_ranks, n_devices = int(rng.integers(1, 4)), int(rng.integers(3, 8))
-    pipeline = Pipeline(schedule, int(rng.integers(1, 9)))
-    problem = Problem(
-        random_training_graph(rng, int(rng.integers(n_ranks, 9))), random_pipeline_cluster(rng, n_devices)
-    )
-    stages = _recomputed(rng, random_stages(rng, problem, n_ranks, 1), recomputes)
-    replicas = [[device] for device in stages.devices.tolist()]
-    for device in np.setdiff1d(np.arange(n_devices), stages.devices).tolist():
-        stage = int(rng.integers(n_ranks + 1))
-        if stage < n_ranks and len(replicas[stage]) < pipeline.microbatches:
-            replicas[stage].append(device)
-    check_is_plain(problem, pipeline, replace(stages, replicas=tuple(map(tuple, replicas))))
-
-
 def _recomputed(rng: np.random.Generator, stages: Stages, share: float) -> Stages:
     chosen = np.flatnonzero(rng.random(len(stages.devices)) < share)
     return replace(stages, recomputed=tuple(chosen.tolist()))
@@ -97,11 +74,7 @@ def check_is_plain(problem: Problem, pipeline: Pipeline, stages: Stages) -> None
     busy_s = sum(plain.finish_s[each] - plain.start_s[each] for each in plain.start_s)
     assert found.busy_s.sum() == pytest.approx(busy_s, rel=1e-9)
     resident = np.bincount(stages.device_of, problem.graph.resident_bytes, problem.n_devices)
-    first = {device: devices[0] for devices in stages.replicas for device in devices}
-    peak = [
-        plain.peak_bytes(device, float(resident[first.get(device, device)]))
-        for device in range(problem.n_devices)
-    ]
+    peak = [plain.peak_bytes(device, float(held)) for device, held in enumerate(resident)]
     np.testing.assert_allclose(found.peak_bytes, peak, rtol=1e-9, atol=1e-12)
     limits = np.where(np.arange(problem.n_devices) % 2, 0.7, 1.1) * found.peak_bytes + 1.0
     limited = PipelinedProblem(problem.with_memory(limits), pipeline)
@@ -134,54 +107,19 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert [each.kind for each in again.actions].count(RECOMPUTE) == 8
 
 
-def test_replicas_of_the_whole_model_share_the_microbatches() -> None:
-    problem = Problem(load_family("gpt")[0], get_cluster("4xv100"))
-    whole = chain_of(problem).stages(np.array([0]), np.array([2]))
-    alone = PipelinedProblem(problem, Pipeline("1f1b", 2)).simulate(whole)
-    shared = PipelinedProblem(problem, Pipeline("1f1b", 6)).simulate(replace(whole, replicas=((2, 0, 3),)))
-    size = problem.graph.tensor_bytes[
-        PipelinedProblem(problem, Pipeline("1f1b", 1)).arrays.is_gradient > 0
-    ].sum()
-    reduce_s = ring_seconds(problem, np.array([2, 0, 3]), np.array([size]))[0]
-    assert shared.total_s == pytest.approx(alone.total_s + reduce_s + problem.cluster.op_gap_s, rel=1e-9)
-    np.testing.assert_allclose(shared.peak_bytes[[0, 2, 3]], alone.peak_bytes[2])
-
-
-@pytest.mark.parametrize(
-    ("schedule", "replicas", "message"),
-    [
-        ("zero-bubble", ((0, 1),), "stage 0 has 2 devices, but schedule 'zero-bubble' has one for each"),
-        ("1f1b", ((0, 1, 2, 3),), "stage 0 has 4 devices, but a step of 3 microbatches keeps at most 3 busy"),
-        ("gpipe", ((0, 1), (2, 1)), "device 'gpu1' is a replica twice"),
-    ],
-)
-def test_bad_replicas_are_one_line(
-    schedule: str, replicas: tuple[tuple[int, ...], ...], message: str
-) -> None:
-    pipelined = PipelinedProblem(Problem(load_family("gpt")[0], get_cluster("4xv100")), Pipeline(schedule, 3))
-    heads = np.array([each[0] for each in replicas])
-    with pytest.raises(PipelineError, match=message):
-        pipelined.simulate(pipelined.chain.stages(np.arange(len(heads)), heads, replicas=replicas))
-
-
 def test_stages_are_those_of_their_placement_file() -> None:
     graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
     problem = Problem(graph, cluster)
-    stages = chain_of(problem).stages(
-        np.array([0, 9]), np.array([1, 2]), recomputed=(1,), replicas=((1,), (2, 0))
-    )
+    stages = chain_of(problem).stages(np.array([0, 9]), np.array([1, 2]), recomputed=(1,))
     record = json.loads(json.dumps(placement_to_json(graph, cluster, stages.placement)))
-    assert (record["recompute"], record["replicas"]) == ([1], {"1": ["gpu2", "gpu0"]})
+    assert record["recompute"] == [1]
     again = stages_of(problem, placement_from_json(record, "file").resolve(graph, cluster))
-    assert (again.recomputed, again.replicas) == (stages.recomputed, stages.replicas)
+    assert again.recomputed == stages.recomputed
     assert again.stage_of.tolist() == stages.stage_of.tolist()
     for key, value, message in (
         ("recompute", [2], "there is no stage 2; the stages are 0 to 1"),
         ("recompute", 1, "file: recompute: is a number; expected an array"),
-        ("replicas", {"1": ["gpu0", "gpu2"]}, "stage 1 is on 'gpu2'; name this device first in its replicas"),
-        ("replicas", {"1": ["gpu2", "gpu1"]}, "is on 'gpu1', a further device of stage 1; place its ops on"),
-        ("replicas", {"1": ["gpu2", "gpu9"]}, "file: stage 1 is on 'gpu9', but the devices of cluster"),
-        ("replicas", {"x": ["gpu2"]}, "file: replicas: stage 'x': expected the number of a stage"),
+        ("replicas", {}, "file: unknown key .replicas.|replicas"),
     ):
         with pytest.raises(InputError, match=message):
             stages_of(problem, placement_from_json(record | {key: value}, "file").resolve(graph, cluster))

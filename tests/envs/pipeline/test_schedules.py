@@ -60,15 +60,6 @@ def test_one_forward_one_backward_keeps_few_microbatches_alive() -> None:
         assert (most, alive) == (4 - rank, 0)
 
 
-def test_replicas_of_a_stage_take_turns() -> None:
-    orders = device_actions(Pipeline("1f1b", 5), 2, replicas=(2, 1))
-    assert [" ".join(map(str, order)) for order in orders] == [
-        "0F0 0F2 0B0 0F4 0B2 0B4",
-        "0F1 0F3 0B1 0B3",
-        "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1F4 1B4",
-    ]
-
-
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "message"),
     [

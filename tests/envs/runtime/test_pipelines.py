@@ -329,11 +329,6 @@ def test_stages_that_cannot_run_are_refused_in_one_line() -> None:
             "^the stages use device 4, but there are 3 devices",
         ),
         (swapped, "1f1b", "^the schedule cannot run these stages: device . and another wait for each other"),
-        (
-            replace(stages, replicas=((0,), (1, 2))),
-            "1f1b",
-            "^stage 1 has 2 replicas, which runtimes do not run; place with may_replicate=False in the Pip",
-        ),
     ):
         with pytest.raises(PipelineError, match=reason):
             cut_pipeline(captured, wrong, Pipeline(schedule, M), 3)

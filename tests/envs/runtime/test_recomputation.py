@@ -207,7 +207,6 @@ def test_a_module_that_does_not_fit_otherwise_is_placed_with_recomputation_and_r
     assert "recomputed" in plan.explain()
     stages: Stages = plan.stages
     assert stages.recomputed
-    assert not stages.replicas
     assert plan.pipeline_stages(module).cuts.stages.recomputed == stages.recomputed
     with plan.compile(module, devices=["cpu", "cpu"], lr=0.1) as runner:
         assert float(runner.step(batch)) > 0  # type: ignore[arg-type]

@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
 from torch.multiprocessing import start_processes
 
 from agent import Pipeline, place
-from envs.pipeline.module_cuts import _nearest
+from envs.pipeline.module_cuts import _beginnings, _nearest
+from envs.pipeline.stages import phases_of
+from graphs.capture.capture import capture_step
 from tests.envs.runtime.torch_ranks import compare, make
 
 
@@ -76,6 +79,44 @@ class Twice(nn.Module):
         return self.layer(self.layer(x).relu()).relu().mean()
 
 
+class Summed(nn.Sequential):
+    """Its loss is a sum over the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()
+
+
+def test_a_loss_that_is_no_mean_is_said_in_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    for module, n_lines in ((Summed(nn.Linear(4, 4)), 1), (nn.Linear(4, 4), 0)):
+        plan = place(module, torch.ones(8, 4), cluster="4xv100:1", pipeline="gpipe", split=4, optimizer=None)
+        stages = plan.pipeline_stages(module)
+        stages.step(torch.ones(8, 4)), stages.step(torch.ones(8, 4))
+        assert capsys.readouterr().err.count("of the whole batch at once: it is a sum") == n_lines
+    dist.destroy_process_group()
+
+
+class TwiceWhole(nn.Module):
+    """Calls a block without ops of its own twice, then a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.block(self.block(self.first(x)))).mean()
+
+
+def test_a_block_that_is_called_twice_begins_no_stage() -> None:
+    captured = capture_step(TwiceWhole(), torch.zeros(4, 4))
+    forward = np.flatnonzero(phases_of(captured.graph) == 0)
+    found = _beginnings(captured.graph, forward, lambda _: True)
+    assert list(found.values()) == ["last"]
+
+
 def test_what_torch_cannot_run_is_one_line() -> None:
     module, x = Twice(), torch.zeros(4, 4)
     settings = {"cluster": "4xv100:2", "placer": "equal-time", "optimizer": None}
@@ -97,9 +138,6 @@ def test_what_torch_cannot_run_is_one_line() -> None:
     again = replace(plan, pipeline=Pipeline("zero-bubble", 2), stages=replace(plan.stages, recomputed=(1,)))
     with pytest.raises(ValueError, match=r"^torch runs a stage again for each of its parameters with"):
         again.pipeline_stages(two)
-    several = replace(plan, stages=replace(plan.stages, replicas=((0, 1), (2,))))
-    with pytest.raises(ValueError, match=r"^stage 0 has 2 replicas, which runtimes do not run; place"):
-        several.pipeline_stages(two)
     stages = plan.pipeline_stages(two)
     with pytest.raises(ValueError, match="the plan has 2 devices, and 0 processes are there; start one each"):
         stages.step(x)

@@ -16,7 +16,7 @@ import numpy as np
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
-from envs.simulator.arrays import new_timeline
+from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
 from envs.simulator.simulate import step_time_s
 from graphs.dataset import load_family
@@ -61,7 +61,7 @@ def fluid_step_time_s(problem: Problem, device_of: np.ndarray, slowdown: float) 
     total_s, slowed = np.zeros(1), seconds.copy()
     for _ in range(ROUNDS):
         p = problem.arrays._replace(op_seconds=slowed)
-        timeline = new_timeline(len(device_of), problem.graph.n_tensors, problem.n_devices)
+        timeline = empty_timeline(len(device_of), problem.graph.n_tensors, problem.n_devices)
         run_many(p, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
         copies = copy_times(problem, device_of, timeline.sent)
         given = np.array(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster, Device
 from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
-from envs.simulator.arrays import new_timeline
+from envs.simulator.arrays import empty_timeline
 from envs.simulator.checked import simulate
 from envs.simulator.kernels import run_many
 from envs.simulator.resume import commit, new_pair, run_moved
@@ -73,7 +73,7 @@ def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
         moves = np.isin(graph.unit_of, rng.integers(len(graph.units), size=int(rng.integers(1, 4))))
         device_of = np.where(moves, rng.integers(cluster.n_devices), current)
         first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
-        timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+        timeline = empty_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
         total_s = np.zeros(1)
         run_many(problem.arrays, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
         limit_s = total_s[0] * float(rng.choice([rng.uniform(0.3, 1.5), np.inf])) if total_s[0] else np.inf

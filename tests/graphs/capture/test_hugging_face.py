@@ -81,6 +81,57 @@ def test_every_product_keeps_its_module(build: Callable[[], nn.Module], inputs: 
         assert phases == ({"forward", "backward", "optimizer"} if training else {"forward"})
 
 
+VISION = {"hidden_size": 16, "num_heads": 2, "patch_size": 4, "depth": 1, "embed_dim": 16, "mlp_ratio": 2}
+LANGUAGE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
+
+
+def llava() -> tuple[nn.Module, dict[str, Tensor]]:
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    language = transformers.LlamaConfig(**LANGUAGE)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=language, image_token_id=60)
+    return transformers.LlavaForConditionalGeneration(config), {"pixel_values": torch.zeros(2, 3, 8, 8)}
+
+
+def qwen2_vl() -> tuple[nn.Module, dict[str, Tensor]]:
+    rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    text = LANGUAGE | {"num_key_value_heads": 2, "rope_scaling": rope}
+    ids = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
+    config = transformers.Qwen2VLConfig(vision_config=VISION, text_config=text, **ids)
+    images = torch.zeros(32, 3 * 2 * 4 * 4), torch.tensor([[1, 4, 4], [1, 4, 4]])
+    inputs = dict(zip(("pixel_values", "image_grid_thw"), images, strict=True))
+    inputs |= {"attention_mask": torch.ones(2, 8).long(), "mm_token_type_ids": (IMAGES == 60).long()}
+    return transformers.Qwen2VLForConditionalGeneration(config), inputs
+
+
+IMAGES = torch.tensor([[1, 60, 60, 60, 60, 2, 3, 4]] * 2)
+
+
+@pytest.mark.parametrize("make", [llava, qwen2_vl])
+def test_images_among_the_tokens_are_found_by_value(
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]],
+) -> None:
+    with torch.device("meta"):
+        module, _ = make()
+    _, inputs = make()
+    notices: list[str] = []
+    graph = capture(module, {"input_ids": IMAGES, "labels": IMAGES} | inputs, notify=notices.append)
+    assert any("vis" in path for path in graph.modules)
+    assert [notice.partition(": ")[2].partition(" that")[0] for notice in notices] == ["shapes"]
+
+
 def test_given_positions_are_traced_with_module_names() -> None:
     positions = torch.arange(16)[None]
     graph = capture_silently(

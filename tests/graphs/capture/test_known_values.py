@@ -65,10 +65,19 @@ def parts(layer: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([layer(part).sum(0, keepdim=True) for part in x.split(counts.tolist())])
 
 
+def attend(layer: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
+    """Draws no random numbers, as nothing is dropped."""
+    x = F.scaled_dot_product_attention(layer(x)[None], x[None], x[None])[0]
+    return parts(layer, x, counts)
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[Any]]] = {
     "early exit": (early_exit, (X,), [True]),
     "item": (lambda layer, x: layer(x) * x.sum().item(), (X,), [10.0]),
     "tolist": (parts, (X, COUNTS), [2, 1]),
+    "masked": (lambda layer, x, n: layer(x) * n[n > 1].tolist()[0], (X, COUNTS), [2, [(1,)]]),
+    "items": (lambda layer, x, n: layer(x) * torch.tensor([n.sum(), n[0], 7, 8]), (X, COUNTS), [3, 2]),
+    "attention": (attend, (X, COUNTS), [2, 1]),
     "range": (lambda layer, x, n: sum(layer(x) for _ in range(int(n))), (X, torch.tensor(2)), [2]),
     "mask": (lambda layer, x: F.mse_loss(layer(x)[x[:, 0] > 0], x[x[:, 0] > 0]), (X,), [[(2, 4)]] * 2),
     "select": (lambda layer, x: layer(x).masked_select(x > 1), (X,), [[(4,)]]),

@@ -1,0 +1,1 @@
+"""Placement of one graph: the front door, plans, what a placement hands over."""

@@ -1,0 +1,237 @@
+"""The registry of exports, and what an export is made of: a placement as a sequence of modules on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from agent.placing.exports.module_tree import ModuleTree, above
+from envs.pipeline.module_cuts import cut_at_modules
+from envs.pipeline.pipeline import INTERLEAVED, Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import Stages
+from envs.placements.placement import Placement
+from envs.problem import Problem
+from graphs.system.array_types import IntArray
+from graphs.system.errors import InputError, shortened
+from graphs.system.registry import Registry
+
+BY_LAYER = "place with granularity layer"
+
+
+class ExportError(InputError):
+    """An unknown target, or a placement that it cannot run; the message says what would be right."""
+
+
+def comments(lines: Iterable[str]) -> str:
+    """Makes comments of lines, as texts have them in which `#` begins one."""
+    return "".join(f"# {line}\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A text that another program reads.
+
+    Attributes:
+        make: makes the text from a placement.
+        ending: of the names of files that hold it.
+    """
+
+    make: Callable[[PlacedModules], str]
+    ending: str
+
+
+EXPORTS = Registry[Export](
+    "export", ExportError, [f"{__package__}.{name}" for name in ("pytorch", "trainers", "servers")]
+)
+
+
+def export(name: str, ending: str) -> Callable[[Callable[[PlacedModules], str]], Callable[..., str]]:
+    """Registers a function as the export `name`.
+
+    Raises:
+        ExportError: the name is taken.
+    """
+
+    def register(make: Callable[[PlacedModules], str]) -> Callable[..., str]:
+        EXPORTS.register(name, Export(make, ending), make.__module__)
+        return make
+
+    return register
+
+
+def export_text(name: str, placed: PlacedModules) -> str:
+    """Makes the text of a placement for a target.
+
+    Raises:
+        ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
+    """
+    return EXPORTS[name].make(placed)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedModules:
+    """A placement for an export.
+
+    Attributes:
+        pipeline: schedule and microbatches; None for one batch at a time.
+        stages: of the pipeline; None without one.
+        layers: paths of the lists whose layers a target counts, separated by commas; "" finds the one.
+        notes: lines on what differs from the placement.
+    """
+
+    problem: Problem
+    placement: Placement
+    pipeline: Pipeline | None = None
+    stages: Stages | None = None
+    layers: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def place_of(self) -> IntArray:
+        """Stage of each op, or device of each op without a pipeline; int64 (n_ops,)."""
+        return self.placement.device_of if self.stages is None else self.stages.stage_of
+
+    @cached_property
+    def tree(self) -> ModuleTree:
+        """The modules of the model."""
+        return ModuleTree(self.problem.graph)
+
+    def cut_at(self, begins: Callable[[str], bool]) -> tuple[PlacedModules, tuple[str, ...]]:
+        """Makes the stages of a pipeline begin with the nearest of given modules; returns these too.
+
+        Raises:
+            PipelineError: there are too few.
+        """
+        assert self.pipeline is not None
+        assert self.stages is not None
+        cuts = cut_at_modules(PipelinedProblem(self.problem, self.pipeline), self.stages, begins)
+        notes = (str(cuts),) if cuts.n_moved else ()
+        cut = replace(self, placement=Placement(cuts.stages.device_of), stages=cuts.stages, notes=notes)
+        return cut, cuts.modules
+
+    def whole(self, modules: Sequence[str]) -> PlacedModules:
+        """Moves the cuts of a pipeline out of modules."""
+        ops = self.tree.ops(modules)
+        if self.stages is None or all(len(np.unique(self.place_of[own])) < 2 for own in ops.values()):
+            return self
+        return self.cut_at(ops.__contains__)[0]
+
+    def places(self, ops: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The place of each module.
+
+        Raises:
+            ExportError: a module is in several places, or a place has modules apart.
+        """
+        found = {path: np.unique(self.place_of[own]).tolist() for path, own in ops.items()}
+        for path, several in found.items():
+            if len(several) > 1:
+                names = " and ".join(map(self.place_name, several[:2]))
+                raise ExportError(
+                    f"module '{shortened(path)}' is on {names}, and this target splits between layers; "
+                    f"{BY_LAYER}"
+                )
+        places = {path: place for path, (place,) in found.items()}
+        runs = [place for place, _ in groupby(places.values())]
+        for place in runs:
+            if runs.count(place) > 1:
+                raise ExportError(
+                    f"{self.place_name(place)} has layers that are not next to each other, and this target "
+                    f"gives each device one range; place with --pipeline, or {BY_LAYER}"
+                )
+        return places
+
+    def parts(self, modules: Sequence[str]) -> tuple[PlacedModules, list[tuple[int, list[str]]]]:
+        """The modules of each stage, or of each device that has some, with its place, in program order.
+
+        Raises:
+            ExportError: as `places`, or there are no modules.
+        """
+        if not modules:
+            raise ExportError(f"graph '{shortened(self.problem.graph.name)}': its ops have no module paths")
+        placed = self.whole(modules)
+        places = placed.places(placed.tree.ops(modules))
+        placed = replace(placed, notes=(*placed.notes, *self._tied_apart(places)))
+        return placed, [(place, list(run)) for place, run in groupby(places, key=places.__getitem__)]
+
+    def _tied_apart(self, places: Mapping[str, int]) -> Iterator[str]:
+        """Names tensors that modules in several places hold."""
+        names = set(self.problem.graph.op_names)
+        for paths in self.problem.graph.tied:
+            at = {places[module] for path in paths for module in above(path) if module in places}
+            if paths[0] in names and len(at) > 1:
+                yield f"one tensor in several places, which the target must tie: {', '.join(paths)}"
+
+    def layer_list(self, target: str) -> list[str]:
+        """The layers that a target counts: of the lists that are named, or of the language model's.
+
+        Raises:
+            ExportError: there are none or several.
+        """
+        found = self.tree.lists(self.layers)
+        known, name_it = " and ".join(sorted(found)), "name a list: layers=, or --export-layers"
+        empty = [name for name, layers in found.items() if not layers]
+        if empty or not found:
+            kind = f"modules in '{shortened(empty[0])}'" if empty else "numbered modules that repeat"
+            raise ExportError(
+                f"graph '{shortened(self.problem.graph.name)}' has no {kind}, so no layers to split; use the "
+                f"placement itself, or {name_it}"
+            )
+        if not self.layers and len(found) > 1 and len(found := self.tree.of_language(found)) != 1:
+            raise ExportError(f"{target} splits one list of layers, and this model has {known}; {name_it}")
+        return [layer for layers in found.values() for layer in layers]
+
+    def ranks(self, target: str, more: Sequence[str] = ()) -> tuple[PlacedModules, dict[int, list[str]]]:
+        """The layers of each place, in the order of ranks; what is not in the list is on the first or last.
+
+        Args:
+            more: modules beside the list that the target also gives a rank.
+
+        Raises:
+            ExportError: as `layer_list` and `places`.
+        """
+        layers = self.tree.ops([*self.layer_list(target), *more])
+        opened = {path for layer in layers for path in above(layer)} - layers.keys()
+        modules = self.tree.modules(opened.__contains__)
+        placed, begin = self.whole(modules), min(own[0] for own in layers.values())
+        places = list((place_of := placed.places(layers)).values())
+        others = self.tree.ops([path for path in modules if path not in layers])
+        first = placed.place_of[[own[0] for own in others.values() if own[0] < begin][:1]].tolist()
+        last = placed.place_of[[own[0] for own in others.values() if own[0] > begin][-1:]].tolist()
+        order = list(dict.fromkeys([*(each for each in first if each not in places), *places, *last]))
+        if placed.stages is not None:
+            order = list(range(len(placed.stages.devices)))
+        ends = {path: order[-1 if own[0] > begin else 0] for path, own in others.items()}
+        if moved := [path for path, own in others.items() if (placed.place_of[own] != ends[path]).any()]:
+            note = f"{target} runs on the first or last rank, unlike the placement: {', '.join(moved)}"
+            placed = replace(placed, notes=(*placed.notes, note))
+        return placed, {each: [path for path, place in place_of.items() if place == each] for each in order}
+
+    def devices(self, places: Iterable[int]) -> list[int]:
+        """Device of each place."""
+        return [int(each if self.stages is None else self.stages.devices[each]) for each in places]
+
+    def place_name(self, place: int) -> str:
+        """Names a stage, or a device without a pipeline."""
+        return f"stage {place}" if self.stages is not None else shortened(self.device_names[place])
+
+    @property
+    def device_names(self) -> Sequence[str]:
+        """Names of the cluster's devices."""
+        return [device.name for device in self.problem.cluster.devices]
+
+    def check_ranges(self, target: str) -> None:
+        """Refuses several stages on a device for a target that gives each device one range of layers.
+
+        Raises:
+            ExportError: several stages on a device.
+        """
+        if self.pipeline is not None and self.pipeline.name == INTERLEAVED:
+            raise ExportError(
+                f"{target} gives each device one range of layers, and '{self.pipeline.schedule}' has "
+                f"{self.pipeline.stages_per_device}; place with --pipeline 1f1b"
+            )

@@ -1,0 +1,95 @@
+"""Exports for frameworks that train: Megatron-LM, DeepSpeed, torchtitan."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+
+from agent.placing.exports.export import ExportError, PlacedModules, comments, export
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
+from graphs.system.errors import InputError
+
+TORCH_SCHEDULES = {
+    GPIPE: "GPipe",
+    ONE_F_ONE_B: "1F1B",
+    INTERLEAVED: "Interleaved1F1B",
+    ZERO_BUBBLE: "InterleavedZeroBubble",
+    SEARCHED: "PipelineScheduleMulti",
+}
+"""Names of the schedules in `torch.distributed.pipelining.schedules.get_schedule_class`."""
+
+
+@export("megatron", ending=".megatron.txt")
+def megatron_layout(placed: PlacedModules) -> str:
+    """Lays layers out for Megatron-LM: `E` embedding, `t` a layer, `m` one for further tokens, `L` loss.
+
+    `|` is between stages. With several on a device, all stages of the first round come first. All `m` are in
+    one stage of the last round, after all `t`. One `L` ends the layout, for all losses. Source:
+    `validate_layer_layout` in megatron/core/transformer/pipeline_parallel_layer_layout.py.
+    """
+    predicted = placed.tree.predicted()
+    placed, ranks = placed.ranks("Megatron-LM", predicted)
+    n_devices, used = len(set(placed.devices(ranks))), [at for at, each in enumerate(ranks.values()) if each]
+    cells = [_repeated("t", sum(path not in predicted for path in layers)) for layers in ranks.values()]
+    cells[max(len(cells) - n_devices, *used)] += _repeated("m", len(predicted))
+    layout = "|".join(["E" + cells[0], *cells[1:]]) + "L"
+    flags = f"--pipeline-model-parallel-size {n_devices}"
+    return f'{comments(placed.notes)}{flags} --pipeline-model-parallel-layout "{layout}"\n'
+
+
+def _repeated(letter: str, count: int) -> str:
+    return f"{letter}*{count}" if count > 1 else letter * count
+
+
+@export("deepspeed", ending=".deepspeed.py")
+def deepspeed_parts(placed: PlacedModules) -> str:
+    """Writes a subclass of DeepSpeed's `PipelineModule` whose stages begin at given layers.
+
+    Its layers are the modules of the model in program order, which the comment lists. Source:
+    `_partition_layers` in deepspeed/runtime/pipe/module.py.
+    """
+    placed.check_ranges("DeepSpeed")
+    placed, parts = placed.parts(placed.tree.modules(placed.tree.opens))
+    bounds = list(accumulate((len(run) for _, run in parts), initial=0))
+    named = ", ".join(path for _, run in parts for path in run)
+    return f"""from deepspeed.pipe import PipelineModule
+
+{comments(placed.notes)}# layers: {named}
+
+
+class PlacedPipeline(PipelineModule):
+    def _partition_layers(self, method="uniform"):
+        self.parts = {bounds}
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+"""
+
+
+@export("torchtitan", ending=".torchtitan.py")
+def torchtitan_parts(placed: PlacedModules) -> str:
+    """Names the modules of each stage for torchtitan: children of the model, and the members of its lists.
+
+    Source: `ParallelismConfig` and `pipeline_module_split` of torchtitan 0.3; a `Sequential` stays whole.
+
+    Raises:
+        ExportError: a child of the model is on several devices.
+    """
+    tree = placed.tree
+    try:
+        modules = tree.modules(lambda path: "." not in path and not tree.is_called(path))
+        placed, parts = placed.parts(modules)
+    except InputError as error:
+        raise ExportError(
+            f"torchtitan splits the children of a model and its ModuleLists and ModuleDicts alone: {error}, "
+            "or place the module that has the layers in a list of its own"
+        ) from None
+    names = json.dumps([run for _, run in parts])
+    degree = len(set(placed.devices([place for place, _ in parts])))
+    settings = [f"pipeline_parallel_degree={degree}", f"module_fqns_per_model_part={names}"]
+    if placed.pipeline is not None:
+        settings.append(f'pipeline_parallel_schedule="{TORCH_SCHEDULES[placed.pipeline.name]}"')
+        if placed.pipeline.name == SEARCHED:
+            settings.append('pipeline_parallel_schedule_csv="schedule.csv"')
+    lines = "".join(f"    {setting},\n" for setting in settings)
+    head = f"from torchtitan.config import ParallelismConfig\n\n{comments(placed.notes)}"
+    return f"{head}parallelism = ParallelismConfig(\n{lines})\n"

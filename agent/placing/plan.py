@@ -1,0 +1,259 @@
+"""The answers of `place`: what they have in common, and a placement of one batch's step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.placing.exports.export import PlacedModules, export_text
+from agent.placing.handover.device_map import DeviceMap, project
+from agent.placing.handover.explain import Explanation, explain
+from agent.placing.handover.explain_text import advice_line
+from agent.placing.handover.files import explanation_lines, write_handover, write_trace
+from agent.placing.handover.tables import OpRow, op_rows
+from envs.cluster.cluster import Cluster
+from envs.costs.op_seconds import is_calibrated
+from envs.placements.files import write_placement
+from envs.placements.placement import Placement
+from envs.problem import Problem
+from envs.simulator.data_parallel import DataParallelStep
+from envs.simulator.fastest_single import FastestSingle
+from envs.simulator.simulate import StepTime
+from graphs.op_graph import OpGraph
+from graphs.system.errors import shortened
+from graphs.system.numbers import in_ms
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from envs.runtime.runner import Devices, StepRunner
+    from graphs.capture.captured_step import CapturedStep
+
+TORCHRUN = "torchrun"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedGraph:
+    """A graph with a device for every op.
+
+    Attributes:
+        placer: name of the placer that found the placement.
+        placement: device index of each op.
+        lower_bound_s: no feasible placement has a shorter step; seconds.
+        evaluations: placements that the placer simulated.
+        wall_s: seconds it took, without compiling.
+        captured: what runs; None if a graph was placed.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    placer: str
+    placement: Placement
+    lower_bound_s: float
+    evaluations: int
+    wall_s: float
+    captured: CapturedStep | None = None
+
+    @property
+    def device_of(self) -> Mapping[str, str]:
+        """Device name of each op name, in program order."""
+        devices = [device.name for device in self.cluster.devices]
+        placed = self.placement.device_of.tolist()
+        return {op: devices[index] for op, index in zip(self.graph.op_names, placed, strict=True)}
+
+    @cached_property
+    def _problem(self) -> Problem:
+        return Problem(self.graph, self.cluster)
+
+    def export(self, target: str, *, layers: str = "") -> str:
+        """Says the placement in the words of another runtime.
+
+        Args:
+            target: from `agent.placing.exports.export.EXPORTS`: `split-spec`, `schedule-csv`, `accelerate`,
+                `torchtitan`, `megatron`, `deepspeed`, `vllm`, `sglang` or `llama.cpp`.
+            layers: paths of the lists of layers that a server or Megatron-LM counts, such as
+                `model.layers`, separated by commas; by default that of the language model.
+
+        Raises:
+            ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
+        """
+        return export_text(target, replace(self._placed_modules(), layers=layers))
+
+    def _placed_modules(self) -> PlacedModules:
+        return PlacedModules(self._problem, self.placement)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a placement file, which `evaluate.py --placements` reads."""
+        write_placement(path, self.graph, self.cluster, self.placement)
+
+    def save_all(self, folder: str | os.PathLike[str]) -> None:
+        """Writes what an evaluation of a model writes: the placement and all that goes with it."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        self.save(target / f"{self.placer}.json")
+        self._hand_over(target)
+
+    def _hand_over(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    def compile(
+        self,
+        module: nn.Module,
+        *,
+        devices: Sequence[str] | str | None = None,
+        seed: int = 0,
+        timeout_s: float | None = None,
+        check_finite: bool = True,
+        **options: Any,
+    ) -> StepRunner:
+        """Starts the devices, and gives them their parts of the step and of the module's state.
+
+        Args:
+            module: that was placed, or one of equal shapes with values; it is not changed.
+            devices: the torch device that each device of the cluster stands for, such as
+                `["cuda:0", "cuda:1", "cpu"]`, by default what the cluster says; or `torchrun`, where that
+                started a process for each device and all of them call this.
+            seed: of random numbers, such as dropout's; each device draws its own.
+            timeout_s: seconds after which a step has taken too long; None = never.
+            check_finite: whether a step whose loss is not finite is an error.
+            options: of the optimizer, such as `lr`; torch's defaults otherwise.
+
+        Returns:
+            The runner: `step` trains, `state_dict` returns the state, `close` ends the processes. That of a
+            pipeline is a `PipelineRunner`, whose `step` takes the whole batch or a list of microbatches.
+
+        Raises:
+            ExecutionError: a graph without module was placed, this machine lacks a device, the module is
+                another one, or the step cannot be run.
+        """
+        from envs.runtime.backends.processes import DeviceProcesses
+        from envs.runtime.backends.torchrun import TorchrunDevices
+        from envs.runtime.device_program import ExecutionError
+        from envs.runtime.machine import torch_devices
+
+        if self.captured is None:
+            raise ExecutionError("only a graph was placed; place the module to run it")
+        found: Devices
+        if devices == TORCHRUN:
+            found = TorchrunDevices(timeout_s)
+        else:
+            names = torch_devices(self.cluster) if devices is None else list(devices)
+            found = DeviceProcesses(names, timeout_s)
+        try:
+            if found.n_devices != self.cluster.n_devices:
+                raise ExecutionError(
+                    f"{found.n_devices} devices for the {self.cluster.n_devices} of the cluster"
+                )
+            return self._runner(
+                self.captured, module, found, options=options, seed=seed, check_finite=check_finite
+            )
+        except BaseException:
+            found.close()
+            raise
+
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> StepRunner:
+        raise NotImplementedError
+
+    @property
+    def _where(self) -> str:
+        """Names graph, cluster and placer, and says whether the costs are guesses."""
+        note = "" if is_calibrated(self.graph, self.cluster) else " (uncalibrated)"
+        return f"{shortened(self.graph.name)} on {shortened(self.cluster.name)}{note} by {self.placer}"
+
+    def _ops_line(self) -> str:
+        """Says how many ops each device has, and what the search took."""
+        counts = np.bincount(self.placement.device_of, minlength=self.cluster.n_devices).tolist()
+        ops = ", ".join(
+            f"{shortened(device.name)} {count:,}"
+            for device, count in zip(self.cluster.devices, counts, strict=True)
+        )
+        tried = "1 evaluation" if self.evaluations == 1 else f"{self.evaluations:,} evaluations"
+        return f"ops: {ops}; {tried} in {self.wall_s:.2g} s"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Plan(PlacedGraph):
+    """A placement of one batch's step, with its simulated step and its baselines.
+
+    Attributes:
+        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
+        single: the fastest single device that has the memory; where none has, the fastest.
+    """
+
+    step_time: StepTime
+    single: FastestSingle
+
+    @property
+    def single_s(self) -> float:
+        """Step time of the fastest single device, seconds."""
+        return self.single.step_s
+
+    @property
+    def ratio_to_single(self) -> float | None:
+        """Step time over that of the fastest single device; None where the placement is out of memory."""
+        return self.step_time.total_s / self.single_s if self.step_time.fits else None
+
+    @property
+    def data_parallel(self) -> DataParallelStep:
+        """Simulates data parallelism, which is no placement, on the same devices."""
+        return self.explanation.data_parallel
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The bounds of the step, and the time that removing each would save, in numbers."""
+        return explain(self._problem, self.placement.device_of)
+
+    def explain(self) -> str:
+        """Says what bounds the step, what removing it would give, and whether one device does as well.
+
+        By module, block or layer it also says what a short search by op finds, and which modules to split.
+        """
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
+
+    def device_map(self) -> DeviceMap:
+        """Makes the nearest device map that accelerate can run, with the loss of step time.
+
+        Raises:
+            DeviceMapError: the graph has no module paths.
+        """
+        return project(self._problem, self.placement.device_of)
+
+    def table(self) -> list[OpRow]:
+        """Lists each op with its module, source line, shape and device, in program order."""
+        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
+        write_trace(path, self._problem, self.placement.device_of)
+
+    def _hand_over(self, folder: Path) -> None:
+        write_handover(folder, self.placer, self._problem, self.placement.device_of)
+
+    def _runner(
+        self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
+    ) -> StepRunner:
+        from envs.runtime.runner import StepRunner
+
+        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
+
+    def __str__(self) -> str:
+        ratio = self.ratio_to_single
+        given = "" if self.single.fits else ", had it the memory"
+        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
+        return (
+            f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)\n"
+            f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
+            f"{self._ops_line()}\n"
+            f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
+        )

@@ -1,0 +1,126 @@
+"""What is handed over with a placement: known answers on hand-made graphs, then real models."""
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.utils import check_device_map
+from torch import nn
+
+from agent import place
+from agent.placing.handover.device_map import project
+from agent.placing.handover.explain import explain
+from agent.placing.handover.explain_text import advice_line, explain_lines
+from agent.placing.handover.files import granularity_lines
+from agent.placing.handover.trace import trace_events
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from envs.simulator.fastest_single import fastest_single
+from graphs.dataset import load_family
+from graphs.granularity import with_granularity
+from graphs.op_graph import build_graph
+from tests.agent.placement_cases import make_cluster
+from tests.envs.hand_made_problems import chain_problem
+
+
+def test_a_trace_has_each_op_and_copy_at_its_time():
+    events = trace_events(chain_problem(), np.array([0, 1]))["traceEvents"]
+    spans = {(e["pid"], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
+    assert spans == {(0, "a"): (0, 2e6), (0, "b"): (2.75e6, 0.5e6), (1, "a"): (2e6, 0.5e6)}
+
+
+def test_the_copy_is_what_bounds_a_chain_that_is_cut():
+    found = explain(chain_problem(), np.array([0, 1]))
+    assert found.total_s == 3.25
+    assert found.no_copies_s == pytest.approx(2.5)
+    assert found.critical_path_s == 2.5
+    assert found.balanced_s == pytest.approx(1.0)
+    assert (found.link, found.link_busy_s) == ("slow out", 0.5)
+    assert (found.single, found.single_s) == ("fast", 1.5)
+    assert found.advice == "one device"
+    assert advice_line(found) == "use one device, fast: 1,500 ms; placing saves nothing, as copies bound it"
+
+
+def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
+    found = replace(explain(chain_problem(), np.array([0, 1])), link_busy_s=0.05)
+    assert found.bottleneck == "link"
+    assert advice_line(found).endswith("placing saves nothing, as waiting for copies bounds it")
+    line = "waiting for copies bounds it: slow out is busy for 50 ms of 3,250 ms"
+    assert line in explain_lines(found)
+
+
+def test_the_advice_is_data_parallelism_only_where_it_is_faster():
+    found = explain(chain_problem(), np.array([0, 1]))
+    batch = replace(found.data_parallel, devices=(0, 1), step_s=2.0, fits=True)
+    twice = replace(found, data_parallel=batch)
+    assert advice_line(twice) == "use data parallelism: 3.25 times as fast per batch as this placement"
+    fast = replace(found, total_s=0.75)
+    assert advice_line(fast) == "use this placement: 2.00 times as fast as one device, fast"
+    assert replace(fast, data_parallel=batch).advice == "placement"
+    assert replace(fast, bottleneck="memory", single=None, single_s=None).advice in (
+        "data parallel",
+        "memory",
+    )
+
+
+def test_a_device_without_the_memory_is_no_single_device():
+    assert fastest_single(chain_problem(memory_bytes=5.0)) == (0, 3.0, True)
+
+
+def test_where_no_device_has_the_memory_the_fastest_is_marked():
+    problem = chain_problem()
+    devices = tuple(replace(device, memory_bytes=5.0) for device in problem.cluster.devices)
+    tight = Problem(problem.graph, replace(problem.cluster, devices=devices))
+    assert fastest_single(tight) == (1, 1.5, False)
+
+
+def test_a_map_names_the_coarsest_modules_and_keeps_their_ops():
+    ops = [{"name": name, "module": name[:-1], "flops": 1e9} for name in ("a.x1", "a.y1", "b1")]
+    problem = Problem(build_graph("g", "", ops, [(0, 4.0, [1]), (1, 4.0, [2])]), make_cluster(2))
+    found = project(problem, np.array([0, 0, 1]))
+    assert (dict(found.devices), found.n_changed) == ({"a": 0, "b": 1}, 0)
+    assert found.total_s == found.placed_s
+
+
+def test_an_explanation_says_what_blocks_cost():
+    graph = load_family("moe")[1]
+    plan = place(graph, placer="annealing", budget=500, granularity="block")
+    *lines, cost = plan.explain().splitlines()
+    assert all(len(line) <= 80 for line in (*lines, cost))
+    assert cost.startswith("refine by op finds ")
+    assert cost.endswith(" times as fast")
+    problem = Problem(with_granularity(graph, "block"), get_cluster("4xv100"))
+    assert granularity_lines(problem, 1e-6) == ["refine by op finds no shorter step in 1,000 evaluations"]
+    by_op = place(graph, placer="heft", budget=2)
+    assert by_op.explain().splitlines() == explain_lines(by_op.explanation)
+
+
+class Residual(nn.Module):
+    """Adds what two submodules make of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.left(x) + self.right(x))
+
+
+@pytest.mark.parametrize("placer", ["random", "heft"])
+def test_accelerate_runs_the_map_and_every_parameter_has_a_device(placer, tmp_path):
+    module, x = Residual(), torch.randn(4, 8)
+    plan = place(module, x, cluster="2xk80", placer=placer, budget=5)
+    devices = plan.device_map().devices
+    check_device_map(module, dict(devices))
+    run = dispatch_model(copy.deepcopy(module), dict.fromkeys(devices, "cpu"), force_hooks=True)
+    torch.testing.assert_close(run(x), module(x))
+    assert "" in devices or devices["left"] == devices["right"]
+    plan.save_all(tmp_path)
+    assert json.loads((tmp_path / f"{placer}.device_map.json").read_text()) == dict(devices)
+    names = {path.name for path in tmp_path.iterdir()}
+    kinds = ("json", "device_map.json", "trace.json", "ops.csv", "memory.csv", "explain.txt")
+    assert names == {"graph.json.gz", *(f"{placer}.{kind}" for kind in kinds)}

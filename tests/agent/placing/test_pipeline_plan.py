@@ -1,0 +1,457 @@
+"""`place(..., pipeline=...)` finds what `evaluate.py --pipeline` finds; the inputs may be one batch."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agent import Pipeline, PipelinePlan, place
+from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.commands.evaluate import main
+from agent.evaluation.inputs import read_given
+from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
+from agent.pipelines.search import place_pipeline
+from agent.placers.base import Budget
+from agent.placing.choice import counts_to_try
+from agent.placing.handover.pipeline import pipeline_advice
+from envs.cluster.presets import get_cluster
+from envs.pipeline.pipeline import CHOSEN_FROM
+from envs.pipeline.simulate import PipelinedProblem
+from envs.problem import Problem
+from graphs.capture.structures import split_batch
+from graphs.dataset import load_family
+from graphs.system.numbers import four_digits
+
+GRAPH = load_family("gpt")[0]
+PIPELINE = Pipeline("1f1b", 8)
+CLUSTER = get_cluster("4xv100:2")
+
+
+class Classifier(nn.Module):
+    """A perceptron that returns the loss of its labels, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def make() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Makes a model and a batch of 12, for `--model`."""
+    return Classifier(), {"features": torch.zeros(12, 8), "labels": torch.zeros(12, dtype=torch.long)}
+
+
+def make_wide() -> tuple[nn.Module, Tensor]:
+    """Makes a model whose updates take longer than its batch, so that microbatches take as long as that."""
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), torch.zeros(32, 512)
+
+
+@pytest.fixture(scope="module")
+def plan() -> PipelinePlan:
+    return place(GRAPH, cluster=CLUSTER, pipeline=PIPELINE, budget=60)
+
+
+def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
+    pipelined = PipelinedProblem(Problem(GRAPH, CLUSTER), PIPELINE)
+    assert plan.placer == "refine"
+    assert plan.pipeline == PIPELINE
+    assert plan.step_time.total_s == pipelined.simulate(plan.stages).total_s
+    assert plan.lower_bound_s == pipeline_bound_s(pipelined) <= plan.step_time.total_s
+    assert plan.single.total_s == place_pipeline("single", pipelined, Budget(2)).step.total_s
+    assert plan.data_parallel == simulate_data_parallel_pipeline(pipelined)
+    assert (plan.placement.stage_of == plan.stages.stage_of).all()
+    assert [row.stage for row in plan.table()] == [0, 1]
+    assert 1 <= plan.evaluations <= 60
+    first, *others = str(plan).splitlines()
+    assert first == pipeline_advice(2, plan.step_time, plan.baselines)
+    assert (
+        others[0]
+        == f"{GRAPH.name} on 4xv100:2 (uncalibrated) by refine: 2 stages, 8 microbatches, schedule 1f1b"
+    )
+    assert f"{four_digits(plan.step_time.throughput_per_s)} microbatches a second" in others[1]
+    assert plan.explain().startswith(first)
+    assert "stage 1 on gpu" in plan.explain()
+
+
+def test_the_advice_is_what_is_fastest_and_fits(plan: PipelinePlan) -> None:
+    step, baselines = plan.step_time, plan.baselines
+    total_s = 0.5 * min(plan.single.total_s, plan.data_parallel.step_s)
+    fast, slow = replace(step, total_s=total_s), replace(step, total_s=100 * plan.single.total_s)
+    ratio = plan.single.total_s / total_s
+    assert "use the pipeline: 2x as fast as " in pipeline_advice(2, fast, baselines)
+    assert f"{ratio:.3g}x as fast as one device" in pipeline_advice(2, fast, baselines)
+    assert "x as fast as the pipeline" in pipeline_advice(2, slow, baselines)
+    assert "no memory for the pipeline" in pipeline_advice(2, replace(fast, fits=False), baselines)
+    assert "the pipeline" not in pipeline_advice(1, plan.single, baselines)
+    none = replace(
+        baselines,
+        single=replace(plan.single, fits=False),
+        data_parallel=plan.data_parallel._replace(fits=False),
+    )
+    expected = "use the pipeline: no memory for one device, no memory for data parallelism"
+    assert pipeline_advice(2, fast, none) == expected
+    assert pipeline_advice(2, replace(fast, fits=False), none).startswith("nothing found has the memory")
+
+
+def test_the_baselines_of_a_cut_batch_are_those_of_the_whole_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, batch = make_wide()
+    whole = place(module, batch, cluster="4xv100", placer="single")
+    plan = place(module, batch, cluster="4xv100", pipeline="1f1b", split=4, budget=60)
+    assert plan.single.total_s == pytest.approx(whole.single_s)
+    assert plan.data_parallel.step_s == whole.data_parallel.seconds_per_batch
+    assert str(plan).startswith("use data parallelism: ")
+    assert f"{four_digits(1e3 * whole.single_s)} ms a step, the batch uncut" in str(plan)
+    assert "on 4 devices, each a whole batch of its own" in str(plan)
+    words = ["--model", f"{__name__}:make_wide", "--pipeline", "1f1b", "--split", "4", "--cluster", "4xv100"]
+    assert main([*words, "--placers", "equal-time", "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    ratio = float(row["step_time_s"]) / float(row["ratio_to_single"])
+    assert ratio == pytest.approx(whole.single_s)
+    assert "use data parallelism: " in capsys.readouterr().out
+    assert "Use data parallelism" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+class OfFew(nn.Sequential):
+    """Runs with microbatches alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 32:
+            raise RuntimeError("too many")
+        return super().forward(x)
+
+
+def make_of_few() -> tuple[nn.Module, Tensor]:
+    return OfFew(*(nn.Linear(8, 8) for _ in range(4))), torch.ones(64, 8)
+
+
+def test_a_whole_batch_that_is_not_compared_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, batch = make_of_few()
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split="auto", budget=60)
+    assert capsys.readouterr().err.count("it returns no loss") == 1
+    line = str(plan).splitlines()[3]
+    assert line.startswith("one device: ")
+    assert ", cut, as the whole batch is not compared: model 'OfFew' cannot be captured: " in line
+    assert "RuntimeError: too many" in line
+    words = ["--model", f"{__name__}:make_of_few", "--pipeline", "1f1b", "--split", "auto"]
+    words += ["--cluster", "4xv100:2", "--placers", "equal-time", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("it returns no loss") == 1
+    (explained,) = (tmp_path / "out").glob("**/*.explain.txt")
+    assert "cut, as the whole batch is not compared: model 'make_of_few' cannot" in explained.read_text()
+    small = replace(CLUSTER, devices=tuple(replace(each, memory_bytes=4e5) for each in CLUSTER.devices))
+    wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2)))
+    plan = place(wide, torch.ones(512, 64), cluster=small, pipeline="1f1b", split=32, budget=60)
+    assert "a step, cut, as the whole batch does not fit" in str(plan)
+
+
+def test_a_plan_of_a_pipeline_is_saved_and_scored_again(plan: PipelinePlan, tmp_path: Path) -> None:
+    plan.save_all(tmp_path / "mine")
+    plan.trace(tmp_path / "trace.json")
+    names = ["refine.explain.txt", "refine.json", "refine.stages.csv", "refine.trace.json"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == names
+    assert (tmp_path / "trace.json").read_text() == (tmp_path / "mine" / "refine.trace.json").read_text()
+    saved = json.loads((tmp_path / "mine" / "refine.json").read_text())
+    assert saved["device_of"] == plan.device_of
+    assert set(saved["stage_of"].values()) == {0, 1}
+
+
+def test_place_finds_what_an_evaluation_of_a_split_batch_finds(tmp_path: Path) -> None:
+    words = [
+        "--cluster",
+        "4xv100",
+        "--pipeline",
+        "gpipe",
+        "--placers",
+        "refine",
+        "--seeds",
+        "1",
+        "--budget",
+        "40",
+    ]
+    model = ["--model", f"{__name__}:make", "--split", "6"]
+    assert main([*model, *words, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    found = place(*make(), name="make", cluster="4xv100", pipeline="gpipe", split=6, budget=40)
+    assert (row["microbatches"], found.pipeline.microbatches) == ("6", 6)
+    assert float(row["step_time_s"]) == pytest.approx(found.step_time.total_s)
+    halves = {key: value[:2] for key, value in make()[1].items()}
+    assert found.graph.n_ops == place(make()[0], halves, name="make", pipeline="gpipe", budget=1).graph.n_ops
+    assert found.graph.flops.sum() == place(make()[0], halves, pipeline="gpipe", budget=1).graph.flops.sum()
+
+
+def test_auto_chooses_the_schedule_and_the_microbatches_of_the_shortest_step(tmp_path: Path) -> None:
+    each = {
+        (schedule, count): place(*make(), cluster=CLUSTER, pipeline=schedule, split=count, budget=5)
+        for count in counts_to_try(12, 2)
+        for schedule in CHOSEN_FROM
+    }
+    best = min(each, key=lambda key: each[key].step_time.total_s)
+    found = place(*make(), cluster=CLUSTER, pipeline="auto", split="auto", budget=5 * len(each))
+    assert (found.pipeline.schedule, found.pipeline.microbatches) == best
+    assert found.step_time.total_s == each[best].step_time.total_s
+    assert found.evaluations == sum(plan.evaluations for plan in each.values())
+    assert f"chosen from: {best[0]} with {best[1]} microbatches: " in found.explain()
+    words = ["--model", f"{__name__}:make", "--cluster", "4xv100:2", "--pipeline", "auto", "--split", "auto"]
+    words += ["--placers", "equal-time", "--budget", f"{5 * len(each)}"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["pipeline"], int(row["microbatches"])) == best
+
+
+def test_of_schedules_that_fit_the_shortest_is_chosen() -> None:
+    wanted = Pipeline("auto", 8, may_recompute=False)
+    free = place(GRAPH, cluster=CLUSTER, pipeline=wanted, placer="equal-time")
+    peak = free.step_time.peak_bytes.max()
+    devices = tuple(replace(each, memory_bytes=0.6 * peak) for each in CLUSTER.devices)
+    small = replace(CLUSTER, devices=devices)
+    found = place(GRAPH, cluster=small, pipeline=wanted, placer="equal-time")
+    assert found.step_time.fits
+    assert found.step_time.total_s > free.step_time.total_s
+    out = [line for line in found.tried if line.endswith("ms, out of memory")]
+    shortest_ms = min(float(line.split()[-5]) for line in out)
+    assert free.step_time.total_s < 1e-3 * shortest_ms < found.step_time.total_s
+
+
+def test_numbers_of_microbatches_to_try_divide_the_batch_and_are_near_four_a_device() -> None:
+    batches = {12: [2, 3, 4, 6, 12], 64: [2, 4, 8, 16, 32], 7: [1, 7], 3000: [5, 6, 8, 10, 12]}
+    for batch, counts in batches.items():
+        assert counts_to_try(batch, 2) == counts
+
+
+def test_a_schedule_that_was_not_chosen_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^schedule 'auto' is chosen by place and evaluate\.py alone; use"):
+        PipelinedProblem(Problem(GRAPH, CLUSTER), Pipeline("auto"))
+
+
+def test_a_plan_of_a_pipeline_runs() -> None:
+    torch.manual_seed(0)
+    module = Classifier()
+    batch = {"features": torch.randn(12, 8), "labels": torch.arange(12) % 8}
+    plan = place(
+        module, batch, cluster=CLUSTER, pipeline="1f1b", split=3, placer="equal-time", optimizer="sgd"
+    )
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.1) as runner:
+        found = float(runner.step(batch))
+    assert len(set(plan.placement.device_of.tolist())) == 2
+    assert found == pytest.approx(float(module(**batch)["loss"].detach()), rel=1e-5)
+
+
+def test_a_batch_is_cut_where_tensors_have_its_size() -> None:
+    batch = {
+        "ids": torch.arange(12).view(6, 2),
+        "mask": torch.ones(2, 2),
+        "labels": [torch.arange(6), "text"],
+    }
+    parts = split_batch(batch, 3)
+    assert len(parts) == 3
+    assert torch.equal(torch.cat([part["ids"] for part in parts]), batch["ids"])
+    assert all(part["mask"] is batch["mask"] and part["labels"][1] == "text" for part in parts)
+    assert [part["labels"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    (first, second) = split_batch(torch.zeros(3, 4), 2, dim=1)
+    assert [part[0].shape for part in (first, second)] == [(3, 2), (3, 2)]
+
+
+TOKENS, POSITIONS, OFFSETS = torch.arange(48).reshape(8, 6), torch.zeros(1, 6), torch.tensor([0, 2, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "cut"),
+    [
+        ((POSITIONS, TOKENS), {}, [None, TOKENS[:4]]),
+        ((torch.zeros(6), TOKENS, TOKENS), {}, [None, TOKENS[:4], TOKENS[:4]]),
+        ((torch.zeros(32), TOKENS), {}, [None, TOKENS[:4]]),  # has fewer dimensions
+        ((torch.zeros(7, 9), torch.zeros(5, 9), TOKENS), {}, [None, None, TOKENS[:4]]),  # 2 divides neither
+        ({"a": TOKENS[:6], "b": TOKENS[2:]}, {"names": ["b"]}, [None, TOKENS[2:5]]),
+        ((torch.zeros(6, 6), TOKENS), {"names": [1]}, [None, TOKENS[:4]]),
+        ((torch.zeros(8), torch.zeros(8)), {"names": ["1"]}, [None, torch.zeros(4)]),
+        ((TOKENS, torch.tensor([0, 1, 4, 6, 8])), {}, [TOKENS[:4], torch.tensor([0, 1, 4])]),
+        ((TOKENS, OFFSETS), {}, [TOKENS[:4], None]),  # a document lies in both microbatches
+        ((TOKENS, torch.tensor([0, 5, 4, 6, 8])), {}, [TOKENS[:4], None]),
+        ((TOKENS, torch.tensor([0, 4, 8], device="meta")), {}, [TOKENS[:4], None]),
+    ],
+)
+def test_a_batch_is_cut_where_it_is(
+    inputs: object, settings: dict[str, object], cut: list[Tensor | None]
+) -> None:
+    lines: list[str] = []
+    found = split_batch(inputs, 2, **settings, notify=lines.append)[0]  # type: ignore[arg-type]
+    found, given = (list(each.values()) if isinstance(each, dict) else each for each in (found, inputs))
+    for tensor, whole, expected in zip(found, given, cut, strict=True):
+        assert tensor is whole if expected is None else tensor.equal(expected)
+    uncut = [list(whole.shape) for whole, expected in zip(given, cut, strict=True) if expected is None]
+    assert [all(f"{shape}" in line for shape in uncut) for line in lines] == [True] * bool(uncut)
+
+
+class Packed(nn.Module):
+    """Sums of the documents that lie side by side in a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        document = torch.bucketize(torch.arange(len(tokens)), offsets[1:], right=True)
+        pooled = torch.zeros(len(offsets) - 1, 4).index_add(0, document, self.layers(tokens))
+        return pooled.square().mean()
+
+
+def test_packed_documents_train_as_in_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    module, batch = Packed(), (torch.randn(12, 4), torch.tensor([0, 2, 6, 7, 12]))
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
+    with plan.compile(module, devices=["cpu", "cpu"]) as runner:
+        loss = runner.step(*batch)
+        with pytest.raises(ValueError, match=r"input 1 is torch.int64 \[5\]; 2 microbatches have"):
+            runner.step(batch[0], torch.tensor([0, 2, 7, 8, 12]))
+    torch.testing.assert_close(loss, module(*batch).detach())
+
+
+class Summed(Packed):
+    """Its loss is a sum over the batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return self.layers(tokens).square().sum()
+
+
+def test_a_loss_that_is_no_mean_over_microbatches_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    module, batch = Summed(), torch.ones(12, 4)
+    plan = place(module, batch, cluster=CLUSTER, pipeline="1f1b", split=2, placer="equal-time")
+    with plan.compile(module, devices=["cpu", "cpu"], lr=0.0) as runner:
+        loss, _ = runner.step(batch), runner.step(batch)
+    whole = module(batch).item()
+    torch.testing.assert_close(loss.item(), whole / 2)
+    line = (
+        f"the mean loss of the microbatches is {loss.item():.5g}, but {whole:.5g} of the whole batch at once"
+    )
+    assert capsys.readouterr().err.count(line) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("recompute", [7], "there is no stage 7; the stages are 0 to 1"),
+        (
+            "actions",
+            ["FB", "FB"],
+            "the placement has an order of actions, which schedule '1f1b' does not take",
+        ),
+        ("stage_of", {GRAPH.op_names[-1]: 0}, "has no stage; give every forward op one"),
+    ],
+)
+def test_a_placement_that_the_pipeline_cannot_run_is_one_line_when_it_is_read(
+    plan: PipelinePlan, key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(saved | {key: value}))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert str(raised.value).startswith(f"{tmp_path / 'mine.json'}: ")
+
+
+def test_stages_of_sources_and_updates_are_said_to_be_ignored(
+    plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.save(tmp_path / "mine.json")
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    source = GRAPH.op_names[int(GRAPH.is_source.argmax())]
+    saved["stage_of"][source] = 1
+    (tmp_path / "mine.json").write_text(json.dumps(saved))
+    read_given([str(tmp_path / "mine.json")], [GRAPH], [CLUSTER], PIPELINE)
+    assert f"stages of 1 parameters, inputs and updates, such as '{source}', are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["1001", "0", "1" * 5000])
+def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
+    with pytest.raises(ValueError, match="is no number of stages; use ") as raised:
+        Pipeline(f"interleaved-1f1b:{count}")
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline": "2f2b"},
+            "unknown schedule '2f2b'; use gpipe, 1f1b, interleaved-1f1b:V, zero-bubble or searched",
+        ),
+        (
+            {"pipeline": "1f1b", "placer": "heft"},
+            "placer 'heft' places one batch at a time, no pipelines; use annealing, ",
+        ),
+        ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
+        (
+            {"pipeline": "1f1b", "cluster": "8xa100"},
+            "shares links by 'egress', which pipelines do not simulate",
+        ),
+        (
+            {"pipeline": "interleaved-1f1b:99"},
+            "needs 99 stages on a device, but graph 'Classifier' can be cut",
+        ),
+        ({"pipeline": "1f1b", "split": 0}, "0 microbatches; a step has at least 1 and at most"),
+        ({"pipeline": "1f1b", "split": 5}, "a batch of 12 in dimension 0 cannot be split into 5 equal micro"),
+        ({"pipeline": "1f1b", "split": 2, "batch_dim": 3}, "no input has a dimension 3"),
+        ({"pipeline": PIPELINE, "split": 2}, "split is 2, but the pipeline has 8 microbatches; give one"),
+        ({"pipeline": PIPELINE, "split": "auto"}, "split is auto, but the pipeline has 8 microbatches; give"),
+        ({"pipeline": "1f1b", "split": "many"}, "split is 'many'; give a number of microbatches, or auto"),
+        ({"pipeline": "auto", "split": "auto", "batch_dim": 2}, "no input has a dimension 2 that could be"),
+        ({"pipeline": "1f1b", "split": 2, "split_inputs": ["x"]}, "no input is 'x'; the inputs are features"),
+        ({"split": 2}, "split makes the microbatches of a pipeline; give a pipeline's schedule too"),
+    ],
+)
+def test_wrong_arguments_are_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        place(*make(), **{"cluster": CLUSTER} | settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--split", "5", "--pipeline", "1f1b"], "a batch of 12 in dimension 0 cannot be split into 5"),
+        (["--split", "2"], "split makes the microbatches of a pipeline"),
+        (
+            ["--pipeline", "1f1b", "--split", "2", "--split-inputs", "x"],
+            "no input is 'x'; the inputs are fea",
+        ),
+        (["--pipeline", "1f1b", "--split-inputs", "x"], "say what --split cuts; give --split"),
+        (["--microbatches", "2"], "microbatches are those of a pipeline; give its schedule too"),
+        (
+            ["--pipeline", "1f1b", "--batch-dim", "1"],
+            "--batch-dim and --split-inputs say what --split cuts; give --split",
+        ),
+        (["--pipeline", "1f1b", "--measured", "2"], "pipelines are simulated, not measured"),
+        (["--split", "0", "--pipeline", "1f1b"], "0 microbatches; a step has at least 1 and at most"),
+        (
+            ["--pipeline", "auto", "--families", "gpt"],
+            "auto chooses for one graph on one cluster, not for 15 graphs",
+        ),
+        (["--split", "4x", "--pipeline", "1f1b"], "split is '4x'; give a number of microbatches, or auto"),
+        (["--split", "auto"], "split makes the microbatches of a pipeline"),
+    ],
+)
+def test_wrong_flags_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", f"{__name__}:make", "--cluster", "4xv100", "--out", str(tmp_path / "out")]
+    assert main([*model, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

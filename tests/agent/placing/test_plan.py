@@ -1,0 +1,205 @@
+"""`from agent import place`: what `evaluate.py` finds, from Python."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agent import Plan, place
+from agent.bounds.lower_bound import lower_bound_s
+from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.inputs import make_spec as spec_of
+from agent.evaluation.report.figures import as_svg
+from agent.evaluation.report.timelines import timeline_figure
+from agent.evaluation.worker import Worker
+from envs.cluster.presets import get_cluster
+from envs.placements.files import read_placement
+from envs.problem import InfeasibleError, Problem
+from envs.simulator.checked import simulate
+from graphs.io.graph_files import write_graphs
+from graphs.op_graph import OpGraph
+from tests.agent.placement_cases import GB, make_cluster, training_graph
+
+ROOT = Path(__file__).parents[3]
+GRAPH = training_graph(3, 2)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return place(GRAPH, cluster="2xk80", placer="heft", budget=20)
+
+
+def test_a_plan_says_where_every_op_goes_and_what_that_is_worth(plan):
+    cluster = get_cluster("2xk80")
+    assert list(plan.device_of) == list(GRAPH.op_names)
+    assert set(plan.device_of.values()) <= {"gpu0", "gpu1"}
+    assert plan.step_time.total_s == simulate(GRAPH, cluster, plan.placement).total_s
+    assert plan.single_s == pytest.approx(Problem(GRAPH, cluster).scale_s)
+    assert plan.ratio_to_single == plan.step_time.total_s / plan.single_s
+    assert plan.lower_bound_s == lower_bound_s(Problem(GRAPH, cluster)) <= plan.step_time.total_s
+    assert 1 <= plan.evaluations <= 20
+    assert plan.wall_s > 0
+
+
+def test_a_plan_is_saved_as_a_placement_file(plan, tmp_path):
+    plan.save(tmp_path / "mine.json")
+    read = read_placement(tmp_path / "mine.json", GRAPH, get_cluster("2xk80"))
+    assert (read.device_of == plan.placement.device_of).all()
+    assert json.loads((tmp_path / "mine.json").read_text())["device_of"] == plan.device_of
+
+
+def test_a_plan_prints_in_five_short_lines(plan):
+    first, second, third, fourth, fifth = lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert first.startswith("toy on 2xk80 (uncalibrated) by heft: a step takes ")
+    assert f"{plan.ratio_to_single:.3f} of the fastest single device's" in second
+    assert third.startswith("ops: gpu0 ")
+    assert fourth == f"data parallel: {plan.data_parallel}"
+    assert fifth.startswith("use ")
+    assert "; 2 evaluations in " in str(replace(plan, evaluations=2))
+    assert "; 1 evaluation in " in str(replace(plan, evaluations=1))
+
+
+def test_a_notebook_shows_plans_graphs_and_clusters_in_short(plan):
+    assert repr(plan) == str(plan)
+    assert repr(plan.graph) == f"<OpGraph toy: {GRAPH.n_ops} ops, {GRAPH.n_tensors} tensors>"
+    assert repr(plan.cluster) == "<Cluster 2xk80: gpu0, gpu1>"
+
+
+def test_names_that_are_long_are_shortened_in_all_that_is_printed():
+    names = ["x" * 5_000, "y" * 5_000]
+    cluster = make_cluster(2)
+    devices = tuple(replace(each, name=name) for each, name in zip(cluster.devices, names, strict=True))
+    cluster = replace(cluster, name="c" * 5_000, devices=devices)
+    graph = replace(training_graph(2, 1), name="g" * 5_000)
+    plan = place(graph, cluster=cluster, placer="round-robin")
+    shown = f"{plan}\n{plan.explain()}\n{cluster!r}\n{graph!r}"
+    assert max(map(len, shown.splitlines())) < 400
+    problem = Problem(graph, cluster)
+    drawn = timeline_figure(
+        problem, plan.placement.device_of, plan.step_time, 1.0, {"x" * 5_000: np.zeros((0, 2))}
+    )
+    assert len(as_svg(drawn, 6.6, 1.0, "timeline")) < 20_000
+
+
+def test_a_plan_says_what_data_parallelism_would_do_with_the_same_devices(plan):
+    both = plan.data_parallel
+    assert both.devices == (0, 1)
+    assert both.step_s >= plan.single_s
+    assert f"{both.step_s / 2 * 1e3:.4g} ms a batch on 2 devices" in str(both)
+    with pytest.raises(ValueError, match="'data-parallel' is no placement"):
+        place(GRAPH, placer="data-parallel")
+
+
+@pytest.mark.parametrize("placer", ["annealing", "policy-sample"])
+def test_place_finds_what_an_evaluation_finds(placer, tmp_path):
+    write_graphs(tmp_path / "graph.json", [GRAPH])
+    config = EvaluationConfig(
+        graphs=(str(tmp_path / "graph.json"),), placers=(placer,), orders=("b-level",), budget=40, seeds=2
+    )
+    spec, _ = spec_of(config)
+    worker = Worker(spec)
+    for task in spec.tasks():
+        trial, placement = worker.run(task)
+        found = place(GRAPH, placer=placer, order="b-level", budget=40, seed=task.seed)
+        assert (found.placement.device_of == placement.device_of).all()
+        assert (found.step_time.total_s, found.evaluations) == (trial.step_time_s, trial.evaluations)
+        assert (found.ratio_to_single, found.lower_bound_s) == (trial.ratio_to_single, trial.lower_bound_s)
+
+
+def test_a_module_is_captured_with_its_optimizer():
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(4, 8),)
+    with_adam = place(module, inputs, placer="single")
+    without = place(module, inputs, placer="single", optimizer=None)
+    assert isinstance(with_adam.graph, OpGraph)
+    assert any(name.startswith("adam/") for name in with_adam.device_of)
+    assert not any(name.startswith("adam/") for name in without.device_of)
+
+
+def test_a_cluster_may_be_an_object_and_a_time_limit_is_enough():
+    cluster = make_cluster(3, name="mine")
+    found = place(GRAPH, cluster=cluster, placer="random", seconds=0.05)
+    assert found.cluster is cluster
+    assert found.wall_s < 60
+
+
+def test_where_nothing_fits_the_plan_says_so():
+    small = make_cluster(2, memory_bytes=4 * GB, name="small")
+    found = place(GRAPH, cluster=small, placer="single")
+    assert not found.step_time.fits
+    assert found.ratio_to_single is None
+    assert "out of memory" in str(found)
+    assert "no device has the memory of a replica" in str(found)
+    with pytest.raises(InfeasibleError, match="largest device"):
+        place(GRAPH, cluster=make_cluster(2, memory_bytes=0.1 * GB, name="tiny"), placer="single")
+
+
+@pytest.mark.parametrize(
+    ("changes", "clause"),
+    [
+        ({"placer": "hefty"}, "unknown placer 'hefty'; use "),
+        ({"cluster": "9xv9"}, "unknown cluster '9xv9'"),
+        ({"order": "zigzag"}, "unknown order 'zigzag'"),
+        ({"budget": 0}, "at least 1"),
+        ({"policy": "absent", "placer": "policy"}, "absent"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(changes, clause):
+    with pytest.raises(ValueError, match=clause) as refused:
+        place(GRAPH, **changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_loss_that_a_function_returns_is_the_third_argument(capsys: pytest.CaptureFixture[str]):
+    made = nn.Linear(8, 8), torch.zeros(4, 8), lambda outputs: outputs.abs().sum()
+    graph = place(*made, cluster="2xk80", placer="single").graph
+    assert graph.op_types.count("aten.abs") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_module_is_placed_for_inference_and_in_another_precision():
+    module, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(4, 8),)
+    plan = place(module, inputs, placer="single", training=False)
+    assert set(plan.graph.phases) == {"forward"}
+    half = place(module, inputs, placer="single", precision="bf16")
+    assert set(half.graph.dtypes) == {"bf16"}
+    with pytest.raises(ValueError, match="unknown precision 'fp6'; use one of fp32, tf32, amp-bf16"):
+        place(module, inputs, placer="single", precision="fp6")
+
+
+def test_a_module_is_placed_whole():
+    module = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
+    plan = place(module, torch.zeros(4096, 2048), placer="annealing", budget=200, granularity="module")
+    graph = plan.graph
+    for path in {module for module in graph.modules if module}:
+        ops = [op for op in range(graph.n_ops) if graph.modules[op] == path]
+        assert len({int(plan.placement.device_of[op]) for op in ops}) == 1
+
+
+def test_a_module_without_inputs_is_refused():
+    with pytest.raises(ValueError, match="example inputs"):
+        place(nn.Linear(2, 2))
+
+
+def test_agent_has_a_front_door_that_opens_lazily():
+    code = "import sys, agent; print('torch' in sys.modules, 'numba' in sys.modules); agent.place; agent.Plan"
+    code += "; from agent import place; print(callable(place))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["False False", "True"]
+    import agent
+
+    with pytest.raises(
+        AttributeError, match="no attribute 'plce'; it has Pipeline, PipelinePlan, Plan, place"
+    ):
+        agent.plce  # noqa: B018
+
+
+def test_the_same_seed_gives_the_same_plan():
+    first, second = (place(GRAPH, placer="annealing", budget=100, seed=3) for _ in range(2))
+    assert np.array_equal(first.placement.device_of, second.placement.device_of)

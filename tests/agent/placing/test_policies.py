@@ -1,0 +1,65 @@
+"""The policy of an evaluation: read once, made once in each process."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from agent.evaluation.config import EvaluationConfig
+from agent.evaluation.inputs import make_spec
+from agent.evaluation.worker import Worker
+from agent.placers.base import PLACERS, PlacerError
+from agent.placing.policies import make_placer, open_policy
+from agent.policy import serialization
+from graphs.io.graph_files import write_graphs
+from tests.agent.placement_cases import training_graph
+
+
+def test_an_evaluation_reads_the_policy_once_and_makes_it_once(tmp_path, monkeypatch):
+    calls = []
+    read, make = serialization._read_bytes, serialization.StoredPolicy.compiled
+    monkeypatch.setattr(serialization, "_read_bytes", lambda file: (calls.append(file.name), read(file))[1])
+    monkeypatch.setattr(
+        serialization.StoredPolicy, "compiled", lambda stored: (calls.append("made"), make(stored))[1]
+    )
+    write_graphs(tmp_path / "graph.json", [training_graph(2, 1)])
+    config = EvaluationConfig(
+        graphs=(str(tmp_path / "graph.json"),), placers=("policy", "policy-sample"), seeds=1, budget=5
+    )
+    spec, _ = make_spec(config)
+    worker = Worker(spec)
+    for task in spec.tasks():
+        worker.run(task)
+    assert sorted(calls) == ["made", "policy.json", "policy.safetensors"]
+
+
+def test_another_process_gets_the_same_bytes_and_makes_its_own_policy():
+    opened = open_policy("pretrained", [])
+    sent = pickle.dumps(opened)
+    assert len(sent) < 2 * len(opened.stored._weights)
+    arrived = pickle.loads(sent)
+    assert "policy" not in vars(arrived)
+    assert arrived.digest == opened.digest
+    weights, others = opened.policy.weights, arrived.policy.weights
+    assert weights.keys() == others.keys()
+    assert all((weights[name] == others[name]).all() for name in weights)
+
+
+def test_placing_with_a_policy_loads_no_torch():
+    code = (
+        "import sys; import numpy as np; from agent.placing.policies import make_placer, open_policy; "
+        "from agent.placers.base import Budget; from envs.cluster.presets import get_cluster; "
+        "from envs.problem import Problem; from graphs.dataset import load_family; "
+        "problem = Problem(load_family('cifar10')[0], get_cluster('2xk80')); "
+        "placer = make_placer('policy', open_policy('pretrained', [problem.graph]), 'topo'); "
+        "placer.place(problem, Budget(10), np.random.default_rng(0)); "
+        "assert not {'torch', 'torch_geometric'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_placers_without_a_policy_need_none():
+    assert make_placer("heft", None, "") is PLACERS["heft"]
+    with pytest.raises(PlacerError, match="'policy' needs a policy"):
+        make_placer("policy", None, "topo")

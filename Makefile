@@ -34,7 +34,7 @@ $(INSTALLED):
 	@touch $@
 
 train: setup ## train the default policy, then compare it on graphs it never saw
-	$(BIN)/python train_agent.py --config agent/experiments/default.json --name '$(NAME)'
+	$(BIN)/python train_agent.py --config agent/lab/default.json --name '$(NAME)'
 	$(BIN)/python evaluate.py --policy 'runs/$(NAME)' --families $(UNSEEN) --placers $(PLACERS) --jobs 2 --out 'runs/$(NAME)/evaluation'
 	@echo "TensorBoard: $(BIN)/tensorboard --logdir runs"
 

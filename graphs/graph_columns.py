@@ -9,11 +9,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.op_records import EXTENTS, IMAGE_SIDES
 from graphs.system.array_types import FloatArray, IntArray
 
 SOURCE_TYPES = ("parameter", "input")
 """Types of ops that are available from time 0 and never occupy a device."""
+EXTENTS = 4
+"""Numbers in the `gemm` of an op."""
+IMAGE_SIDES = 2
+"""Numbers in its `image`."""
 
 
 @dataclass(frozen=True)

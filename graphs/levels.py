@@ -6,11 +6,15 @@ ACM Computing Surveys 31(4), 1999, section 4.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray
 from graphs.system.jit import kernel
+
+if TYPE_CHECKING:
+    from graphs.op_graph import OpGraph
 
 
 def b_level(graph: OpGraph, op_cost: FloatArray, tensor_cost: FloatArray) -> FloatArray:

@@ -10,9 +10,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from graphs.graph_columns import Csr, GraphColumns
+from graphs.graph_columns import EXTENTS, IMAGE_SIDES, Csr, GraphColumns
 from graphs.graph_rules import GraphError, check_graph
-from graphs.op_records import EXTENTS, IMAGE_SIDES, parse_ops
+from graphs.op_records import parse_ops
 from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
 from graphs.system.json_files import FileFormatError

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.graph_columns import EXTENTS, IMAGE_SIDES
 from graphs.system.json_fields import array, fields, integer, kind_of, name, number, text
 from graphs.system.json_files import FileFormatError
 
@@ -16,10 +17,6 @@ OP_REQUIRED = frozenset({"name"})
 OP_OPTIONAL = frozenset(
     {"type", "module", "phase", *AMOUNTS, "colocate", "seconds", "dtype", "gemm", "image", "source", "shape"}
 )
-EXTENTS = 4
-"""Numbers in the `gemm` of an op."""
-IMAGE_SIDES = 2
-"""Numbers in its `image`."""
 
 Record = Mapping[str, Any]
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from graphs.graph_columns import Csr
 from graphs.levels import b_level as op_b_level
 from graphs.levels import t_level
-from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
+
+if TYPE_CHECKING:
+    from graphs.op_graph import OpGraph
 
 NOMINAL_FLOPS_PER_S = 1e13
 NOMINAL_BYTES_PER_S = 1e12
@@ -46,7 +49,7 @@ def nominal_op_s(graph: OpGraph) -> FloatArray:
 
 VisitOrder = IntArray
 """Program indices of the compute ops (`OpGraph.is_compute`), each once."""
-Order = Callable[[OpGraph, np.random.Generator], VisitOrder]
+Order: TypeAlias = "Callable[[OpGraph, np.random.Generator], VisitOrder]"
 """Lists the ops to visit; only a random order draws from the generator."""
 
 

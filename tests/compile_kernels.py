@@ -1,7 +1,7 @@
 """Run as a program: compiles every kernel into the user's cache, before several workers would each do so.
 
-It takes about a minute on two cores and prints its progress after a kernel has changed; otherwise it takes
-some seconds.
+It takes about two minutes on two cores and prints its progress after a kernel has changed; otherwise it
+takes some seconds.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
+from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.policy.placers import learned_placer
+from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster
-from envs.mdp.episodes import EpisodeBatch
+from envs.pipeline.pipeline import Pipeline
+from envs.pipeline.simulate import PipelinedProblem
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, training_graph
 from tests.conftest import N_CORES
@@ -30,19 +36,24 @@ def clusters() -> list[Cluster]:
 
 def compile_for(cluster: Cluster) -> None:
     """Decides, places and bounds."""
-    problem = Problem(training_graph(3, 2), cluster)
+    problem, policy = Problem(training_graph(3, 2), cluster), read_policy("pretrained").policy()
     batch = EpisodeBatch([problem], 1)
     batch.begin(0, 0, 0, np.random.default_rng(0))
     batch.step(np.zeros(1, dtype=np.int64))
-    for placer in PLACERS.values():
+    for placer in (*PLACERS.values(), learned_placer("policy-sample", policy, "topo")):
         placer.place(problem, Budget(evaluations=200), np.random.default_rng(0))
     lower_bound_s(problem)
+    if problem.arrays.slows is None:  # few tests have pipelines on devices that copies slow
+        for name in ("equal-time", "refine"):
+            pipelined = PipelinedProblem(problem, Pipeline("1f1b", 2))
+            PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations=30), np.random.default_rng(0))
 
 
 def main() -> None:
     """Compiles for every set of rules, on all cores."""
     with ProcessPoolExecutor(min(N_CORES, 3), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_for, clusters()))
+    import_module("tests.warm_commands")  # trains, too
 
 
 if __name__ == "__main__":

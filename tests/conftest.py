@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import fork_server
 
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LONGEST = (
     "tests/faults",
     "tests/golden",
-    "tests/agent/contexts",
-    "tests/agent/studies",
-    "tests/agent/training",
+    "tests/agent",
     "tests/envs/runtime",
+    "tests/examples",
+    "tests/gpu",
+    "tests/graphs/system",
     "tests/test_",
 )
 """Tests that start processes or train: files that workers take first, so that all end at the same time."""
@@ -36,6 +41,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first where several workers take one file after the other."""
     if n_workers:
         items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the server of processes, for tests that may need it."""
+    if any(item.nodeid.startswith(LONGEST) for item in session.items):
+        fork_server.start()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_begin_from_the_server() -> Iterator[None]:
+    """Forks worker processes too, unless there is a GPU, which forks cannot use."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not Path("/dev/nvidiactl").exists():
+            patch.setattr("graphs.system.worker_process.CONTEXT", fork_server.context)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,17 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from agent.commands import evaluate
 from envs.cluster.files import cluster_to_json, read_cluster, write_cluster
 from envs.cluster.presets import PRESETS, get_cluster
-from envs.placement.files import write_placement
-from envs.placement.placement import single_device
+from envs.placements.files import write_placement
+from envs.placements.placement import single_device
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
+from tests.faults.processes import EVALUATE, Command
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,15 +43,11 @@ def here(tmp_path):
     return tmp_path
 
 
-def command(*words):
-    return [sys.executable, str(ROOT / "evaluate.py"), *words]
-
-
 def run(here, *words):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command(*words), cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    """What the command printed in a process of its own."""
+    command = Command(EVALUATE, words, here)
+    assert command.wait() == 0, command.output
+    return command.output
 
 
 def rows_of(folder):
@@ -59,18 +56,9 @@ def rows_of(folder):
 
 
 def test_a_small_comparison_end_to_end(here):
-    words = (
-        "--graphs",
-        "toy.json",
-        "--cluster",
-        "4xv100",
-        "pair.json",
-        "--placements",
-        "mine.json",
-        "--placers",
-    )
-    done = run(here, *words, "single", "heft", "annealing", "--budget", "50", "--seeds", "2", "--out", "out")
-    assert done.returncode == 0, done.stderr
+    words = "--graphs toy.json --cluster 4xv100 pair.json --placements mine.json --budget 50 --seeds 2"
+    words = [*words.split(), "--out", "out", "--placers", "single", "heft", "annealing"]
+    printed = run(here, *words)
     rows = rows_of(here / "out")
     assert [(row["cluster"], row["placer"], row["seed"]) for row in rows] == [
         ("4xv100", "mine", "0"),
@@ -80,21 +68,12 @@ def test_a_small_comparison_end_to_end(here):
             for run in (("single", "0"), ("heft", "0"), ("annealing", "0"), ("annealing", "1"))
         ),
     ]
-    assert {path.name for path in (here / "out").iterdir()} == {
-        "results.csv",
-        "summary.csv",
-        "report.html",
-        "placements",
-        "settings.json",
-        "journal.jsonl",
-        ".lock",
-    }
+    files = {"results.csv", "summary.csv", "report.html", "placements", "settings.json", "journal.jsonl"}
+    assert {path.name for path in (here / "out").iterdir()} == files | {".lock"}
     placement = json.loads((here / "out" / "placements" / "4xv100" / "toy" / "heft.json").read_text())
     assert placement["device_of"].keys() == {f"op{i}" for i in range(6)}
-    assert "annealing" in done.stdout
-    flags = ("--budget", "50", "--seeds", "2", "--out", "out", "--tensorboard")
-    again = run(here, *words, "single", "heft", "annealing", *flags)
-    assert again.returncode == 0, again.stderr
+    assert "annealing" in printed
+    run(here, *words, "--tensorboard")
     assert rows_of(here / "out") == rows
     assert list((here / "out" / "tensorboard" / "placers" / "heft").glob("events.out.tfevents.*"))
 
@@ -132,8 +111,6 @@ def test_a_small_comparison_end_to_end(here):
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, words, clause):
-    from agent.commands import evaluate
-
     monkeypatch.chdir(here)
     assert evaluate.main(words) == 2
     error = capsys.readouterr().err
@@ -152,8 +129,6 @@ def test_wrong_input_is_one_line_and_writes_nothing(here, capsys, monkeypatch, w
     ],
 )
 def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
-    from agent.commands import evaluate
-
     with pytest.raises(SystemExit) as leaving:
         evaluate.main(words)
     assert leaving.value.code == 2
@@ -162,8 +137,6 @@ def test_flags_that_cannot_be_read_are_wrong_input(capsys, words):
 
 @pytest.mark.parametrize("name", ["4xv100", "2xrtx3060", "2x4xa100", "placeto-k80:3"])
 def test_a_printed_preset_reads_back_as_the_same_cluster(name, tmp_path, capsys):
-    from agent.commands import evaluate
-
     with pytest.raises(SystemExit) as leaving:
         evaluate.main(["--print-cluster", name])
     assert leaving.value.code == 0
@@ -174,8 +147,6 @@ def test_a_printed_preset_reads_back_as_the_same_cluster(name, tmp_path, capsys)
 
 
 def test_the_rows_of_a_printed_matrix_are_lines(capsys):
-    from agent.commands import evaluate
-
     with pytest.raises(SystemExit):
         evaluate.main(["--print-cluster", "2x4xa100"])
     rows = [line for line in capsys.readouterr().out.splitlines() if "25000000000" in line]
@@ -184,8 +155,6 @@ def test_the_rows_of_a_printed_matrix_are_lines(capsys):
 
 
 def test_presets_are_listed_with_what_backs_their_costs(capsys):
-    from agent.commands import evaluate
-
     with pytest.raises(SystemExit) as leaving:
         evaluate.main(["--list-clusters"])
     assert leaving.value.code == 0
@@ -196,8 +165,6 @@ def test_presets_are_listed_with_what_backs_their_costs(capsys):
 
 
 def test_an_unknown_preset_is_wrong_input(capsys):
-    from agent.commands import evaluate
-
     assert evaluate.main(["--print-cluster", "9xv9"]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
@@ -207,7 +174,14 @@ def test_an_unknown_preset_is_wrong_input(capsys):
 
 def test_help_shows_groups_and_defaults():
     narrow = os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(command("--help"), cwd=ROOT, env=narrow, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "evaluate.py", "--help"],
+        cwd=ROOT,
+        env=narrow,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     help_text = " ".join(done.stdout.split())
     for heading in ("graphs (at least one source):", "clusters:", "policy:", "run:"):
         assert heading in help_text
@@ -230,28 +204,18 @@ def test_help_loads_no_torch():
 
 
 def test_a_stopped_evaluation_goes_on(here):
-    words = ("--graphs", "toy.json", "--placers", "single", "random", "--budget", "60000", "--seeds", "8")
-    words += ("--out", "out")
-    running = subprocess.Popen(
-        command(*words),
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ["--graphs", "toy.json", "--placers", "single", "random", "--budget", "60000", "--seeds", "8"]
+    words += ["--out", "out"]
     journal = here / "out" / "journal.jsonl"
-    give_up = time.monotonic() + 60
-    while not (journal.exists() and journal.read_text().count("\n") >= 2) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=60)
+    running = Command(EVALUATE, words, here)
+    running.wait_until(lambda: journal.exists() and journal.read_text().count("\n") >= 2)
+    running.send(signal.SIGINT)
+    assert running.wait() == 1
     before = journal.read_text().splitlines()
     assert 2 <= len(before) < 9
-    assert running.returncode == 1
-    assert "run the same command again to resume" in error
-    assert "Traceback" not in error
-    done = run(here, *words)
-    assert done.returncode == 0, done.stderr
+    assert "run the same command again to resume" in running.output
+    assert "Traceback" not in running.output
+    run(here, *words)
     assert journal.read_text().splitlines()[: len(before)] == before
     assert len(rows_of(here / "out")) == 9
 
@@ -262,14 +226,12 @@ def test_a_model_of_the_users_own(here):
         "def make():\n"
         "    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), (torch.zeros(4, 8),)\n"
     )
-    done = run(here, "--model", "my_models:make", "--placers", "single", "--out", "out")
-    assert done.returncode == 0, done.stderr
+    run(here, "--model", "my_models:make", "--placers", "single", "--out", "out")
     (row,) = rows_of(here / "out")
     assert (row["graph"], row["family"], row["feasible"]) == ("make", "model", "true")
 
 
 def test_the_table_is_there_before_the_report_is_drawn(here, monkeypatch, capsys):
-    from agent.commands import evaluate
     from agent.evaluation.report import page
 
     shown = []

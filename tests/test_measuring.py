@@ -167,10 +167,7 @@ def test_placements_that_cannot_run_are_told_once(
         ([*FLAGS], "starts from a policy; give --init pretrained"),
         ([*FLAGS, "--init", "pretrained", "--mdp", "improve"], "needs --mdp construct"),
         ([*FLAGS, "--init", "pretrained", "--randomizations", "2"], "leave out --randomizations"),
-        (
-            [*FLAGS, "--init", "pretrained", "--cluster", "4xv100"],
-            "this machine has only",
-        ),
+        ([*FLAGS, "--init", "pretrained", "--cluster", "4xv100"], "this machine has only"),
         ([*FLAGS, "--init", "pretrained", "--cluster", "3xcpu"], "measure --processes 3"),
     ],
 )

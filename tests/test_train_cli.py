@@ -219,7 +219,7 @@ def test_help_comes_in_groups_and_begins_with_what_matters(
         "evaluation",
         "run",
         "studies (--context search, ablation or grid)",
-        "several machines (--context distributed or search)",
+        "several machines (--context distributed, and studies)",
     ]
     main = lines[lines.index("what matters most:") : lines.index("problems and decision process:")]
     flags = [line.split()[0] for line in main if line.startswith("  --")]

@@ -101,7 +101,7 @@ def test_it_is_imported_from_the_environment(programs: Path, tmp_path: Path) -> 
 
 def test_its_data_is_found(programs: Path, tmp_path: Path) -> None:
     code = (
-        "from agent.experiments.experiment import RESULTS\n"
+        "from agent.lab.experiment import RESULTS\n"
         "from graphs.dataset import load_family\n"
         "from agent.policy.serialization import read_policy\n"
         "names = ('ablation', 'finetuning', 'orders')\n"

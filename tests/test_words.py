@@ -41,9 +41,9 @@ def names_of(path: Path) -> set[str]:
 
 
 OWNERS = {
-    "attempt": ("agent/studies/", "agent/experiments/"),
-    "attempts": ("agent/studies/", "agent/experiments/"),
-    "fidelity": ("agent/evaluation/measured/", "agent/commands/", "agent/experiments/"),
+    "attempt": ("agent/studies/", "agent/lab/"),
+    "attempts": ("agent/studies/", "agent/lab/"),
+    "fidelity": ("agent/evaluation/measured/", "agent/commands/", "agent/lab/"),
 }
 """Words of one meaning, and the rooms that may use them: all others mean something else by them."""
 
@@ -80,7 +80,7 @@ def test_a_device_runs_a_device_program() -> None:
 
 
 def test_a_module_name_says_more_than_study_or_measure() -> None:
-    rooms = [path for path in MODULES if "experiments" not in path.parts]
+    rooms = [path for path in MODULES if "lab" not in path.parts]
     vague = re.compile(r"study|studies|plans|measur\w*")
     assert not [path for path in rooms if vague.fullmatch(path.stem)]
 

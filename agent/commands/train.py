@@ -196,8 +196,8 @@ def _study(config: TrainConfig, study: StudyConfig, *, on_ray: bool) -> int:
     from rich.console import Console
 
     from agent.contexts.workers.ray_cluster import check_ray_is_installed
-    from agent.studies.components import describe_components
     from agent.studies.study_runner import run_study
+    from agent.studies.study_trials import describe_components
 
     if study.without == ("list",):
         print(describe_components())

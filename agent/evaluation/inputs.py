@@ -35,8 +35,8 @@ from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import phases_of, stages_of
-from envs.placement.files import NamedPlacement, read_named_placement
-from envs.placement.placement import Placement
+from envs.placements.files import NamedPlacement, read_named_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL, SourceError, capture_model, make_model
 from graphs.dataset import load_graphs

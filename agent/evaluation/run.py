@@ -19,8 +19,8 @@ from agent.evaluation.failures import Failure, log_details, write_failures
 from agent.evaluation.processes import TrialMaker, run_trials
 from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bounds, write_results
 from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
-from envs.placement.files import write_placement
-from envs.placement.placement import Placement
+from envs.placements.files import write_placement
+from envs.placements.placement import Placement
 from graphs.system.errors import print_notice
 from graphs.system.folders import LOCK, locked
 from graphs.system.json_files import DRAFT, read_json, write_json_atomic

@@ -22,7 +22,7 @@ from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from graphs.identity import content_hash
 from graphs.op_graph import OpGraph
@@ -137,7 +137,7 @@ class EvaluationSpec:
             "placers": list(self.placers),
             "orders": list(self.orders),
             "seeds": self.seeds,
-            "budget": asdict(self.budget),
+            "budget": self.budget.to_json(),
             "policy": self.policy.digest if self.policy else "",
             "granularity": self.granularity,
             "pipeline": asdict(self.pipeline) if self.pipeline else None,

@@ -15,7 +15,7 @@ from agent.placing.request import DATA_PARALLEL
 from agent.placing.trial_runner import TrialRunner
 from agent.policy.seen import NOT_SEEN
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single

@@ -15,8 +15,8 @@ from agent.placing.handover.files import write_handover, write_trace
 from agent.placing.handover.pipeline import write_pipeline_handover
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.user_model import MODEL
 from graphs.system.errors import InputError

@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.instances.instance import PIPELINE, sources
 from agent.instances.profiles import DATA
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from graphs.system.csv_files import write_csv
 from graphs.system.json_files import read_json_lines, write_json_lines_atomic
 

@@ -17,7 +17,7 @@ from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.dataset import load_family

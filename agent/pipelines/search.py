@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -145,6 +146,12 @@ class PipelineSearch(SearchState):
         self.keep(stages.device_of, total_s, over_bytes)
         return score
 
+    def continued(self, budget: Budget) -> PipelineSearch:
+        """Makes a search that goes on from here, within a budget for all that both of them spend."""
+        search = copy(self)
+        search.budget = budget
+        return search
+
     def search_actions(self, rng: np.random.Generator) -> None:
         """Searches the order of the actions of the best plan with what is left of the budget."""
         assert self.cuts is not None, "a placer scores at least one plan"
@@ -198,14 +205,12 @@ class PipelinePlacer:
         Raises:
             PipelineError: the cluster or the graph cannot run the pipeline.
         """
-        search = PipelineSearch(pipelined, budget)
-        if pipelined.pipeline.name == SEARCHED:
-            search.budget = budget.shared(1 / FOR_CUTS)
-            self.strategy(search, rng)
-            search.budget = budget
+        searches_actions = pipelined.pipeline.name == SEARCHED
+        search = PipelineSearch(pipelined, budget.shared(1 / FOR_CUTS) if searches_actions else budget)
+        self.strategy(search, rng)
+        if searches_actions:
+            search = search.continued(budget)
             search.search_actions(rng)
-        else:
-            self.strategy(search, rng)
         return search.pipeline_result()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import NamedTuple, TypeVar
@@ -12,13 +12,13 @@ import numpy as np
 
 from agent.placers.improvements import Improvement, Improvements
 from agent.placers.scores import OVER_BYTES
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.registry import Registry
-from graphs.system.running_time import running_cpu_s, running_s
+from graphs.system.running_time import Clock, running_cpu_s, running_s
 
 BATCH = 64
 """Placements scored between two readings of the clock."""
@@ -38,8 +38,9 @@ class Budget:
 
     Attributes:
         evaluations: simulated complete placements, at least 1; None = no limit.
-        seconds: wall time, more than 0, without that of compiling and loading kernels; None = no limit. A
-            first placement is scored in any case, by heuristics as soon as they have one.
+        seconds: more than 0, without those of compiling and loading kernels; None = no limit. A first
+            placement is scored in any case, by heuristics as soon as they have one.
+        clock: counts the seconds: `running_s` those of the wall, `running_cpu_s` those of the processor.
 
     Raises:
         PlacerError: on construction, if a limit is out of range or there is none at all.
@@ -47,6 +48,7 @@ class Budget:
 
     evaluations: int | None = 10_000
     seconds: float | None = None
+    clock: Clock = running_s
 
     def __post_init__(self) -> None:
         if self.evaluations is None and self.seconds is None:
@@ -56,10 +58,16 @@ class Budget:
         if self.seconds is not None and not 0 < self.seconds < np.inf:
             raise PlacerError(f"a budget of {self.seconds} seconds; give a finite number above 0")
 
+    def to_json(self) -> dict[str, object]:
+        """Returns its limits, and the name of its clock where that is not the wall's."""
+        limits: dict[str, object] = {"evaluations": self.evaluations, "seconds": self.seconds}
+        return limits if self.clock is running_s else limits | {"clock": self.clock.__name__}
+
     def shared(self, count: float) -> Budget:
         """Returns one of so many equal shares of it, of at least one evaluation."""
         evaluations, seconds = self.evaluations, self.seconds
-        return Budget(evaluations and max(1, int(evaluations / count)), seconds and seconds / count)
+        evaluations = evaluations and max(1, int(evaluations / count))
+        return replace(self, evaluations=evaluations, seconds=seconds and seconds / count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +76,7 @@ class PlacementResult:
 
     Attributes:
         placement: the best placement it scored; a feasible one beats any that is out of memory.
-        wall_s: seconds it took, scoring included.
+        wall_s: wall seconds that it took, scoring included, whatever clock its budget has.
         cpu_s: processor seconds of it, of all threads of this process.
         improvements: when its best feasible placement got better, thinned; may be empty.
         lower_bound_s: no feasible placement has a shorter step, by a proof of the placer; 0 without one.
@@ -118,12 +126,12 @@ class SearchState:
         self.budget = budget
         self.must_place = must_place
         self.evaluations = 0
-        self.simulation_s = 0.0  # wall seconds of the last simulations that were scored, each; 0 before
+        self.simulation_s = 0.0  # seconds of the last simulations that were scored, each; 0 before
         self.least_simulation_s = np.inf  # of all of them: one may wait for a core
         self.lower_bound_s = 0.0
         self.leaders: list[Leader] = []
         self._improvements = Improvements()
-        self._began, self._cpu_began = running_s(), running_cpu_s()
+        self._began, self._wall_began, self._cpu_began = budget.clock(), running_s(), running_cpu_s()
 
     @property
     def best(self) -> IntArray | None:
@@ -137,8 +145,8 @@ class SearchState:
 
     @property
     def elapsed_s(self) -> float:
-        """Wall seconds since the run began."""
-        return running_s() - self._began
+        """Seconds since the run began, by the clock of the budget."""
+        return self.budget.clock() - self._began
 
     @property
     def progress(self) -> float:
@@ -163,7 +171,7 @@ class SearchState:
         """Returns how many evaluations to make before the clock is read again, 0 where the budget is spent.
 
         Args:
-            seconds_each: wall seconds that an evaluation takes; 0 if that is not known yet.
+            seconds_each: seconds that an evaluation takes; 0 if that is not known yet.
         """
         batch = min(self.left, BATCH)
         if self.budget.seconds is None or not batch:
@@ -184,7 +192,7 @@ class SearchState:
 
     @property
     def seconds_left(self) -> float:
-        """Wall seconds until the limit, if there is one; negative beyond it."""
+        """Seconds until the limit, if there is one; negative beyond it."""
         return np.inf if self.budget.seconds is None else self.budget.seconds - self.elapsed_s
 
     def has_time(self, simulations: int, *, but_s: float = 0.0) -> bool:
@@ -213,11 +221,11 @@ class SearchState:
         scores = [np.zeros((0, 2))]
         done = 0
         while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
-            batch, began = devices_of[done : done + n], running_s()
+            batch, began = devices_of[done : done + n], self.budget.clock()
             total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
             over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
             self.evaluations += len(batch)
-            self.simulation_s = (running_s() - began) / len(batch)
+            self.simulation_s = (self.budget.clock() - began) / len(batch)
             self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
             for row in np.lexsort((total_s, over_bytes))[:1]:
                 self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
@@ -244,21 +252,31 @@ class SearchState:
         if is_best and over_bytes == 0.0:
             self._improvements.add(self.evaluations, self.elapsed_s, total_s)
 
-    def run_alone(self, strategy: Strategy, rng: np.random.Generator, *, within_s: float = np.inf) -> None:
+    def run_alone(
+        self,
+        strategy: Strategy,
+        rng: np.random.Generator,
+        *,
+        within: int | None = None,
+        within_s: float = np.inf,
+    ) -> None:
         """Runs another strategy with what is left of the budget, and keeps its best placement.
 
         It does what it would do alone: one that plans until a placement is feasible does not take the present
         best for its own. But if there is a best, the other strategy may end without a placement.
 
         Args:
+            within: evaluations that the other strategy may make, if not all that are left.
             within_s: seconds that the other strategy may take, if not all that are left; not before a
                 placement is feasible.
         """
-        evaluations, seconds = self.budget.evaluations, self.budget.seconds
         limit_s = within_s if self.is_feasible else np.inf
-        budget = Budget(
-            None if evaluations is None else self.left,
-            None if seconds is None else max(min(self.seconds_left, limit_s), LEAST_SECONDS),
+        limits = [count for count in (within, self.budget.evaluations and self.left) if count is not None]
+        is_timed = self.budget.seconds is not None
+        budget = replace(
+            self.budget,
+            evaluations=min(limits, default=None),
+            seconds=max(min(self.seconds_left, limit_s), LEAST_SECONDS) if is_timed else None,
         )
         search = SearchState(self.problem, budget, must_place=self.must_place and self.best is None)
         before = self.evaluations, self.elapsed_s
@@ -276,15 +294,9 @@ class SearchState:
         if self.best is None:
             raise RuntimeError("a placer ended without a placement")
         placement, improvements = Placement(self.best), self._improvements.all()
-        cpu_s = running_cpu_s() - self._cpu_began
+        spent = running_s() - self._wall_began, running_cpu_s() - self._cpu_began
         return PlacementResult(
-            self.problem,
-            placement,
-            self.evaluations,
-            self.elapsed_s,
-            cpu_s,
-            improvements,
-            self.lower_bound_s,
+            self.problem, placement, self.evaluations, *spent, improvements, self.lower_bound_s
         )
 
 
@@ -345,7 +357,7 @@ class Placer:
 MODULES = (
     "heuristics.fill",
     "heuristics.list_scheduling",
-    "heuristics.by_rule",
+    "heuristics.single",
     "search.annealing",
     "heuristics.contiguous",
     "search.cross_entropy",
@@ -354,6 +366,7 @@ MODULES = (
     "heuristics.metis",
     "search.refine",
     "search.rollout",
+    "heuristics.by_rule",
 )
 PLACERS = Registry[Placer](
     "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"

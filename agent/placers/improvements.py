@@ -14,7 +14,7 @@ class Improvement(NamedTuple):
 
     Attributes:
         evaluations: complete placements that were simulated until then.
-        seconds: wall seconds since the search began.
+        seconds: since the search began, by the clock of its budget.
     """
 
     evaluations: int

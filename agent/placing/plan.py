@@ -19,8 +19,8 @@ from agent.placing.handover.files import explanation_lines, write_handover, writ
 from agent.placing.handover.tables import OpRow, op_rows
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
-from envs.placement.files import write_placement
-from envs.placement.placement import Placement
+from envs.placements.files import write_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
 from envs.simulator.fastest_single import FastestSingle

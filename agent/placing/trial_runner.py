@@ -15,7 +15,7 @@ from agent.placing.request import DATA_PARALLEL
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import stages_of
-from envs.placement.placement import Placement, spread_unread
+from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.array_types import IntArray

@@ -16,11 +16,11 @@ from agent.policy.compiled.policy import CompiledPolicy
 from agent.policy.compiled.walk import PolicyDecider
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import FEATURE_SETS, ROLLOUT
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import FEATURE_SETS, ROLLOUT
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
-from graphs.system.running_time import running_s
+from graphs.system.running_time import Clock, running_s
 
 
 class ActingPolicy(Protocol):
@@ -61,6 +61,7 @@ def decode_many(
     resample: bool = False,
     mdp_config: MdpConfig | None = None,
     limit_s: float = math.inf,
+    clock: Clock = running_s,
 ) -> list[IntArray]:
     """Finds placements of problems side by side, for one batch at a time.
 
@@ -73,7 +74,8 @@ def decode_many(
             those without memory for an op by copies of others. The greedy one is replaced only where it has
             no memory for an op.
         mdp_config: the decision process; by default the policy's own.
-        limit_s: wall seconds for all, without those of compiling.
+        limit_s: seconds for all, without those of compiling.
+        clock: counts these seconds.
 
     Returns:
         For each problem, the device of every op, int64 (greedy + n_samples, n_ops). Where no device had
@@ -84,7 +86,7 @@ def decode_many(
         FloatingPointError: a score of the policy is NaN or infinite.
         WalkTooLongError: the walks would not end in time.
     """
-    ends_s = running_s() + limit_s
+    ends_s = clock() + limit_s
     rng = rng or np.random.default_rng(0)
     compiled = policy.compiled()
     draws = [False] * greedy + [True] * n_samples
@@ -103,7 +105,7 @@ def decode_many(
     batch = EpisodeBatch(problems, n_slots * groups[0].size, orders=(order,), **arguments)
     found: list[list[IntArray]] = [[] for _ in problems]
     decider = PolicyDecider(compiled.head_arrays(problems), batch)
-    for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - running_s()):
+    for group, placements in GroupWalk(decider, batch, groups, rng).run(ends_s - clock(), clock):
         before = found[group.problem]
         before[:] = [*before, *placements] if group.draws[0] else [*placements, *before]
     return [np.stack(placements) for placements in found]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from envs.mdp.names import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
+from envs.placement import CONSTRUCT, FREE_MEMORY, IMPROVE, MASKS, MDPS
 from graphs.system.settings import Settings, option
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from agent.policy.encoders.base import ENCODERS
 from agent.policy.graph_batch import GraphBatch
 from agent.policy.shape import NetworkShape
-from envs.mdp.features import columns_of
+from envs.placement.observation.features import columns_of
 
 
 class PlacementNetwork(nn.Module):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agent.placers.base import Budget, Placer, PlacerError, SearchState, Strategy
+from agent.placers.base import Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
-from agent.placers.heuristics.by_rule import single_devices
+from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.annealing import anneal_from_leaders
@@ -158,6 +158,7 @@ class _Decoder:
                     resample=resample,
                     mdp_config=mdp_config,
                     limit_s=limit_s,
+                    clock=self.search.budget.clock,
                 )
         problem = self.search.problem
         return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
@@ -224,14 +225,10 @@ def no_worse_than_single(strategy: Strategy) -> Strategy:
     """
 
     def place(search: SearchState, rng: np.random.Generator) -> None:
-        budget, n_singles = search.budget, search.problem.n_devices
-        if budget.evaluations is not None:
-            n_singles = min(n_singles, budget.evaluations - 1)
-            search.budget = replace(budget, evaluations=budget.evaluations - n_singles)
-        strategy(search, rng)
-        if n_singles:
-            search.budget = Budget(evaluations=search.evaluations + n_singles)
-            search.score(single_devices(search.problem)[:n_singles])
-        search.budget = budget
+        evaluations, n_singles = search.budget.evaluations, search.problem.n_devices
+        if evaluations is not None:
+            n_singles = min(n_singles, evaluations - 1)
+        search.run_alone(strategy, rng, within=evaluations and evaluations - n_singles)
+        search.score(single_devices(search.problem)[:n_singles], overdue=True)
 
     return place

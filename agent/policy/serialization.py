@@ -19,7 +19,7 @@ from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
 from agent.policy.seen import KEYS, how_seen
 from agent.policy.shape import NetworkShape, current_shape
 from agent.policy.starts import start_names
-from envs.mdp.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
+from envs.placement.observation.features import DEVICE_FEATURES, FEATURE_SETS, columns_of
 from graphs.op_graph import OpGraph
 from graphs.system import json_fields
 from graphs.system.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.policy.node_features import GRAPH_FEATURES, NODE_FEATURES
-from envs.mdp.features import columns_of
+from envs.placement.observation.features import columns_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
-from envs.mdp.episodes import Start, on_fastest_device
+from envs.placement.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

@@ -2,132 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args, get_origin
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from agent.training.config import ConfigError, TrainConfig
 from graphs.system.settings import field_types
 
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Space = Mapping[str, Distribution]
+"""Values that settings may have, by setting; a list is a text, as Optuna stores no lists."""
 FIXED = ("name", "seed", "context")
 """Settings that a study sets itself."""
 ELEMENTS = "+"
-"""Between the elements of a list."""
+"""Separates the elements of a list."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A setting and the values that it may have."""
+def read_space(texts: Sequence[str], *, ranges: bool) -> Space:
+    """Reads the values that settings may have.
 
-    field: str
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Range:
-    """A number and the interval that it is drawn from, evenly or evenly in its logarithm."""
-
-    field: str
-    least: float
-    most: float
-    is_log: bool
-
-    @property
-    def is_whole(self) -> bool:
-        """Says whether it is a whole number."""
-        return type(self.least) is int
-
-
-def parse_choice(text: str) -> Choice:
-    """Reads `FIELD=VALUE,VALUE`.
+    Args:
+        texts: `FIELD=VALUE,VALUE` and, with `ranges`, `FIELD=LEAST:MOST` or `FIELD=LEAST:MOST:log`.
 
     Raises:
-        ConfigError: no setting of that name, or a value that it cannot have.
+        ConfigError: an unknown setting, one that is given twice, a value that it cannot have, or no range.
     """
-    name, values = _split(text)
-    return Choice(name, tuple(parse_value(name, value) for value in values.split(",")))
-
-
-def parse_space(text: str) -> Choice | Range:
-    """Reads `FIELD=VALUE,VALUE`, `FIELD=LEAST:MOST` or `FIELD=LEAST:MOST:log`.
-
-    Raises:
-        ConfigError: no setting of that name, a value that it cannot have, or an empty range.
-    """
-    name, values = _split(text)
-    if ":" not in values:
-        return parse_choice(text)
-    least, most, *scale = values.split(":")
-    if scale not in ([], ["log"]):
-        raise ConfigError(f"'{text}': write {name}=LEAST:MOST or {name}=LEAST:MOST:log")
-    bounds = parse_value(name, least), parse_value(name, most)
-    if any(type(bound) not in (int, float) for bound in bounds):
-        raise ConfigError(f"'{text}': {name} is no number; list its values, as {name}=A,B")
-    if not bounds[0] < bounds[1] or (scale and bounds[0] <= 0):
-        raise ConfigError(f"'{text}': the range is empty; the least value comes first, above 0 for log")
-    return Range(name, *bounds, is_log=bool(scale))
-
-
-def read_space(texts: Sequence[str]) -> list[Choice | Range]:
-    """Reads the space of a search.
-
-    Raises:
-        ConfigError: it is empty, names a setting twice, or a setting or a value of it is wrong.
-    """
-    if not texts:
-        raise ConfigError("a search needs a space; give --vary FIELD=LEAST:MOST ...")
-    space = [parse_space(text) for text in texts]
-    check_once([part.field for part in space])
+    space: dict[str, Distribution] = {}
+    known = [name for name in field_types(TrainConfig) if name not in FIXED]
+    for text in texts:
+        name, _, values = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if name in FIXED:
+            raise ConfigError(f"'{text}': a study sets {name} itself; use --seeds for seeds")
+        if name not in known:
+            raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(known)}")
+        if not values:
+            raise ConfigError(f"'{text}': write {name}=VALUE,VALUE")
+        if name in space:
+            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
+        if ranges and ":" in values:
+            space[name] = _range(text, name, values.split(":"))
+        else:
+            space[name] = CategoricalDistribution([_value(name, value) for value in values.split(",")])
     return space
 
 
-def check_once(names: Sequence[str]) -> None:
-    """Checks that no setting is varied twice.
-
-    Raises:
-        ConfigError: one is.
-    """
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"--vary {name} is given twice; list its values, as {name}=A,B")
+def settings_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that a point of a space stands for."""
+    return {
+        name: tuple(filter(None, value.split(ELEMENTS))) if _is_list(name) else value
+        for name, value in params.items()
+    }
 
 
-def parse_value(name: str, text: str) -> Any:
-    """Reads a value of a setting, as its flag does; `A+B` is a list of two.
+def in_words(params: Mapping[str, Any]) -> str:
+    """Formats settings as on the command line, with three digits for numbers."""
+    return " ".join(
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in params.items()
+    )
 
-    Raises:
-        ConfigError: the setting cannot have it.
-    """
+
+def _range(text: str, name: str, bounds: Sequence[str]) -> IntDistribution | FloatDistribution:
+    if len(bounds) > 3 or bounds[2:] not in ([], ["log"]):
+        raise ConfigError(f"'{text}': write {name}=LEAST:MOST or {name}=LEAST:MOST:log")
+    low, high = (_value(name, bound) for bound in bounds[:2])
+    if type(low) not in (int, float) or type(high) not in (int, float):
+        raise ConfigError(f"'{text}': {name} is no number; list its values, as {name}=A,B")
+    is_log = len(bounds) == 3
+    if not low < high or (is_log and low <= 0):
+        raise ConfigError(f"'{text}': the range is empty; the least value comes first, above 0 for log")
+    return (IntDistribution if type(low) is int else FloatDistribution)(low, high, log=is_log)
+
+
+def _value(name: str, text: str) -> Any:
+    """Reads a value of a setting as Optuna stores it."""
     kind = field_types(TrainConfig)[name]
-    kinds = {*(get_args(kind) or (kind,))}
-    try:
-        if get_origin(kind) is tuple:
-            value: Any = tuple(filter(None, text.split(ELEMENTS)))
-        elif bool in kinds:
-            value = {"true": True, "false": False}[text.lower()]
-        elif int in kinds:
-            value = int(text)
-        else:
-            value = float(text) if float in kinds else text
-    except (KeyError, ValueError):
-        raise ConfigError(f"{name} is {text!r}; use {_describe(kinds)}") from None
-    TrainConfig.from_json({name: list(value) if isinstance(value, tuple) else value}, name)
-    return value
+    value: Any = text.split(ELEMENTS) if _is_list(name) else text
+    if str not in (kind, *get_args(kind)):
+        with suppress(ValueError):
+            value = json.loads(text.lower())
+    setting = getattr(TrainConfig.from_json({name: value}, name), name)
+    return text if _is_list(name) else setting
 
 
-def _split(text: str) -> tuple[str, str]:
-    name, equals, values = text.partition("=")
-    name = name.strip().removeprefix("--").replace("-", "_")
-    known = [each for each in field_types(TrainConfig) if each not in FIXED]
-    if name in FIXED:
-        raise ConfigError(f"'{text}': a study sets {name} itself; use --seeds for seeds")
-    if name not in known:
-        raise ConfigError(f"'{text}': unknown setting '{name}'; use {', '.join(known)}")
-    if not equals or not values:
-        raise ConfigError(f"'{text}': write {name}=VALUE,VALUE")
-    return name, values
-
-
-def _describe(kinds: set[Any]) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number"}
-    return next(text for kind, text in names.items() if kind in kinds)
+def _is_list(name: str) -> bool:
+    return get_origin(field_types(TrainConfig)[name]) is tuple

@@ -1,89 +1,69 @@
-"""The record of a study: a journal of its attempts, and `trials.csv`, made from it."""
+"""The folder of a study and its record: an Optuna study in SQLite, which has a trial for each attempt.
+
+Only the process that locks the folder writes the record, and it learns at once when a study trial's process
+dies. Optuna's heartbeat would need seconds for that, and does not cover `ask` and `tell`.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from agent.training.config import EXTENDABLE, TrainConfig
+import optuna
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.studies.assignments import Space
+from agent.studies.study_config import StudyConfig
+from agent.studies.study_trials import StudyTrial
+from agent.studies.trial_process import COMPLETE, PRUNED, STALE, scores_of
+from agent.training.config import TrainConfig
+from agent.training.run_folder import STUDY, provenance, run_folder
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import InputError
-from graphs.system.journal import Journal
-from graphs.system.json_files import FileFormatError
+from graphs.system.folders import FolderError, created, locked
+from graphs.system.json_files import read_json, write_json_atomic
 
-COMPLETE, PRUNED, FAILED, STALE = STATUSES = ("complete", "pruned", "failed", "stale")
-"""The ends of an attempt: done; given up by the search; by an error; or stopped or killed, and to be done."""
-RUNNING = "running"
+FORMAT, RECORD, RUNNING = "placewalk.study/2", "optuna.db", "running"
+ATTEMPT = "attempt"
+"""Attribute of a trial of Optuna's that holds the row of `trials.csv`."""
+ITS_OWN = ("name", "context", "seed")
+"""Settings of a study trial that are no difference from the base."""
+FREE = ("jobs", "attempts", "trials", "seeds")
+"""Settings that may change when a study is resumed."""
+PRUNERS: Mapping[str, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "never": optuna.pruners.NopPruner,
+}
+PATIENCE_S = 60.0
+"""Longest wait for another program, such as optuna-dashboard, that uses the record."""
 
 
-class RecordError(InputError):
-    """A record that is of another study; the message says where."""
+class StudyError(InputError):
+    """A study that differs, is in use or is damaged; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class StudyTrial:
-    """A training of a study.
+class Attempt:
+    """One attempt at a study trial: a row of `trials.csv`.
 
     Attributes:
-        name: of its folder, unique in the study.
-        component: description of the change from the base; "" for the base.
-        mode: how: `base`, `without`, `replaced`, `grid`, `sampled`, or `cold` for a control without `--init`.
-    """
-
-    name: str
-    config: TrainConfig
-    component: str = ""
-    mode: str = "base"
-
-    @property
-    def config_hash(self) -> str:
-        """Hash of the settings that influence the policy."""
-        decisive = {key: value for key, value in self.config.to_json().items() if key not in EXTENDABLE}
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptResult:
-    """The result of an attempt at a trial, which the process that trains it reports.
-
-    Attributes:
+        status: `running`, `complete`, `pruned` by the search, `failed`, or `stale`: stopped or killed.
+        retry_of: attempt that this one resumes or repeats; None for a study trial's first.
+        config: settings that differ from the base of the study, as JSON.
         resumed_from_step: update of the checkpoint that it resumed from; 0 for none.
-        graphs_hash: of all graphs that the trial trains, validates and reports on.
-        steps, decisions: updates made and decisions learned from, those before interruptions included.
-        wall_s: seconds trained, likewise.
-        parameters: numbers that the policy learns.
+        steps, decisions, wall_s: updates, decisions and seconds, those before interruptions included.
         final_score, best_score: greedy step time over the fastest single device, geometric mean over the
             graphs for training and validation: of the last update, and of the policy that is kept.
-        held_out: the same of the policy that is kept on the graphs that chose nothing.
-        checkpoint: the newest, relative to the study's folder.
-        error: why it failed, in one line.
-    """
-
-    resumed_from_step: int = 0
-    graphs_hash: str = ""
-    steps: int = 0
-    decisions: int = 0
-    wall_s: float = 0.0
-    parameters: int | None = None
-    final_score: float | None = None
-    best_score: float | None = None
-    held_out: float | None = None
-    checkpoint: str = ""
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Attempt(AttemptResult):
-    """One attempt at a trial: a row of `trials.csv`.
-
-    Attributes:
-        attempt: number within the study, from 1.
-        retry_of: attempt that this one goes on with or repeats; None for a trial's first.
-        config: that differs from the base of the study, as JSON.
+        held_out: the same of the policy that is kept, on the graphs that chose nothing.
+        error: reason of the failure, in one line.
     """
 
     study: str
@@ -99,68 +79,201 @@ class Attempt(AttemptResult):
     config: str = "{}"
     config_hash: str = ""
     git_commit: str = ""
-
-    def ended(self, result: AttemptResult, status: str) -> Attempt:
-        """Returns this attempt with its result."""
-        values = {item.name: getattr(result, item.name) for item in fields(AttemptResult)}
-        return replace(self, **values, status=status)
+    resumed_from_step: int = 0
+    graphs_hash: str = ""
+    steps: int = 0
+    decisions: int = 0
+    wall_s: float = 0.0
+    parameters: int | None = None
+    final_score: float | None = None
+    best_score: float | None = None
+    held_out: float | None = None
+    checkpoint: str = ""
+    error: str = ""
 
 
 @dataclass
-class Record:
-    """All attempts of a study, each on disk when it begins and when it ends.
+class Running:
+    """An attempt under way, the folder of the run, its trial of Optuna's, and how many scores that has."""
 
-    An attempt that began and did not end was killed with the study's process; it is `stale`.
+    trial: StudyTrial
+    folder: Path
+    attempt: Attempt
+    asked: optuna.Trial
+    n_scores: int = 0
+    is_pruned: bool = False
 
-    Args:
-        folder: of the study; only one process may have its record open.
 
-    Raises:
-        JournalError: the journal holds anything else.
+class Study:
+    """A study whose folder is locked.
+
+    Attributes:
+        attempts: all attempts, the first one first; those that a killed process left are `stale`.
+        n_before: number of attempts when the study was opened.
     """
 
-    folder: Path
-    attempts: dict[int, Attempt] = field(default_factory=dict)
+    def __init__(
+        self, base: TrainConfig, config: StudyConfig, space: Space, record: optuna.Study, git_commit: str
+    ) -> None:
+        self.base, self.config, self.folder = base, config, run_folder(base.name)
+        self._space, self._record, self._git_commit = space, record, git_commit
+        self.attempts: list[Attempt] = []
+        self._params: dict[str, Mapping[str, Any]] = {}
+        self._read()
+        self.n_before = len(self.attempts)
 
-    def __post_init__(self) -> None:
-        self._journal = Journal(self.folder / "attempts.jsonl", self._read)
-        for attempt in self.attempts.values():
-            if attempt.status == RUNNING:
-                self.add(replace(attempt, status=STALE))
+    def begin(self, trial: StudyTrial) -> Running:
+        """Begins an attempt at a study trial; draws its values, unless they are known.
+
+        Raises:
+            StudyError: the study trial was started with other settings, or from outside the space.
+        """
+        params = trial.params if trial.params is not None else self._params.get(trial.name)
+        if params is not None:
+            self._record.enqueue_trial(dict(params))
+        try:
+            asked = self._record.ask(dict(self._space))
+        except ValueError as error:
+            raise StudyError(
+                f"{self.folder / RECORD}: trial {trial.name}: {error}; choose another --name"
+            ) from None
+        trial = trial if trial.params is not None else trial.drawn(asked.params)
+        running = Running(trial, self.folder / "trials" / trial.name, self._first_row(trial), asked)
+        asked.set_user_attr(ATTEMPT, asdict(running.attempt))
+        self.attempts.append(running.attempt)
+        self._params[trial.name] = asked.params
+        return running
+
+    def _first_row(self, trial: StudyTrial) -> Attempt:
+        before = [attempt for attempt in self.attempts if attempt.trial == trial.name]
+        if before and before[-1].config_hash != trial.config_hash:
+            raise StudyError(f"{self.folder}: {trial.name} had other settings; choose another --name")
+        own, base = trial.config.to_json(), self.base.to_json()
+        changes = {key: value for key, value in own.items() if base[key] != value and key not in ITS_OWN}
+        return Attempt(
+            study=self.base.name,
+            attempt=len(self.attempts) + 1,
+            trial=trial.name,
+            context=self.base.context,
+            component=trial.component,
+            mode=trial.mode,
+            seed=trial.config.seed,
+            status=RUNNING,
+            retry_of=before[-1].attempt if before else None,
+            init_from=trial.config.init,
+            config=json.dumps(changes),
+            config_hash=trial.config_hash,
+            git_commit=self._git_commit,
+        )
+
+    def falls_behind(self, running: Running) -> bool:
+        """Gives Optuna the new scores of an attempt; returns whether it stops the study trial."""
+        scores = scores_of(running.folder)[running.n_scores :]
+        for update, score in scores:
+            running.asked.report(score, update)
+        running.n_scores += len(scores)
+        return bool(scores) and running.asked.should_prune()
+
+    def end(self, running: Running, result: Mapping[str, Any]) -> Attempt:
+        """Notes how an attempt ended, by columns of its row."""
+        self.falls_behind(running)
+        ended = replace(running.attempt, **result)
+        running.asked.set_user_attr(ATTEMPT, asdict(ended))
+        self._tell(running.asked.number, ended)
+        self.attempts[ended.attempt - 1] = ended
+        self._write_table()
+        return ended
+
+    def _read(self) -> None:
+        """Reads all attempts, and ends those that a killed process left."""
+        while self._record.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._record.ask()
+        for trial in self._record.get_trials(deepcopy=False):
+            attempt = Attempt(**trial.user_attrs[ATTEMPT]) if ATTEMPT in trial.user_attrs else None
+            if attempt is not None:  # else the process was killed before the attempt began
+                attempt = replace(attempt, status=STALE) if attempt.status == RUNNING else attempt
+                self.attempts.append(attempt)
+                self._params[attempt.trial] = trial.params
+            if trial.state == TrialState.RUNNING:
+                self._tell(trial.number, attempt)
         self._write_table()
 
-    def add(self, attempt: Attempt) -> None:
-        """Notes that an attempt began (`running`) or how it ended; the last note of an attempt holds."""
-        self._journal.append(asdict(attempt))
-        self.attempts[attempt.attempt] = attempt
-        if attempt.status != RUNNING:
-            self._write_table()
-
-    def of_trial(self, name: str) -> list[Attempt]:
-        """The attempts at a trial, the first one first."""
-        return [attempt for attempt in self.attempts.values() if attempt.trial == name]
-
-    def outcome(self, name: str) -> Attempt | None:
-        """Returns how a trial ended; None if it is still to be done."""
-        ended = [attempt for attempt in self.of_trial(name) if attempt.status not in (RUNNING, STALE)]
-        return ended[-1] if ended else None
-
-    def _read(self, value: object, where: str) -> None:
-        known = {item.name for item in fields(Attempt)}
-        if not isinstance(value, dict) or value.keys() != known or not _is_attempt(value):
-            raise FileFormatError(f"{where}: is no attempt of a study")
-        self.attempts[value["attempt"]] = Attempt(**value)
+    def _tell(self, number: int, attempt: Attempt | None) -> None:
+        if attempt is not None and attempt.status == COMPLETE and attempt.best_score is not None:
+            self._record.tell(number, attempt.best_score)
+        else:
+            is_pruned = attempt is not None and attempt.status == PRUNED
+            self._record.tell(number, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
 
     def _write_table(self) -> None:
-        rows = [asdict(each) for each in self.attempts.values() if each.status != RUNNING]
-        of_result = {item.name for item in fields(AttemptResult)}
-        columns = sorted((item.name for item in fields(Attempt)), key=of_result.__contains__)
-        write_csv(self.folder / "trials.csv", columns, [[row[name] for name in columns] for row in rows])
+        columns = [item.name for item in fields(Attempt)]
+        rows = [list(asdict(attempt).values()) for attempt in self.attempts if attempt.status != RUNNING]
+        write_csv(self.folder / "trials.csv", columns, rows)
 
 
-def _is_attempt(values: Mapping[str, Any]) -> bool:
-    return (
-        type(values["attempt"]) is int
-        and isinstance(values["trial"], str)
-        and values["status"] in (*STATUSES, RUNNING)
-    )
+@contextmanager
+def open_study(base: TrainConfig, config: StudyConfig, space: Space) -> Iterator[Study]:
+    """Creates or reopens the folder of a study, and locks it.
+
+    Raises:
+        StudyError: the folder is of another study or run, in use, or damaged.
+        OSError: it cannot be written.
+    """
+    folder, known = run_folder(base.name), provenance()
+    fixed = {key: value for key, value in config.to_json().items() if key not in FREE}
+    settings = {**base.to_json(), **fixed}
+
+    def begin(draft: Path) -> None:
+        write_json_atomic(draft / STUDY, {"format": FORMAT, **settings, **known})
+        (draft / "trials").mkdir()
+
+    if folder.exists():
+        _check_is_same(folder, settings)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with (
+            locked(folder) if folder.exists() else created(folder, begin),
+            _opened(folder / RECORD) as storage,
+        ):
+            record = optuna.create_study(storage=storage, study_name=base.name, load_if_exists=True)
+            seed = base.seed + len(record.get_trials(deepcopy=False))
+            record.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            record.pruner = PRUNERS[config.prune if base.context == "search" else "never"]()
+            yield Study(base, config, space, record, str(known["git_commit"] or ""))
+    except FolderError:
+        raise StudyError(
+            f"study '{base.name}' is being run by another process; wait for it or stop it"
+        ) from None
+
+
+def _check_is_same(folder: Path, settings: Mapping[str, Any]) -> None:
+    if not (folder / STUDY).is_file():
+        raise StudyError(f"{folder} is no study; choose another --name")
+    theirs = read_json(folder / STUDY)
+    if not isinstance(theirs, dict) or theirs.get("format") != FORMAT:
+        raise StudyError(f"{folder / STUDY}: was not written by this version; choose another --name")
+    for key, value in settings.items():
+        if theirs.get(key) != value:
+            raise StudyError(
+                f"study '{folder.name}' was started with another --{key.replace('_', '-')} "
+                f"({theirs.get(key)!r}, not {value!r}); give the same value, or choose another --name"
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[optuna.storages.RDBStorage]:
+    """Opens a record; an error of SQLite's becomes one line."""
+    try:
+        options = {"connect_args": {"timeout": PATIENCE_S}}
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=options)
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
+        reason = getattr(cause, "orig", cause)
+        if getattr(reason, "sqlite_errorname", "") == "SQLITE_FULL":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        raise StudyError(f"{path}: cannot be read or written ({reason}); choose another --name") from None

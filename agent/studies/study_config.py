@@ -9,6 +9,7 @@ from graphs.system.settings import Settings, option
 
 STUDIES = "studies (--context search, ablation or grid)"
 """Heading of the command line's help."""
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class StudyConfig(Settings, error=ConfigError):
         metavar="COMPONENT",
     )
     seeds: int = option(
-        1, "seeds for every study trial, starting at --seed", group=STUDIES, least=1, most=1000
+        1, "seeds for every study trial, starting at --seed", group=STUDIES, least=1, most=MOST_SEEDS
     )
     trials: int = option(20, "study trials of a search", group=STUDIES, least=1, most=100_000)
     prune: str = option(

@@ -1,34 +1,54 @@
-"""The report at the end of a study: trials, effects of components, settings compared."""
+"""The report of a study: how study trials ended, settings compared, and effects of components."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import NamedTuple
 
-from agent.studies.ablation import effects, table, write_effects
-from agent.studies.record import COMPLETE, FAILED, PRUNED, STALE, Attempt
-from agent.studies.study_folder import Study
+import numpy as np
+
+from agent.evaluation.comparison.intervals import crossed_interval
+from agent.studies.record import Attempt, Study
+from agent.studies.trial_process import COMPLETE, FAILED, JUDGEMENT, PRUNED, STALE
 from agent.training.run_folder import policy_folder
+from graphs.system.csv_files import write_csv
+from graphs.system.json_files import FileFormatError, read_json
+
+INCONCLUSIVE, ROUNDING = "inconclusive", 1e-6
 
 
-def closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
+def ending_line(attempt: Attempt) -> str:
+    """Says how an attempt ended."""
+    mode = "" if attempt.mode == "grid" else attempt.mode
+    parts = [f"{attempt.trial}  {' '.join(filter(None, (mode, attempt.component)))}: {attempt.status}"]
+    if attempt.best_score is not None:
+        parts.append(f"{attempt.best_score:.3f} of one device")
+    if attempt.held_out is not None:
+        parts.append(f"held out {attempt.held_out:.3f}")
+    wall_s = attempt.wall_s
+    parts.append(attempt.error or (f"{wall_s:.0f} s" if wall_s < 100 else f"{wall_s / 60:.1f} minutes"))
+    return ", ".join(parts)
+
+
+def closing_lines(study: Study, *, all_ended: bool) -> list[str]:
     """Says what came of a study, and where it is; writes the effects of an ablation.
 
     Args:
-        all_ended: whether no trial is left to be done.
-        began: whether a trial was run this time.
+        all_ended: whether no study trial is left to be done.
     """
-    attempts = list(study.record.attempts.values())
-    counts = Counter(each.status for each in attempts)
+    attempts = study.attempts
+    counts = Counter(attempt.status for attempt in attempts)
     ended = [f"{counts[status]} {status}" for status in (COMPLETE, PRUNED, FAILED) if counts[status]]
     lines = [f"{study.folder}: {', '.join(ended) or 'no trial ended'}"]
-    if not began:
+    if len(study.attempts) == study.n_before:
         lines[0] += "; it was finished before, so nothing was run"
-    if study.base.context == "ablation" and (found := effects(study.record)):
-        write_effects(study.folder, found)
+    if study.base.context == "ablation" and (found := effects(study.folder, attempts)):
+        write_csv(study.folder / "effects.csv", Effect._fields, found)
         lines += [*table(found), f"effects: {study.folder / 'effects.csv'}"]
     else:
         lines += compared(attempts)
@@ -41,16 +61,16 @@ def closing_lines(study: Study, *, all_ended: bool, began: bool) -> list[str]:
     return lines
 
 
-def compared(attempts: list[Attempt]) -> list[str]:
+def compared(attempts: Iterable[Attempt]) -> list[str]:
     """A line for each combination of settings, the best first: means over its seeds, and their spread."""
-    done = [each for each in attempts if each.status == COMPLETE and each.best_score is not None]
-    by_settings: dict[tuple[str, str], list[Attempt]] = {}
-    for each in done:
-        by_settings.setdefault((each.mode, each.component), []).append(each)
-    scores = {key: [each.best_score or 0.0 for each in some] for key, some in by_settings.items()}
-    lines = [f"{'/single':>7} {'±':>6} {'held out':>8} {'seeds':>5}  settings"] if done else []
+    by_settings: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        if attempt.status == COMPLETE and attempt.best_score is not None:
+            by_settings[attempt.mode, attempt.component].append(attempt)
+    scores = {key: [attempt.best_score or 0.0 for attempt in some] for key, some in by_settings.items()}
+    lines = [f"{'/single':>7} {'±':>6} {'held out':>8} {'seeds':>5}  settings"] if scores else []
     for key in sorted(scores, key=lambda key: fmean(scores[key])):
-        held_out = [each.held_out for each in by_settings[key] if each.held_out is not None]
+        held_out = [attempt.held_out for attempt in by_settings[key] if attempt.held_out is not None]
         spread = f"{stdev(scores[key]):.3f}" if len(scores[key]) > 1 else "-"
         shown = f"{fmean(held_out):.3f}" if held_out else "-"
         settings = " ".join(filter(None, key)).removeprefix("grid ").removeprefix("sampled ")
@@ -59,38 +79,100 @@ def compared(attempts: list[Attempt]) -> list[str]:
     return lines
 
 
-def warm_against_cold(attempts: list[Attempt], init: str) -> list[str]:
-    """Compares trials from a policy with those from random weights, on the same settings and seeds.
+def warm_against_cold(attempts: Iterable[Attempt], init: str) -> list[str]:
+    """Compares trainings from a policy with those from random weights, on the same settings and seeds.
 
     The decisions that the policy to start from had learned from count once with and once without.
     """
-    done = {each.trial: each for each in attempts if each.status == COMPLETE and each.best_score is not None}
+    done = {
+        attempt.trial: attempt
+        for attempt in attempts
+        if attempt.status == COMPLETE and attempt.best_score is not None
+    }
     pairs = [(done[name], done[f"{name}-cold"]) for name in done if f"{name}-cold" in done]
     if not pairs:
         return []
     ratios = [(warm.best_score or 1.0) / (cold.best_score or 1.0) for warm, cold in pairs]
     mean = math.exp(fmean(map(math.log, ratios)))
-    decisions = fmean(warm.decisions for warm, _ in pairs), fmean(cold.decisions for _, cold in pairs)
+    warm_decisions, cold_decisions = (
+        fmean(each.decisions for each in side) for side in zip(*pairs, strict=True)
+    )
     sunk = _decisions_before(init)
     before = f"{sunk:,} before that, in its study" if sunk is not None else "those before that are not known"
     return [
         f"from {init}: {mean:.3f} of the step time from random weights, over {len(pairs)} pairs,",
-        f"by {decisions[0]:,.0f} decisions ({before}) against {decisions[1]:,.0f}",
+        f"by {warm_decisions:,.0f} decisions ({before}) against {cold_decisions:,.0f}",
     ]
 
 
 def _decisions_before(init: str) -> int | None:
     """Decisions of the study that a policy comes from; None without one, or where its table is damaged."""
-    record = Path(policy_folder(init)).parent.parent / "trials.csv"
-    if not record.is_file():
+    path = Path(policy_folder(init)).parent.parent / "trials.csv"
+    if not path.is_file():
         return None
     try:
-        with record.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             return sum(int(row["decisions"]) for row in csv.DictReader(file) if row["status"] != STALE)
     except (KeyError, TypeError, ValueError, csv.Error):
         return None
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} minutes"
+class Effect(NamedTuple):
+    """The effect of leaving a component out: a row of `effects.csv`.
+
+    Attributes:
+        ratio: step time over that of the base, geometric mean over graphs and over seeds of the trainings.
+        low, high: its 95 % interval; graphs and seeds are resampled.
+        n_seeds, n_graphs: how many both trainings have.
+        verdict: reading of the interval; one seed says nothing of another training.
+    """
+
+    component: str
+    ratio: float
+    low: float
+    high: float
+    n_seeds: int
+    n_graphs: int
+    verdict: str
+
+
+def effects(folder: Path, attempts: Iterable[Attempt]) -> list[Effect]:
+    """Compares a component's trainings with the base's of the same seed, graph by graph; the largest first.
+
+    Graphs are those that chose nothing; the step is simulated, whatever a policy was trained with.
+
+    Raises:
+        FileFormatError: the step times of a study trial are damaged.
+    """
+    judged: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
+    for attempt in attempts:
+        if attempt.status == COMPLETE and attempt.held_out is not None and attempt.mode != "cold":
+            path = folder / "trials" / attempt.trial / JUDGEMENT
+            ratios = read_json(path)
+            if not isinstance(ratios, dict) or not all(
+                type(each) is float and each > 0 for each in ratios.values()
+            ):
+                raise FileFormatError(f"{path}: holds no step times; choose another --name")
+            judged[attempt.component][attempt.seed] = ratios
+    base = judged.pop("", {})
+    found = [_effect(name, by_seed, base) for name, by_seed in judged.items() if by_seed.keys() & base.keys()]
+    return sorted(found, key=lambda effect: -effect.ratio)
+
+
+def _effect(name: str, without: dict[int, dict[str, float]], base: dict[int, dict[str, float]]) -> Effect:
+    seeds = sorted(without.keys() & base.keys())
+    graphs = sorted(set.intersection(*({*without[seed]} & {*base[seed]} for seed in seeds)))
+    logs = np.log([[without[seed][graph] / base[seed][graph] for graph in graphs] for seed in seeds])
+    ratio, low, high = crossed_interval(logs)
+    is_clear = len(seeds) > 1 and not (low <= 1 + ROUNDING and high >= 1 - ROUNDING)
+    verdict = INCONCLUSIVE if not is_clear else "slower without" if ratio > 1 else "faster without"
+    return Effect(name, ratio, low, high, len(seeds), len(graphs), verdict)
+
+
+def table(found: Iterable[Effect]) -> list[str]:
+    """Lines for a terminal of 80 columns."""
+    lines = [f"{'without':<26} {'/base':>6}  {'95 % interval':<16} {'':<14}"]
+    for effect in found:
+        interval = f"{effect.low:.3f} to {effect.high:.3f}"
+        lines.append(f"{effect.component[:26]:<26} {effect.ratio:>6.3f}  {interval:<16} {effect.verdict}")
+    return lines

@@ -1,91 +1,167 @@
-"""Runs a study: opens its folder, runs its trials, and reports their results."""
+"""Runs a study: several study trials at a time, each in a process; one that dies costs only an attempt.
+
+Optuna draws, stores and stops study trials. The loop over processes is our own, as `Study.optimize` runs
+threads, gives a search with several of them no seed, and does not repeat what died while others run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 from agent.contexts.local import load_split
 from agent.contexts.workers.ray_cluster import ray_cluster
-from agent.studies.ablation import ablation_trials
-from agent.studies.assignments import Choice, read_space
-from agent.studies.record import FAILED, RUNNING, STALE, Attempt, StudyTrial
-from agent.studies.scheduler import Report, Scheduler, TrialProcess
+from agent.studies.assignments import Space, settings_of
+from agent.studies.record import RUNNING, Attempt, Running, Study, open_study
 from agent.studies.study_config import StudyConfig
-from agent.studies.study_folder import Study, open_study
-from agent.studies.study_report import closing_lines, duration
-from agent.studies.trial_lists import TrialList, grid_trials
-from agent.studies.trial_process import TrialOutcome, TrialRequest, TrialTrainer
+from agent.studies.study_report import closing_lines, ending_line
+from agent.studies.study_trials import StudyTrial, components_of, study_trials
+from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, TrialTrainer
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
 from agent.training.split import Split
+from graphs.system.interrupts import handled_by
+from graphs.system.worker_process import Death, Process, WorkerProcess
 
-LISTS: Mapping[str, Callable[[TrainConfig, StudyConfig], TrialList]] = {
-    "grid": grid_trials,
-    "ablation": ablation_trials,
+POLL_S = 0.2
+"""Seconds between two looks at study trials that run."""
+TAKES = {
+    "grid": {"vary", "seeds", "cold_control"},
+    "ablation": {"without", "seeds", "cold_control"},
+    "search": {"vary", "trials", "prune"},
 }
-"""Contexts whose trials are known from the start."""
+"""Settings that a context takes beside `jobs` and `attempts`."""
 
 
 def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
     """Runs or resumes a study, and prints its results.
 
     Args:
-        on_ray: whether the trials of a search run on a Ray cluster.
+        on_ray: whether the study trials run on a Ray cluster.
 
     Returns:
-        Whether all trials ended and none failed.
+        Whether all study trials ended and none failed.
 
     Raises:
-        ConfigError: settings that the context does not take, or that a trial cannot be trained with.
-        StudyError, JournalError: its folder is another study's, in use, or damaged.
+        ConfigError: settings that the context does not take, or that no training can have.
+        StudyError: its folder is another study's, in use, or damaged.
     """
-    _check_flags(base, config)
-    n_trials, check = _checked(base, config)
-    check()
-    run = _search_on_ray if on_ray else _in_processes
-    with open_study(base, config) as study:
-        n_before = len(study.record.attempts)
-        with _Screen(console, study, n_trials) as screen:
-            all_ended = run(study, screen.report)
-        began = len(study.record.attempts) > n_before
-        for line in closing_lines(study, all_ended=all_ended, began=began):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        failed = any(each.status == FAILED for each in study.record.attempts.values())
-        return all_ended and not failed
-
-
-def _check_flags(base: TrainConfig, config: StudyConfig) -> None:
-    """Refuses flags that would have no effect."""
-    takes = {
-        "grid": {"vary", "seeds", "cold_control"},
-        "ablation": {"without", "seeds", "cold_control"},
-        "search": {"vary", "trials", "prune"},
-    }[base.context] | {"jobs", "attempts"}
-    defaults = StudyConfig()
     for name, value in config.to_json().items():
-        if name not in takes and value != defaults.to_json()[name]:
+        if name not in TAKES[base.context] | {"jobs", "attempts"} and value != StudyConfig().to_json()[name]:
             raise ConfigError(f"--context {base.context} takes no --{name.replace('_', '-')}")
+    if base.context == "ablation" and not config.without:
+        config = replace(config, without=components_of(base))
+    trials, space = study_trials(base, config)
+    _check_all(base, trials, space)
+    with open_study(base, config, space) as study:
+        cluster = ray_cluster(config.jobs * base.threads) if on_ray else nullcontext()
+        with cluster, _reports(console, study, len(trials)) as report:
+            all_ended = Scheduler(study, trials, report, on_ray=on_ray).run()
+        for line in closing_lines(study, all_ended=all_ended):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return all_ended and not any(attempt.status == FAILED for attempt in study.attempts)
 
 
-def _checked(base: TrainConfig, config: StudyConfig) -> tuple[int, Callable[[], None]]:
-    """Number of trials, and a check that each can be trained, before anything is written."""
-    if base.context in LISTS:
-        trials = LISTS[base.context](base, config).trials
-        return len(trials), lambda: _check_all([trial.config for trial in trials])
-    if find_spec("optuna") is None:
-        raise ConfigError("--context search needs optuna; pip install 'placewalk[search]'")
-    choices = [part for part in read_space(config.vary) if isinstance(part, Choice)]
-    each = [replace(base, **{part.field: value}) for part in choices for value in part.values]
-    return config.trials, lambda: _check_all([base, *each])
+class Scheduler:
+    """Runs the trials of a study.
+
+    A study trial whose process dies is resumed from its checkpoint, up to `attempts` times. A slow one does
+    not delay the others. If the disk is full, all stop and none counts as failed.
+    """
+
+    def __init__(
+        self, study: Study, trials: Sequence[StudyTrial], report: Callable[[Attempt], None], *, on_ray: bool
+    ) -> None:
+        self._study, self._report = study, report
+        done = {attempt.trial for attempt in study.attempts if attempt.status not in (RUNNING, STALE)}
+        self._waiting = [trial for trial in trials if trial.name not in done]
+        self._stops = [study.folder / f"stop-{number}" for number in range(study.config.jobs)]
+        n_cores = study.base.threads if on_ray else 0
+        self._idle = {_process(TrialTrainer(stop), n_cores): stop for stop in self._stops}
+        self._busy: dict[Process[Request, Outcome], tuple[Path, Running]] = {}
+        self._interrupts = 0
+
+    def run(self) -> bool:
+        """Runs all study trials; returns False if a signal stopped some of them.
+
+        Raises:
+            OSError: the disk is full; the study trials resume when the study is run again.
+        """
+        self._remove_stops()
+        try:
+            with handled_by(lambda number, frame: self._stop()):
+                self._begin()
+                while self._busy:
+                    self._look()
+                    self._begin()
+        finally:
+            for process in (*self._idle, *self._busy):
+                process.kill()
+            self._remove_stops()
+        return not self._interrupts
+
+    def _begin(self) -> None:
+        """Gives waiting study trials to idle processes."""
+        while self._idle and self._waiting and not self._interrupts:
+            running = self._study.begin(self._waiting.pop(0))
+            process, stop = self._idle.popitem()
+            self._busy[process] = stop, running
+            process.give((running.trial.config.to_json(), str(running.folder)))
+
+    def _look(self) -> None:
+        """Waits a moment for answers, and stops study trials that fall behind."""
+        time.sleep(POLL_S)
+        for process, (stop, running) in list(self._busy.items()):
+            if (answer := process.answer()) is not None:
+                self._idle[process] = self._busy.pop(process)[0]
+                if running.is_pruned and not self._interrupts:
+                    stop.unlink(missing_ok=True)
+                self._report(self._study.end(running, self._result(running, answer)))
+            elif not running.is_pruned and self._study.falls_behind(running):
+                running.is_pruned = True
+                stop.touch()
+
+    def _result(self, running: Running, answer: Outcome | Death) -> Mapping[str, Any]:
+        """Columns of the row of an attempt that has ended; a study trial whose process died waits again."""
+        if isinstance(answer, OSError):
+            raise answer
+        if not isinstance(answer, Death):
+            return {**answer, "status": PRUNED} if running.is_pruned and answer["status"] == STALE else answer
+        if self._interrupts:
+            return {"status": STALE}
+        begun_now = self._study.attempts[self._study.n_before :]
+        n_attempts = sum(attempt.trial == running.trial.name for attempt in begun_now)
+        if n_attempts >= self._study.config.attempts:
+            return {"status": FAILED, "error": f"{answer.reason}, {n_attempts} times"}
+        self._waiting.insert(0, running.trial)
+        return {"status": STALE, "error": answer.reason}
+
+    def _stop(self) -> None:
+        """Asks every study trial to finish its update and save a checkpoint; a second call ends them."""
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        for stop in self._stops:
+            stop.touch()
+
+    def _remove_stops(self) -> None:
+        for stop in self._stops:
+            stop.unlink(missing_ok=True)
 
 
-def _check_all(configs: list[TrainConfig]) -> None:
-    """Reads what each training names; the same graphs once."""
+def _check_all(base: TrainConfig, trials: Sequence[StudyTrial], space: Space) -> None:
+    """Reads what each training names, the same graphs once; of a search, every listed value once."""
+    configs = [trial.config for trial in trials if trial.params is not None] or [base]
+    if base.context == "search":
+        listed = [(name, value) for name in space for value in getattr(space[name], "choices", ())]
+        configs += [replace(base, **settings_of({name: value})) for name, value in listed]
     splits: dict[object, Split] = {}
     for config in configs:
         named = config.families, config.graphs, config.model, config.holdout, config.validation
@@ -94,66 +170,25 @@ def _check_all(configs: list[TrainConfig]) -> None:
         read_inputs(config, splits[named])
 
 
-def _in_processes(study: Study, report: Report) -> bool:
-    if study.base.context in LISTS:
-        return Scheduler(study, LISTS[study.base.context](study.base, study.config), report).run()
-    from agent.studies.search import TrialProposals
+def _process(trainer: TrialTrainer, n_cores: int) -> Process[Request, Outcome]:
+    """Makes a process for study trials, on this machine or with that many cores of a Ray cluster."""
+    if not n_cores:
+        return WorkerProcess(trainer, None, inherits=True)
+    from agent.contexts.workers.ray_process import RayProcess
 
-    return Scheduler(study, TrialProposals(study), report).run()
-
-
-def _search_on_ray(study: Study, report: Report) -> bool:
-    from agent.studies.search import TrialProposals
-
-    jobs, threads = study.config.jobs, study.base.threads
-    with ray_cluster(jobs * threads):
-        from agent.contexts.workers.ray_process import RayProcess, ray_answers_of
-
-        def make(trainer: TrialTrainer) -> TrialProcess:
-            return RayProcess[TrialRequest, TrialOutcome](trainer, n_cores=threads)
-
-        return Scheduler(study, TrialProposals(study), report, make, ray_answers_of).run()
+    return RayProcess(trainer, n_cores=n_cores)
 
 
-class _Screen:
-    """A bar over the trials; a line for each that ended."""
+@contextmanager
+def _reports(console: Console, study: Study, n_trials: int) -> Iterator[Callable[[Attempt], None]]:
+    """Shows a bar over the study trials, and a line for each attempt that ends."""
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        done = sum(attempt.status not in (RUNNING, STALE) for attempt in study.attempts)
+        task = progress.add_task(f"{study.base.context} {study.base.name}", total=n_trials, completed=done)
 
-    def __init__(self, console: Console, study: Study, n_trials: int) -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            transient=True,
-        )
-        done = sum(each.status not in (RUNNING, STALE) for each in study.record.attempts.values())
-        self._task = self._progress.add_task(
-            f"{study.base.context} {study.name}", total=n_trials, completed=done
-        )
+        def report(attempt: Attempt) -> None:
+            console.print(ending_line(attempt), markup=False, highlight=False, soft_wrap=True)
+            progress.advance(task, attempt.status != STALE)
 
-    def __enter__(self) -> _Screen:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def report(self, trial: StudyTrial, attempt: Attempt) -> None:
-        """Prints how an attempt ended."""
-        if attempt.status == RUNNING:
-            return
-        what = " ".join(filter(None, (attempt.mode if attempt.mode != "grid" else "", attempt.component)))
-        parts = [f"{trial.name}  {what}: {attempt.status}"]
-        if attempt.best_score is not None:
-            parts.append(f"{attempt.best_score:.3f} of one device")
-        if attempt.held_out is not None:
-            parts.append(f"held out {attempt.held_out:.3f}")
-        parts.append(attempt.error or duration(attempt.wall_s))
-        self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
-        if attempt.status != STALE:
-            self._progress.advance(self._task)
+        yield report

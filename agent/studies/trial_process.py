@@ -1,4 +1,4 @@
-"""A trial of a study, trained in a process of its own."""
+"""A study trial, trained in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rich.console import Console
 
 from agent.contexts.local import LocalContext
 from agent.policy.serialization import load_policy
-from agent.studies.record import AttemptResult
 from agent.training.checkpoints import CheckpointFolder
 from agent.training.config import TrainConfig
 from agent.training.inputs import read_inputs
@@ -29,38 +28,23 @@ from agent.training.validation import ratios_over_orders
 from graphs.identity import content_hash
 from graphs.system.command_line import FULL
 from graphs.system.errors import InputError
-from graphs.system.json_files import read_json, write_json_atomic
+from graphs.system.json_files import write_json_atomic
 
+COMPLETE, PRUNED, FAILED, STALE = "complete", "pruned", "failed", "stale"
+"""Ends of an attempt: done; stopped by the search; by an error; or stopped or killed, and to be done."""
 JUDGEMENT = "held_out.json"
-"""File of a trial with the step time of its policy on each graph that chose nothing."""
-
-
-@dataclass(frozen=True)
-class TrialRequest:
-    """The request to a process to train a trial: its settings, as JSON, and its folder."""
-
-    config: Mapping[str, Any]
-    folder: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialOutcome(AttemptResult):
-    """The outcome of an attempt in its process.
-
-    Attributes:
-        finished: whether the training came to its end.
-        no_space: number of the error (`errno`) where the disk is full, which is no failure of the trial.
-    """
-
-    finished: bool = False
-    no_space: int = 0
+"""File of a study trial with the step time of its policy on each graph that chose nothing."""
+Request = tuple[Mapping[str, Any], str]
+"""Request to train a study trial: its settings, as JSON, and its folder."""
+Outcome = Mapping[str, Any] | OSError
+"""Columns of the attempt's row, or the error of a full disk, which is no failure of the study trial."""
 
 
 class TrialContext(LocalContext):
-    """Trains a trial until it ends or the study stops it.
+    """Trains a study trial until it ends or the study stops it.
 
     Args:
-        stop: file that the study's process makes to stop the trial.
+        stop: file that the study's process makes to stop the training.
     """
 
     def __init__(self, config: TrainConfig, folder: Path, stop: Path) -> None:
@@ -73,7 +57,7 @@ class TrialContext(LocalContext):
         return self._stop_file.exists()
 
     def _catch_signals(self, cleanup: ExitStack) -> None:
-        """Leaves signals to the study; a trial may run in any thread."""
+        """Leaves signals to the study's process."""
 
 
 @dataclass
@@ -86,22 +70,19 @@ class TrialTrainer:
 
     stop: Path
 
-    def __call__(self, request: TrialRequest) -> TrialOutcome:
-        """Trains or resumes a trial; returns failures instead of raising them."""
+    def __call__(self, request: Request) -> Outcome:
+        """Trains or resumes a study trial; returns failures instead of raising them."""
         try:
-            return self._train(request)
-        except (InputError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in FULL:
-                return TrialOutcome(no_space=error.errno)
-            return TrialOutcome(error=" ".join(str(error).split()))
+            return self._train(TrainConfig.from_json(request[0], "trial"), Path(request[1]))
         except Exception as error:
-            return TrialOutcome(error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+            if isinstance(error, OSError) and error.errno in FULL:
+                return OSError(error.errno, error.strerror, request[1])
+            kind = "" if isinstance(error, InputError | OSError) else f"{type(error).__name__}: "
+            return {"status": FAILED, "error": kind + " ".join(str(error).split())}
         finally:
             release_freed_memory()
 
-    def _train(self, request: TrialRequest) -> TrialOutcome:
-        folder = Path(request.folder)
-        config = TrainConfig.from_json(request.config, "trial")
+    def _train(self, config: TrainConfig, folder: Path) -> dict[str, Any]:
         checkpoints = CheckpointFolder(folder / "checkpoints")
         resumed_from = int(checkpoints.files[-1].stem) if checkpoints.files else 0
         context = TrialContext(config, folder, self.stop)
@@ -114,26 +95,28 @@ class TrialTrainer:
         except DivergedError as diverged:
             result, error = diverged.result, str(diverged)
         has_policy, scores = math.isfinite(result.best_score), scores_of(folder)
-        return TrialOutcome(
-            finished=result.finished,
-            resumed_from_step=resumed_from,
-            graphs_hash=hash_of(context.graphs),
-            steps=result.iterations,
-            decisions=result.timesteps,
-            wall_s=result.wall_s,
-            parameters=count_parameters(folder) if has_policy else None,
-            final_score=scores[-1][1] if scores else None,
-            best_score=result.best_score if has_policy else None,
-            held_out=judge(config, context.graphs, folder) if result.finished and has_policy else None,
-            checkpoint=str(checkpoints.files[-1].name) if checkpoints.files else "",
-            error=error,
-        )
+        weights = load_policy(folder).network.parameters() if has_policy else ()
+        hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(context.graphs).items()}
+        return {
+            "status": FAILED if error else COMPLETE if result.finished else STALE,
+            "resumed_from_step": resumed_from,
+            "graphs_hash": hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16],
+            "steps": result.iterations,
+            "decisions": result.timesteps,
+            "wall_s": result.wall_s,
+            "parameters": sum(weight.numel() for weight in weights) if has_policy else None,
+            "final_score": scores[-1][1] if scores else None,
+            "best_score": result.best_score if has_policy else None,
+            "held_out": judge(config, context.graphs, folder) if result.finished and has_policy else None,
+            "checkpoint": checkpoints.files[-1].name if checkpoints.files else "",
+            "error": error,
+        }
 
 
 def judge(config: TrainConfig, graphs: Split, folder: Path) -> float | None:
     """Places the graphs that chose nothing by the policy of a run, and keeps the step times in its folder.
 
-    Every trial of a study is judged so: by the simulated step, whatever the trial was trained with.
+    Every study trial is judged by the simulated step, whatever it was trained with.
 
     Returns:
         Geometric mean of the step time over that of the fastest single device; None without such graphs.
@@ -147,38 +130,14 @@ def judge(config: TrainConfig, graphs: Split, folder: Path) -> float | None:
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def count_parameters(folder: Path) -> int:
-    """Numbers that the policy of a run learned."""
-    return sum(each.numel() for each in load_policy(folder).network.parameters())
-
-
-def read_judgement(folder: Path) -> dict[str, float]:
-    """Reads what `judge` kept: step time over that of one device, by graph and cluster.
-
-    Raises:
-        FileFormatError: the file cannot be read.
-        InputError: it holds something else.
-    """
-    found = read_json(folder / JUDGEMENT)
-    if not isinstance(found, dict) or not all(type(value) is float and value > 0 for value in found.values()):
-        raise InputError(f"{folder / JUDGEMENT}: holds no step times; remove it and run the study again")
-    return found
-
-
-def hash_of(graphs: Split) -> str:
-    """Hash of the graphs of a trial, by use."""
-    hashes = {use: [content_hash(graph) for graph in some] for use, some in vars(graphs).items()}
-    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def scores_of(folder: Path) -> list[tuple[int, float]]:
-    """Update and score of each evaluation of a run that is in its `metrics.jsonl`, the first one first."""
+    """Lists update and score of each evaluation in the `metrics.jsonl` of a run, the first one first."""
     path = folder / "metrics.jsonl"
-    rows = path.read_bytes().rpartition(b"\n")[0].split(b"\n") if path.exists() else []
+    lines = path.read_bytes().rpartition(b"\n")[0].split(b"\n") if path.exists() else []
     scores = []
-    for row in rows:
+    for line in lines:
         with suppress(ValueError):
-            values = json.loads(row)
-            if values.get(SCORE) is not None:
-                scores.append((int(values[ITERATION]), float(values[SCORE])))
+            row = json.loads(line)
+            if row.get(SCORE) is not None:
+                scores.append((int(row[ITERATION]), float(row[SCORE])))
     return scores

@@ -70,8 +70,7 @@ class CheckpointFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{iteration:08d}.safetensors"
-        tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
-        write_tensors(path, FORMAT, tensors, checkpoint.state)
+        write_checkpoint(path, FORMAT, checkpoint)
         files = self.files
         n_until_now = files.index(path) + 1
         for stale in (*files[: max(n_until_now - GENERATIONS, 0)], *files[n_until_now:]):
@@ -89,13 +88,13 @@ class CheckpointFolder:
         errors: list[CheckpointError] = []
         for path in reversed(self.files):
             try:
-                tensors, state = read_tensors(path, FORMAT)
+                checkpoint = read_checkpoint(path, FORMAT)
             except CheckpointError as error:
                 errors.append(error)
                 continue
             if errors:
                 announce(f"{errors[0]}; resumes from {path.name}, the newest checkpoint that can be read")
-            return Checkpoint({name: torch.from_numpy(t) for name, t in tensors.items()}, state, path)
+            return checkpoint
         if errors:
             others = ", nor can the one before be read" if len(errors) > 1 else ""
             raise CheckpointError(f"{errors[0]}{others}; start a new training under another name")
@@ -115,6 +114,18 @@ def restoring(checkpoint: Checkpoint) -> Iterator[None]:
             f"{checkpoint.path}: does not fit this run ({type(error).__name__}: {reason}); "
             "put the run's own checkpoint back, or start a new training under another name"
         ) from error
+
+
+def write_checkpoint(path: Path, format: str, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint, as `write_tensors` does."""
+    tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in checkpoint.tensors.items()}
+    write_tensors(path, format, tensors, checkpoint.state)
+
+
+def read_checkpoint(path: Path, format: str) -> Checkpoint:
+    """Reads a checkpoint, as `read_tensors` does."""
+    tensors, state = read_tensors(path, format)
+    return Checkpoint({name: torch.from_numpy(t) for name, t in tensors.items()}, state, path)
 
 
 def write_tensors(path: Path, format: str, tensors: Arrays, state: Mapping[str, Any]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from agent.policy.mdp_config import BEST, GROUP, MdpConfig
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.mdp.features import FEATURE_SETS
-from envs.mdp.names import CONSTRUCT, FREE_MEMORY
+from envs.placement import CONSTRUCT, FREE_MEMORY
+from envs.placement.observation.features import FEATURE_SETS
 from graphs.step_settings import GRANULARITIES, OPTIMIZER_NAMES
 from graphs.system.errors import InputError
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES

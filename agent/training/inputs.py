@@ -18,7 +18,7 @@ from agent.training.run_folder import policy_folder
 from agent.training.split import Split
 from agent.training.step_timer import MeasuredStepTimer
 from envs.cluster.presets import RANDOM, get_cluster
-from envs.mdp.names import CONSTRUCT
+from envs.placement import CONSTRUCT
 from envs.runtime.runnable_model import RunnableModel
 from graphs.orders import ORDERS
 from graphs.system.plugins import load_plugins

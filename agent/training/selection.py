@@ -61,7 +61,7 @@ class PolicySelection:
         policy = Policy(state.averaged_network, state.policy.mdp_config)
         problems = {"train": self._train} | {use: each.problems for use, each in self._metrics.items()}
         ratios = {
-            use: ratios_over_orders(policy, some, state.config.order, state.step_timer)
+            use: ratios_over_orders(policy, some, state.config.order, state.reward)
             for use, some in problems.items()
         }
         metrics: dict[str, float] = {}

@@ -19,11 +19,12 @@ from agent.training.context import Context
 from agent.training.divergence import check_weights
 from agent.training.inputs import Inputs
 from agent.training.problems import training_problems
-from agent.training.reinforcement import ppo
-from agent.training.reinforcement.collection import Collector
-from agent.training.step_timer import StepTimer
-from agent.training.validation import simulated_s
+from agent.training.reinforcement.ppo import make_ppo
+from agent.training.reinforcement.saving import capture, restore
 from agent.training.workers import check_same
+from envs.placement.generator import Rounds
+from envs.placement.reward import Measured, Reward, simulated
+from envs.placement.vec_env import PlacementVecEnv
 
 AVERAGE = "average/"
 """Prefix of the averaged weights in a checkpoint."""
@@ -34,8 +35,8 @@ class TrainingState:
 
     Attributes:
         problems: to train on; observations name them by index.
-        collector, ppo: rollouts of reinforcement, and its algorithm, which owns policy and optimizer.
-        step_timer: what times a placement that the policy is judged by.
+        reward: says what the step takes under a placement, in rollouts and where the policy is judged.
+        env, ppo: the environment of reinforcement, and its algorithm, which owns policy and optimizer.
         group: the workers that train together, each with its share of the environments.
         evaluation_s: seconds of the last evaluation; 0 before the first.
         imitated, timesteps: decisions learned from by imitation, each time counted, and by reinforcement.
@@ -47,21 +48,21 @@ class TrainingState:
         self.iteration, self.imitated, self.timesteps = 0, 0, 0
         self.evaluation_s = 0.0
         self.problems = training_problems(context.graphs.train, config, context.seed)
-        self.collector = Collector(
+        self.reward: Reward = Measured(inputs.step_timer) if inputs.step_timer else simulated
+        self.env = PlacementVecEnv(
             self.problems,
-            config.n_envs,
-            repeats=config.repeats,
+            config.n_envs // self.group.size,
+            generator=Rounds(repeats=config.repeats),
             seed=context.seed,
-            step_timer=inputs.step_timer,
-            group=self.group,
+            share=(self.group.rank, self.group.size),
+            reward=self.reward,
             orders=config.order,
             threads=config.threads,
             **episode_arguments(MdpConfig.from_settings(config.to_json())),
         )
-        self.step_timer: StepTimer = inputs.step_timer or simulated_s
-        self.ppo = ppo.make_ppo(
+        self.ppo = make_ppo(
             config,
-            self.collector,
+            self.env,
             self._first_policy,
             self.learning_rate,
             seed=context.seed,
@@ -69,7 +70,6 @@ class TrainingState:
             group=self.group,
         )
         self.policy: Policy = self.ppo.policy.placer
-        self.policy.set_problems(self.problems)
         self.average = averaged(self.policy.network, config.ema_decay)
 
     @property
@@ -109,15 +109,19 @@ class TrainingState:
         Raises:
             WorkersDifferError: they do not.
         """
-        saved = ppo.capture(self.ppo, self.collector)
+        saved = capture(self.ppo)
         check_same(self.group, [*saved.tensors.values(), *self.average.state_dict().values()])
 
     def checkpoint(self) -> Checkpoint:
         """Captures all state except unfinished episodes, which restart."""
-        saved = ppo.capture(self.ppo, self.collector)
+        saved = capture(self.ppo)
         average = {f"{AVERAGE}{name}": tensor for name, tensor in self.average.state_dict().items()}
         own = {"iteration": self.iteration, "imitated": self.imitated, **self.clock.elapsed._asdict()}
-        state = {"run": self._identity(), "training": own, "ppo": saved.state}
+        state = {
+            "run": self._identity(),
+            "training": own,
+            "ppo": {**saved.state, "env": self.env.state_dict()},
+        }
         return Checkpoint({**saved.tensors, **average}, state)
 
     def restore(self, saved: Checkpoint) -> None:
@@ -128,7 +132,8 @@ class TrainingState:
             LookupError, RuntimeError, TypeError, ValueError: it is no checkpoint of a training.
         """
         self._check_is_ours(saved)
-        ppo.restore(self.ppo, self.collector, Checkpoint(saved.tensors, saved.state["ppo"]))
+        restore(self.ppo, Checkpoint(saved.tensors, saved.state["ppo"]))
+        self.env.load_state_dict(saved.state["ppo"]["env"])
         self.average.load_state_dict(under(AVERAGE, saved.tensors))
         own: dict[str, Any] = saved.state["training"]
         self.iteration, self.imitated = own["iteration"], own["imitated"]

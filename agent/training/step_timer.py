@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
@@ -17,9 +16,6 @@ from envs.runtime.step_meter import StepMeter
 from envs.runtime.step_time_store import StepTimeStore
 from graphs.system.array_types import IntArray
 from graphs.system.errors import printable
-
-StepTimer: TypeAlias = Callable[[Problem, IntArray], float]
-"""Gives the seconds of the step under a placement, int (n_ops,); infinite where it cannot be run."""
 
 FILE = "measurements.jsonl"
 """File of a run that keeps what was measured."""

@@ -175,7 +175,7 @@ class _Training:
         if self._is_over or self._stops or self._is_due(self.config.checkpoint_every):
             if self._selection is not None:
                 self.context.checkpoints.save(self.state.iteration, self._checkpoint(self._selection))
-            self.state.collector.restart()
+            self.state.env.restart()
 
     def _evaluate(self, *, keep: bool) -> dict[str, float]:
         """Evaluates the policy in the first worker; the others wait for it at their next exchange.

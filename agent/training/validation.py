@@ -13,10 +13,9 @@ from agent.policy.decoding import decode_many
 from agent.policy.policy import Policy
 from agent.training.metrics import step_time_name
 from agent.training.references import list_schedule_s
-from agent.training.step_timer import StepTimer
+from envs.placement.reward import Reward, simulated
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
-from graphs.system.array_types import IntArray
 
 INFEASIBLE_RATIO = 2.0
 """Step-time ratio that a placement out of memory counts as: much worse than any sensible one, but not so much
@@ -58,16 +57,11 @@ class RelativeMetrics:
         return {name: float(np.exp(np.mean(values))) for name, values in logs.items()}
 
 
-def simulated_s(problem: Problem, device_of: IntArray) -> float:
-    """Simulates the step under a placement; seconds."""
-    return float(simulate_problem(problem, device_of).total_s)
-
-
 def ratios_over_orders(
     policy: Policy,
     problems: Sequence[Problem],
     orders: Sequence[str],
-    step_timer: StepTimer = simulated_s,
+    reward: Reward = simulated,
 ) -> list[float]:
     """Computes `greedy_ratios` with a share of the orders for each problem, which costs as much as one order.
 
@@ -78,19 +72,19 @@ def ratios_over_orders(
     sums = np.zeros(len(problems))
     for at, order in enumerate(orders):
         placed = [index for index in range(len(problems)) if (at - index * n_each) % len(orders) < n_each]
-        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, step_timer)
+        sums[placed] += greedy_ratios(policy, [problems[index] for index in placed], order, reward)
     return [float(total) for total in sums / n_each]
 
 
 def greedy_ratios(
-    policy: Policy, problems: Sequence[Problem], order: str, step_timer: StepTimer = simulated_s
+    policy: Policy, problems: Sequence[Problem], order: str, reward: Reward = simulated
 ) -> list[float]:
     """Step time of the policy's greedy placement over that of the fastest single device, per problem.
 
     As the placer does, it places again with less memory where a placement is out of memory.
 
     Args:
-        step_timer: times the step under a placement.
+        reward: says what the step takes under a placement that fits.
     """
     ratios: dict[int, float] = {}
     waiting = {index: MemoryLimits(problem) for index, problem in enumerate(problems)}
@@ -99,8 +93,8 @@ def greedy_ratios(
         for (index, limits), device_of in zip(list(waiting.items()), placements, strict=True):
             step = simulate_problem(problems[index], device_of[0])
             if step.fits:
-                timed_s = step_timer(problems[index], device_of[0])
-                ratio = timed_s / problems[index].scale_s
+                timed = step if reward is simulated else reward(problems[index], device_of[0])
+                ratio = timed.total_s / problems[index].scale_s
                 ratios[index] = ratio if math.isfinite(ratio) else INFEASIBLE_RATIO
             if step.fits or not limits.tighten(step.peak_bytes) or not limits.problem.is_feasible:
                 del waiting[index]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from envs.pipeline.pipeline import PipelineError
 from envs.pipeline.stages import Stages, phases_of
-from envs.placement.placement import spread_unread
+from envs.placements.placement import spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray

@@ -8,7 +8,7 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.pipeline.pipeline import PipelineError
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray

@@ -41,7 +41,7 @@ def n_clocks(n_devices):
     return n_devices + 1 + n_devices * n_devices + 2 * n_devices
 
 
-@kernel(entry=True, allocates=True)
+@kernel(allocates=True)
 def new_timeline(n_ops, n_tensors, n_devices):
     """Creates an empty timeline, all slots unsent.
 
@@ -58,6 +58,16 @@ def new_timeline(n_ops, n_tensors, n_devices):
         np.full(n_tensors * n_devices, UNSENT),
         np.zeros(n_clocks(n_devices)),
     )
+
+
+def empty_timeline(n_ops: int, n_tensors: int, n_devices: int) -> Timeline:
+    """Does what `new_timeline` does, for Python.
+
+    A compiled loop must not return a named tuple to Python: numba calls its class to make it, and if an
+    interrupt arrives meanwhile, the process ends by a segmentation fault.
+    """
+    timeline: Timeline = new_timeline.py_func(n_ops, n_tensors, n_devices)
+    return timeline
 
 
 @kernel

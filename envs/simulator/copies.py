@@ -8,7 +8,7 @@ import numpy as np
 
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator.arrays import new_timeline
+from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
 from graphs.system.array_types import IntArray
 
@@ -41,7 +41,7 @@ def simulated_copies(problem: Problem, device_of: IntArray) -> list[Copy]:
         device_of: device index of each op, int64 (n_ops,); not checked.
     """
     graph, arrays, n = problem.graph, problem.arrays, problem.n_devices
-    timeline = new_timeline(graph.n_ops, graph.n_tensors, n)
+    timeline = empty_timeline(graph.n_ops, graph.n_tensors, n)
     run_many(arrays, device_of[None], timeline, False, np.zeros(1), np.zeros((1, 0)))
     sent, arrival = timeline.sent.reshape(-1, n), timeline.arrival.reshape(-1, n)
     to_all = bool(arrays.rules[SENDS_PER_TENSOR])

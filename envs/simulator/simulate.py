@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.cluster.cluster import Cluster
-from envs.placement.placement import Placement, check_placement
-from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator.arrays import Timeline, new_timeline
+from envs.simulator.arrays import Timeline, empty_timeline
 from envs.simulator.kernels import run_many
-from graphs.op_graph import OpGraph
 from graphs.system.array_types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from envs.problem import Problem
 
 ALONE_OPS = 8_192
 """Ops, those of all placements together, below which one core is through before threads have begun."""
@@ -43,24 +43,6 @@ class StepTime:
     transfer_bytes: float
     peak_bytes: FloatArray
     fits: bool
-
-
-def simulate(graph: OpGraph, cluster: Cluster, placement: Placement) -> StepTime:
-    """Simulates one training step under a placement.
-
-    Args:
-        placement: device index of each op, int (n_ops,); none may be -1.
-
-    Returns:
-        Seconds and bytes; `total_s` is the finish of the last op.
-
-    Raises:
-        PlacementError: wrong length, an unplaced op, a device the cluster lacks, or a split placement unit.
-
-    Source: Addanki et al. 2019, section 4; departures are in envs/README.md.
-    """
-    check_placement(graph, cluster, placement)
-    return simulate_problem(Problem(graph, cluster), placement.device_of)
 
 
 def simulate_problem(problem: Problem, device_of: IntArray) -> StepTime:
@@ -139,9 +121,7 @@ def step_times_s(problem: Problem, devices_of: IntArray) -> FloatArray:
 
 
 def _new_timeline(problem: Problem) -> Timeline:
-    graph = problem.graph
-    timeline: Timeline = new_timeline(graph.n_ops, graph.n_tensors, problem.n_devices)
-    return timeline
+    return empty_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
 
 
 def _transfer_bytes(problem: Problem, device_of: IntArray, sent_s: FloatArray) -> float:

@@ -20,7 +20,7 @@ from graphs.capture.loss import CaptureError, Loss, check_loss, find_loss
 from graphs.capture.sparse import why_not_costed
 from graphs.capture.structures import as_arguments, leaves_of
 from graphs.system.errors import printable, shortened
-from graphs.system.user_line import user_line
+from graphs.system.user_code import user_line
 
 NEEDS_VALUE = "needs a tensor's value (`.item()`, `if tensor`)"
 

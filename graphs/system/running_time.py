@@ -9,6 +9,9 @@ from typing import Any
 
 from numba.core import event
 
+Clock = Callable[[], float]
+"""Returns seconds since an arbitrary moment."""
+
 
 class _Clock(event.Listener):  # type: ignore[misc]
     """Counts seconds, but for those in which some thread holds the lock of numba's compiler."""
@@ -38,6 +41,15 @@ class _Clock(event.Listener):  # type: ignore[misc]
             return now_s - self._stood_still_s
 
 
-# The functions are looked up at each call, as experiments put the processor's clock in place of the wall's.
-running_s = _Clock(lambda: time.perf_counter())
-running_cpu_s = _Clock(lambda: time.process_time())
+# The functions are looked up at each call, so that tests may replace them.
+_WALL, _PROCESSOR = _Clock(lambda: time.perf_counter()), _Clock(lambda: time.process_time())
+
+
+def running_s() -> float:
+    """Returns the wall seconds of this process since an arbitrary moment, without those of compiling."""
+    return _WALL()
+
+
+def running_cpu_s() -> float:
+    """Returns the processor seconds of all threads of this process, without those of compiling."""
+    return _PROCESSOR()

@@ -30,6 +30,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from graphs.system.interrupts import interrupts_put_off
 from graphs.system.user_code import end_at_once
 
+CONTEXT = multiprocessing.get_context("spawn")
+"""Starts the processes."""
 GRACE_S = 5.0
 """Seconds that a process has to end after it closed its pipe."""
 LONGEST_WAIT_S = 3600.0
@@ -138,13 +140,12 @@ class WorkerProcess(Generic[Request, Answer]):
             self._process = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
+        self.connection, theirs = CONTEXT.Pipe()
         if self._timeout_s < math.inf:
             _limit_waits(self.connection, self._timeout_s)
         self.deadline_s = time.monotonic() + START_S if self._timeout_s < math.inf else math.inf
         inherited = self._handler if self._inherits else None
-        process = context.Process(target=_serve, args=(theirs, inherited), daemon=True)
+        process = CONTEXT.Process(target=_serve, args=(theirs, inherited), daemon=True)
         with theirs, _undisturbed(), _without_main() if self._inherits else nullcontext():
             process.start()
             self._process = process
@@ -177,17 +178,14 @@ class WorkerProcess(Generic[Request, Answer]):
 
 
 def answers_of(
-    busy: Collection[WorkerProcess[Request, Answer]], longest_s: float = LONGEST_WAIT_S
+    busy: Collection[WorkerProcess[Request, Answer]],
 ) -> Iterator[tuple[WorkerProcess[Request, Answer], Answer | Death]]:
     """Waits until a process says something or takes too long; yields the answers, of which there may be none.
 
     Processes may wait for one that is stopped, and are late as it is: it comes first.
-
-    Args:
-        longest_s: seconds that it waits at most.
     """
     deadline_s = min((process.deadline_s for process in busy), default=0.0)
-    patience_s = min(max(deadline_s - time.monotonic(), 0.0), longest_s)
+    patience_s = min(max(deadline_s - time.monotonic(), 0.0), LONGEST_WAIT_S)
     wait([process.connection for process in busy], patience_s)
     is_late = time.monotonic() >= deadline_s
     for process in sorted(busy, key=lambda each: is_late and not each.is_stopped):

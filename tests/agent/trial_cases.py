@@ -9,13 +9,7 @@ from graphs.system.json_files import write_json_atomic
 
 
 def trial(
-    graph: str,
-    placer: str,
-    step_time_s: float,
-    *,
-    family: str = "toy",
-    seed: int = 0,
-    feasible: bool = True,
+    graph: str, placer: str, step_time_s: float, *, family: str = "toy", seed: int = 0, feasible: bool = True
 ) -> Trial:
     """A trial on a cluster `c`."""
     return Trial(

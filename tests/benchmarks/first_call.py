@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from agent.placers.base import PLACERS, Budget
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from tests.benchmarks.cases import layered_graph, v100s

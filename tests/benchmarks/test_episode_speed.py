@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.placement_env import PlacementEnv
+from envs.placement.env import PlacementEnv
+from envs.placement.episodes import EpisodeBatch
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure

@@ -15,19 +15,12 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
-from envs.simulator.arrays import new_timeline
+from envs.simulator.arrays import empty_timeline
 from envs.simulator.kernels import run_many
 from envs.simulator.single_moves import single_move_costs
-from tests.benchmarks.cases import (
-    captured,
-    decisions,
-    layered_graph,
-    random_placements,
-    seconds_of,
-    v100s,
-)
+from tests.benchmarks.cases import captured, decisions, layered_graph, random_placements, seconds_of, v100s
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
 
@@ -47,7 +40,7 @@ def test_annealing(stopwatch: Stopwatch, record: Record, family: str, n_decision
     placements, total_s = random_placements(problem, 1_000), np.zeros(1_000)
     moved = np.random.default_rng(1).integers(len(problem.graph.units), size=(1_000, 1))
     placements = np.where(problem.graph.unit_of == moved, placements, found)
-    timeline = new_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
+    timeline = empty_timeline(problem.graph.n_ops, problem.graph.n_tensors, problem.n_devices)
 
     def simulate_each() -> None:
         run_many(problem.arrays, placements, timeline, False, total_s, np.zeros((1, 0)))
@@ -73,7 +66,7 @@ def test_one_op_moves(stopwatch: Stopwatch, record: Record, n_ops: int) -> None:
     moves = rng.permutation(4 * n_ops)[:500]
     placements = np.tile(current, (len(moves), 1))
     placements[np.arange(len(moves)), moves // 4] = moves % 4
-    timeline = new_timeline(n_ops, problem.graph.n_tensors, 4)
+    timeline = empty_timeline(n_ops, problem.graph.n_tensors, 4)
     total_s = np.zeros(len(moves))
 
     def simulate_each() -> None:

@@ -18,8 +18,9 @@ from agent.policy.threads import torch_threads
 from agent.training.config import TrainConfig
 from agent.training.performance.bf16 import bf16_matmul
 from agent.training.performance.malloc import tune_malloc
-from agent.training.reinforcement.collection import Collector
-from agent.training.reinforcement.ppo import make_ppo, roll_out
+from agent.training.reinforcement.ppo import PlacementPPO, make_ppo
+from envs.placement.generator import Rounds
+from envs.placement.vec_env import PlacementVecEnv
 from tests.benchmarks.cases import captured, decisions, seconds_of
 from tests.benchmarks.conftest import Stopwatch
 from tests.benchmarks.figures import Figure
@@ -29,14 +30,13 @@ CONFIG = TrainConfig()
 
 
 @cache
-def ours(threads: int) -> tuple[MaskablePPO, Collector]:
+def ours(threads: int) -> PlacementPPO:
     """Set up as `agent.training.trainer` does it, at the default configuration."""
-    problem, config = captured("cifar10", 200), replace(CONFIG, threads=threads)
-    collector = Collector([problem], config.n_envs, repeats=config.repeats, threads=threads)
+    config, problems = replace(CONFIG, threads=threads), [captured("cifar10", 200)]
+    rounds = Rounds(repeats=config.repeats)
+    env = PlacementVecEnv(problems, config.n_envs, generator=rounds, threads=threads)
     policy = Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
-    ppo = make_ppo(config, collector, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")
-    policy.set_problems([problem])
-    return ppo, collector
+    return make_ppo(config, env, lambda: policy, lambda: config.learning_rate, seed=0, device="cpu")
 
 
 @cache
@@ -48,20 +48,9 @@ def decisions_of_rollout(ppo: MaskablePPO) -> int:
     return ppo.n_steps * ppo.n_envs
 
 
-def learn(ppo: MaskablePPO, collector: Collector) -> None:
-    """One rollout and the update from it."""
-    make_rollout(ppo, collector)
-    ppo.train()
-
-
-def make_rollout(ppo: MaskablePPO, collector: Collector) -> None:
-    """One rollout without the update."""
-    roll_out(ppo, collector, CONFIG.n_steps)
-
-
-def step_episodes(_: MaskablePPO, collector: Collector) -> None:
+def step_episodes(ppo: PlacementPPO) -> None:
     """As many decisions as a rollout has, on random devices."""
-    batch, rng = collector.batch, np.random.default_rng(0)
+    batch, rng = ppo.env.batch, np.random.default_rng(0)
     done = np.ones(batch.n, dtype=np.bool_)
     for actions in rng.integers(batch.max_devices, size=(CONFIG.n_steps, batch.n)):
         for episode in np.flatnonzero(done).tolist():
@@ -69,11 +58,11 @@ def step_episodes(_: MaskablePPO, collector: Collector) -> None:
         _, done = batch.step(actions)
 
 
-def naive_learn(ppo: MaskablePPO) -> None:
+def learn(ppo: MaskablePPO) -> None:
     ppo.learn(decisions_of_rollout(ppo), log_interval=None, reset_num_timesteps=False)
 
 
-def naive_rollout(ppo: MaskablePPO) -> None:
+def roll_out(ppo: MaskablePPO) -> None:
     _, started = ppo._setup_learn(decisions_of_rollout(ppo), None, reset_num_timesteps=False)
     ppo.policy.set_training_mode(False)
     ppo.collect_rollouts(ppo.env, started, ppo.rollout_buffer, ppo.n_steps, use_masking=True)
@@ -87,8 +76,8 @@ def naive_steps(ppo: MaskablePPO) -> None:
 
 
 WORKS = (
-    ("overall (rollouts and updates)", "steps/s", learn, naive_learn),
-    ("rollouts only", "decisions/s", make_rollout, naive_rollout),
+    ("overall (rollouts and updates)", "steps/s", learn, learn),
+    ("rollouts only", "decisions/s", roll_out, roll_out),
     ("environment only", "decisions/s", step_episodes, naive_steps),
 )
 THREADS = (1, 2)
@@ -100,7 +89,7 @@ def naive_s() -> dict[tuple[str, int], float]:
     seconds = {}
     for threads in THREADS:
         with torch_threads(threads):
-            naive_rollout(naive())
+            roll_out(naive())
             for name, _, _, work in WORKS:
                 seconds[name, threads] = seconds_of(partial(work, naive()), rounds=2)
     return seconds
@@ -114,14 +103,14 @@ def test_training(
     naive_s: dict[tuple[str, int], float],
     name: str,
     unit: str,
-    work: Callable[[MaskablePPO, Collector], None],
+    work: Callable[[MaskablePPO], None],
     threads: int,
 ) -> None:
-    problem, (ppo, collector) = captured("cifar10", 200), ours(threads)
+    problem, ppo = captured("cifar10", 200), ours(threads)
     tune_malloc()
     with torch_threads(1), bf16_matmul():
-        make_rollout(ppo, collector)
-        seconds = stopwatch(lambda: work(ppo, collector), rounds=5)
+        roll_out(ppo)
+        seconds = stopwatch(lambda: work(ppo), rounds=5)
     record(
         Figure(
             f"Training, {decisions(problem)} decisions an episode, 4 devices, {CONFIG.n_envs} episodes",

@@ -16,14 +16,14 @@ from agent.policy.placers import LEARNED, learned_placer
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.features import FEATURE_BOUND
-from envs.mdp.names import MDPS
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement, check_placement, single_device
+from envs.placement import MDPS
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.observation.features import FEATURE_BOUND
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement, check_placement, single_device
 from envs.problem import InfeasibleError, Problem
+from envs.simulator.checked import simulate
 from envs.simulator.data_parallel import simulate_data_parallel
-from envs.simulator.simulate import simulate
 from graphs.io.graph_files import graph_from_json, graph_to_json, read_graphs
 from graphs.op_graph import OpGraph, build_graph
 
@@ -63,10 +63,7 @@ def odd_graphs() -> dict[str, OpGraph]:
         "no time and no bytes": chain(size=0.0),
         "no bytes": chain(size=0.0, **second()),
         "tensors that nothing reads": build_graph(
-            "unread",
-            "",
-            [{"name": at} | second() for at in "abcd"],
-            [(at, 8.0, []) for at in range(4)],
+            "unread", "", [{"name": at} | second() for at in "abcd"], [(at, 8.0, []) for at in range(4)]
         ),
         "one colocation group": chain(colocate=0, **second()),
         "optimizer only": chain(**update, **second()),

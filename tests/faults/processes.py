@@ -1,13 +1,9 @@
-"""Real processes that run a command, started from a server that has imported all they need.
-
-Such a process begins within a tenth of a second; a new interpreter would take some seconds to import torch.
-"""
+"""Real processes that run a command, started from the server of the tests."""
 
 from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -19,19 +15,15 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from agent.training.metrics import CPU_S, SPEED, WALL_S
+from tests.fork_server import context
 
 TRAIN, EVALUATE = "agent.commands.train", "agent.commands.evaluate"
-PRELOADED = [TRAIN, EVALUATE, "agent.training.trainer", "agent.contexts.local", "agent.evaluation.run"]
-PRELOADED += ["agent.policy.serialization", "torch.utils.tensorboard", "tests.faults.processes"]
 PATIENCE_S = 120.0
 
 TRAINING = "--graphs graphs.jsonl --hidden 8 --rounds 1 --n-envs 8 --repeats 4 --n-steps 16 --batch-size 64"
 TRAINING += " --epochs 1 --timesteps 384 --imitation-epochs 2 --demonstrations 1 --search 500"
 TRAINING += " --dagger-rounds 2 --checkpoint-every 1 --eval-every 1 --threads 1"
 """Flags of a training that goes through every phase in about a second."""
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOADED)
 
 
 class Command:
@@ -50,7 +42,7 @@ class Command:
         # Beside the folder, which may be a disk that is full.
         self._output = folder.with_name(f"{folder.name}-output-{time.monotonic_ns()}")
         arguments = (module, list(words), str(folder), str(self._output), file_bytes)
-        self.process: ForkServerProcess = _context.Process(target=_run, args=arguments)
+        self.process: ForkServerProcess = context.Process(target=_run, args=arguments)
         self.process.start()
 
     @property

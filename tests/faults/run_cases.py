@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,16 @@ def train(*arguments: str, code: int = 0) -> None:
 
 
 def begin(name: str, *flags: str, updates: int = 5, code: int = 0) -> Path:
+    """Trains, or copies a run that ended well with the same flags, as a run may be copied."""
+    run = Path("runs") / name
+    trained = Path.cwd().parent / "_".join(["trained", *flags, str(updates)])
+    if trained.exists() and not run.exists() and not code:
+        shutil.copytree(trained, run)
+        return run
     train("--name", name, *FLAGS, "--timesteps", str(PER_UPDATE * updates), *flags, code=code)
-    return Path("runs") / name
+    if not code:
+        shutil.copytree(run, trained, dirs_exist_ok=True)
+    return run
 
 
 def resume(name: str, *, updates: int = 7, code: int = 0) -> Path:

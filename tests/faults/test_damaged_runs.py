@@ -12,16 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests import training_cases
-from tests.faults.run_cases import (
-    DAMAGES,
-    begin,
-    changed,
-    checkpoints,
-    outcome,
-    refused,
-    resume,
-    truncated,
-)
+from tests.faults.run_cases import DAMAGES, begin, changed, checkpoints, outcome, refused, resume, truncated
 
 place = training_cases.place
 
@@ -146,8 +137,7 @@ def test_demonstrations_that_time_limited_cannot_be_searched_again(
 
 
 @pytest.mark.parametrize(
-    "record",
-    ["", "[]", '{"format": "placewalk.references/1", "evaluations": 10000}', '{"format": "other"}'],
+    "record", ["", "[]", '{"format": "placewalk.references/1", "evaluations": 10000}', '{"format": "other"}']
 )
 def test_damaged_references_are_found_again(
     place: Path, capsys: pytest.CaptureFixture[str], record: str

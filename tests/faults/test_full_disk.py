@@ -114,8 +114,7 @@ def test_a_command_on_a_full_disk_goes_on_when_there_is_space(
 
 
 @pytest.mark.parametrize(
-    ("name", "file_kib"),
-    [("train_agent.py", 2), ("train_agent.py", 20), ("evaluate.py", 4)],
+    ("name", "file_kib"), [("train_agent.py", 2), ("train_agent.py", 20), ("evaluate.py", 4)]
 )
 def test_a_command_with_limited_files_goes_on_without_the_limit(
     tmp_path: Path, whole: Path, name: str, file_kib: int

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from agent.policy.policy import Policy
 from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster
-from envs.placement.files import placement_from_json
-from envs.placement.placement import PlacementError
+from envs.placements.files import placement_from_json
+from envs.placements.placement import PlacementError
 from graphs.op_graph import OpGraph, build_graph
 from graphs.system.errors import InputError
 from tests.envs.random_problems import problems

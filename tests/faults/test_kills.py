@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import random
 import signal
 import sys
@@ -17,6 +16,7 @@ from agent.placers.base import PLACERS, Budget
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, training_graph
 from tests.faults.processes import EVALUATE, Command, rows_of, train, trials_of
+from tests.fork_server import context
 from tests.training_cases import write_toys
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
@@ -70,8 +70,9 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("number", [KILL, TERM, INT], ids=lambda number: number.name)
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "number"), [*zip(PHASES, [KILL] * 4, strict=True), *zip(PHASES, [TERM, INT] * 2, strict=True)]
+)
 def test_a_training_survives_a_signal_in_each_phase(here: Path, phase: str, number: signal.Signals) -> None:
     name = f"{phase}-{number.name}"
     metrics = here / "runs" / name / "metrics.jsonl"
@@ -130,7 +131,7 @@ def interrupt_in_a_call_of_a_kernel() -> None:
 
 
 def test_an_interrupt_while_a_kernel_is_called_crashes_nothing() -> None:
-    process = multiprocessing.get_context("forkserver").Process(target=interrupt_in_a_call_of_a_kernel)
+    process = context.Process(target=interrupt_in_a_call_of_a_kernel)
     process.start()
     process.join(120)
     assert process.exitcode == 3

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from agent.commands import evaluate
-from agent.experiments import command
-from agent.experiments.experiment import EXPERIMENTS, RESULTS
+from agent.lab import command
+from agent.lab.experiment import EXPERIMENTS, RESULTS
 from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
 from agent.policy.placers import LEARNED, draws_at_random, learned_placer
@@ -26,9 +26,9 @@ from agent.policy.serialization import load_policy
 from agent.training.split import Split
 from agent.training.trainer import train
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family

@@ -1,6 +1,4 @@
-"""Settings of the engine that runs the trials of a search or the workers of one training: this machine or
-Ray.
-"""
+"""Settings of the engine that runs study trials or the workers of one training: this machine or Ray."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from dataclasses import dataclass
 from agent.training.config import ConfigError
 from graphs.system.settings import Settings, option
 
-DISTRIBUTED, SEARCH = "distributed", "search"
-"""The contexts that a Ray cluster can run."""
+DISTRIBUTED, HERE = "distributed", "local"
+"""The contexts of one training: by several workers, and in this process, which a Ray cluster cannot run."""
 LOCAL, RAY = ENGINES = ("local", "ray")
-GROUP = "several machines (--context distributed or search)"
+GROUP = "several machines (--context distributed, and studies)"
 """Heading of the command line's help."""
 
 
@@ -44,8 +42,8 @@ class EngineConfig(Settings, error=ConfigError):
         """
         if started_by_torchrun() and context != DISTRIBUTED:
             raise ConfigError(f"context is {context}; torchrun is for --context {DISTRIBUTED}")
-        if self.engine == RAY and context not in (DISTRIBUTED, SEARCH):
-            raise ConfigError(f"context is {context}; --engine ray is for {DISTRIBUTED} or {SEARCH}")
+        if self.engine == RAY and context == HERE:
+            raise ConfigError(f"context is {context}; --engine ray is for {DISTRIBUTED} and studies")
         if context == DISTRIBUTED and self.engine != RAY and not started_by_torchrun():
             raise ConfigError(
                 "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"

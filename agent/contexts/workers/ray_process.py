@@ -78,10 +78,10 @@ class RayProcess(Generic[Request, Answer]):
 
 
 def ray_answers_of(
-    busy: Collection[RayProcess[Request, Answer]], patience_s: float = POLL_S
+    busy: Collection[RayProcess[Request, Answer]],
 ) -> Iterator[tuple[RayProcess[Request, Answer], Answer | Death]]:
     """Waits for a moment until a process has an answer; yields the answers, of which there may be none."""
-    ray.wait([process.reference for process in busy], num_returns=1, timeout=patience_s)
+    ray.wait([process.reference for process in busy], num_returns=1, timeout=POLL_S)
     for process in list(busy):
         if (answer := process.answer()) is not None:
             yield process, answer

@@ -20,8 +20,8 @@ from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.placement.files import read_placement, write_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement, write_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.machine import torch_devices

@@ -20,8 +20,8 @@ from agent.placing.handover.pipeline import stage_rows
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, stages_of
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.system.array_types import IntArray

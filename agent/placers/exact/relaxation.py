@@ -13,7 +13,7 @@ from agent.bounds.lower_bound import heads_and_tails
 from agent.bounds.path_kernels import before_and_after
 from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
-from graphs.system.running_time import running_s
+from graphs.system.running_time import Clock, running_s
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -47,15 +47,22 @@ class Relaxation:
 
     Args:
         seconds: that it may take to be made.
+        clock: counts these seconds.
 
     Raises:
         ModelError: it would take longer.
     """
 
-    def __init__(self, problem: Problem, tick_s: float, seconds: float = np.inf) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        tick_s: float,
+        seconds: float = np.inf,
+        clock: Clock = running_s,
+    ) -> None:
         from ortools.sat.python import cp_model
 
-        until = running_s() + seconds
+        self._clock, until = clock, clock() + seconds
         self.problem, graph = problem, problem.graph
         self.model = cp_model.CpModel()
         self.ops = np.flatnonzero(graph.is_compute).tolist()
@@ -174,7 +181,7 @@ class Relaxation:
         graph = self.problem.graph
         timed = [op for op in self.ops if self.ticks[op].any()]
         for first, second in self._unordered(timed) if self.problem.cluster.schedule == "program" else ():
-            if running_s() > until:
+            if self._clock() > until:
                 raise RelaxationError
             units = int(graph.unit_of[first]), int(graph.unit_of[second])
             after = self.model.add(self.start[second] >= self.start[first] + self.length[first] + self.gap)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.placers.base import Budget, PlacerError, SearchState, placer
+from agent.placers.base import PlacerError, SearchState, placer
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
 from agent.placers.scores import TOTAL_S
 from agent.placers.search.annealing import anneal_from_leaders
@@ -62,7 +62,7 @@ def exact(search: SearchState, rng: np.random.Generator) -> None:
     if not is_small and not can_model:
         refine(search, rng)
         return
-    search.run_alone(_start, rng)
+    search.run_alone(refine, rng, within=START_EVALUATIONS)
     proof = try_all(search) if is_small else None
     if proof is None and can_model:
         proof = solve(search)
@@ -99,19 +99,14 @@ def solve(search: SearchState) -> Proof:
         return Proof(0.0, is_optimal=False)
 
 
-def _start(search: SearchState, rng: np.random.Generator) -> None:
-    evaluations = search.budget.evaluations or START_EVALUATIONS
-    search.budget = Budget(min(evaluations, START_EVALUATIONS), search.budget.seconds)
-    refine(search, rng)
-
-
 class _Benders:
     """The relaxed model of a problem, and the placements that were simulated."""
 
     def __init__(self, search: SearchState) -> None:
         self.search, self.problem = search, search.problem
         self.tick_s = self.problem.scale_s / TICKS
-        self.relaxed = Relaxation(self.problem, self.tick_s, self._seconds_left * BUILD_SHARE)
+        seconds, clock = self._seconds_left * BUILD_SHARE, search.budget.clock
+        self.relaxed = Relaxation(self.problem, self.tick_s, seconds, clock)
 
     def run(self) -> Proof:
         """Solves and cuts until the optimum is proven or the budget ends."""

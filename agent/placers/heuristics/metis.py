@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.heuristics.by_rule import single
 from agent.placers.heuristics.list_scheduling import mean_transfer_seconds
+from agent.placers.heuristics.single import single
 from agent.placers.units import unit_seconds
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.placers.base import Leader, SearchState, Strategy, placer
-from agent.placers.heuristics.by_rule import single
 from agent.placers.heuristics.list_scheduling import heft, m_etf
+from agent.placers.heuristics.single import single
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.search.annealing_moves import AnnealingChain

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from agent.placers.base import SearchState, placer
-from agent.placers.heuristics.by_rule import single
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import memory_fill
+from agent.placers.heuristics.single import single
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.units import unit_seconds, units_by_layer
 from envs.problem import Problem

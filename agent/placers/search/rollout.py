@@ -10,15 +10,16 @@ from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.scores import OVER_BYTES
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
-from envs.mdp.episodes import EpisodeBatch, MdpError
-from envs.mdp.features import HORIZONS, column
-from envs.mdp.transition import advance
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.observation.features import COLUMN, HORIZONS
+from envs.placement.transition import advance
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
+from graphs.system.running_time import Clock
 
-STEP_TIME = column(f"rollout_step_time_{HORIZONS[-1]}_over_least")
-MEAN_FINISH = column(f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
+STEP_TIME = getattr(COLUMN, f"rollout_step_time_{HORIZONS[-1]}_over_least")
+MEAN_FINISH = getattr(COLUMN, f"rollout_mean_finish_{HORIZONS[-1]}_over_least")
 """Columns of the observation: step time and mean finish at the furthest horizon."""
 FINISH_WEIGHT, TEMPERATURE = 3.0, 0.1
 """Of drawn devices: the weight of the mean finish beside the step time, and by what their sum is divided."""
@@ -31,7 +32,7 @@ def rollout(search: SearchState, rng: np.random.Generator) -> None:
     """Places ops in program order, each where the step is shortest after a simple rule placed the next.
 
     Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997, truncated as in
-    `envs.mdp.rollout_features`; ties go to the earlier mean finish.
+    `envs.placement.observation.rollout_features`; ties go to the earlier mean finish.
     """
     draw_rollouts(search, rng, 0)
 
@@ -59,7 +60,8 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     def place_within(limits: MemoryLimits) -> IntArray | None:
         limit_s = np.inf if search.best is None and search.must_place else search.seconds_left
         try:
-            found = _roll_out(limits.problem, max(min(n_drawn, search.left - 1), 0), rng, limit_s)
+            n_left = max(min(n_drawn, search.left - 1), 0)
+            found = _roll_out(limits.problem, n_left, rng, limit_s, search.budget.clock)
         except WalkTooLongError:
             return None
         over_bytes = search.score(found, overdue=True)[:, OVER_BYTES]
@@ -68,7 +70,9 @@ def draw_rollouts(search: SearchState, rng: np.random.Generator, n_drawn: int) -
     retry_until_feasible(problem, place_within)
 
 
-def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float) -> IntArray:
+def _roll_out(
+    problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s: float, clock: Clock
+) -> IntArray:
     """Devices of each op in the greedy episode and in drawn ones, int (1 + n_drawn, n_ops).
 
     Raises:
@@ -79,7 +83,7 @@ def _roll_out(problem: Problem, n_drawn: int, rng: np.random.Generator, limit_s:
         batch = EpisodeBatch([problem], group.size)
     except (InfeasibleError, MdpError):  # nothing to decide, or no memory for it
         return complete_placement(problem, np.full(problem.graph.n_ops, -1))[None]
-    return np.stack(GroupWalk(RolloutRule(batch), batch, [group], rng).run(limit_s)[0][1])
+    return np.stack(GroupWalk(RolloutRule(batch), batch, [group], rng).run(limit_s, clock)[0][1])
 
 
 class RolloutRule(Decider):

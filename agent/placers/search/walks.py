@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.placers.completion import complete_placement
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from graphs.system.array_types import IntArray
-from graphs.system.running_time import running_s
+from graphs.system.running_time import Clock, running_s
 
 TAKE_BEST = -1.0
 """The draw of a decision that takes the best device."""
@@ -96,8 +96,12 @@ class GroupWalk:
         self._n_groups, self._n_taken = len(groups), 0
         self._found: list[tuple[Group, list[IntArray]]] = []
 
-    def run(self, limit_s: float = np.inf) -> list[tuple[Group, list[IntArray]]]:
+    def run(self, limit_s: float = np.inf, clock: Clock = running_s) -> list[tuple[Group, list[IntArray]]]:
         """Walks all groups.
+
+        Args:
+            limit_s: seconds that the walks may take.
+            clock: counts these seconds.
 
         Returns:
             Each group with the placements of its episodes, int64 (n_ops,) each, in the order they end.
@@ -106,7 +110,7 @@ class GroupWalk:
             WalkTooLongError: they would not end in time.
             FloatingPointError: as `Decider.decide`.
         """
-        began_s = running_s()
+        began_s = clock()
         for slot in range(len(self._slots)):
             self._begin(slot)
         while len(self._found) < self._n_groups:
@@ -114,7 +118,7 @@ class GroupWalk:
             done = self._batch.done.reshape(-1, self._size)
             self.resample(done)
             self.finish(done)
-            if (running_s() - began_s) * self._n_all > limit_s * self._n_taken:
+            if (clock() - began_s) * self._n_all > limit_s * self._n_taken:
                 raise WalkTooLongError
         return self._found
 

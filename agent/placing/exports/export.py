@@ -14,7 +14,7 @@ from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 from graphs.system.errors import InputError, shortened

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.policy.compiled.layers import Floats, add_product, add_scaled, by_input, silu
 from agent.policy.shape import NetworkShape
-from envs.mdp.features import columns_of
+from envs.placement.observation.features import columns_of
 from envs.simulator.arrays import copy
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel

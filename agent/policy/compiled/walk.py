@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from agent.placers.search.walks import TAKE_BEST, Decider
 from agent.policy.compiled.head import HeadArrays, HeadScratch, new_head_scratch, score
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.transition import advance
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.transition import advance
 from graphs.system.array_types import IntArray
 from graphs.system.jit import kernel
 

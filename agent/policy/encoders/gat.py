@@ -10,11 +10,6 @@ from agent.policy.encoders.base import encoder
 from agent.policy.encoders.sage import Sage
 from agent.policy.graph_batch import GraphBatch
 
-with warnings.catch_warnings():
-    # It warns once a process of its own use of TorchScript.
-    warnings.simplefilter("ignore")
-    from torch_geometric.nn import GATv2Conv
-
 HEADS = 4
 
 
@@ -23,6 +18,10 @@ class AttentionRound(nn.Module):
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
+        with warnings.catch_warnings():
+            # It takes seconds to import, and warns once a process of its own use of TorchScript.
+            warnings.simplefilter("ignore")
+            from torch_geometric.nn import GATv2Conv
         self.norm = nn.LayerNorm(hidden)
         self.own = nn.Linear(hidden, hidden)
         self.from_producers = GATv2Conv(hidden, hidden // heads, heads, add_self_loops=False, bias=False)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import N_DEVICE_FEATURES
-from envs.mdp.transition import advance
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import N_DEVICE_FEATURES
+from envs.placement.transition import advance
 from envs.simulator.arrays import copy
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.jit import kernel

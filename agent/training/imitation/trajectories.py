@@ -13,9 +13,9 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.starts import episode_arguments
 from agent.training.imitation.demonstrations import Demonstration
 from agent.training.imitation.recording import Recording, record
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.observation import STEP_TIME_OVER_LEAST
-from envs.mdp.state import MEAN_OP_S, mdp_arrays
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import COLUMN
+from envs.placement.state import MEAN_OP_S, mdp_arrays
 from envs.problem import Problem
 
 SAME_FEATURES = 1e-6
@@ -99,7 +99,9 @@ def improve_greedily(batch: EpisodeBatch, problem: int, rng: np.random.Generator
     while not done:
         op, features, mask = int(seen.op[0, 0]), seen.devices[0].copy(), seen.mask[0].copy()
         usable = mask[: given.n_devices] > 0
-        regret = np.expm1(features[: given.n_devices, STEP_TIME_OVER_LEAST]) * op_seconds / given.scale_s
+        regret = (
+            np.expm1(features[: given.n_devices, COLUMN.step_time_over_least]) * op_seconds / given.scale_s
+        )
         likely = np.exp(-regret / TOLERANCE) * usable
         likely = likely if likely.any() else usable.astype(np.float64)
         rewards, ended = batch.step(np.array([rng.choice(given.n_devices, p=likely / likely.sum())]))

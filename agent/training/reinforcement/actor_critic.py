@@ -1,4 +1,4 @@
-"""The adapter that lets stable-baselines3's maskable PPO train a policy."""
+"""The adapter that lets algorithms of stable-baselines3 train a policy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from sb3_contrib.common.maskable.distributions import MaskableDistribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
+from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
+from agent.policy.shape import current_shape
+from agent.training.config import TrainConfig
 from agent.training.divergence import check_scores
 from agent.training.performance.parallel import scores_in_threads
 from agent.training.workers import SOLO, WorkerGroup, joined_rows
@@ -19,12 +23,20 @@ from agent.training.workers import SOLO, WorkerGroup, joined_rows
 Masks = NDArray[np.bool_] | Tensor | None
 
 
-class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
+def untrained_policy() -> Policy:
+    """Makes a policy of the default shape, with random weights."""
+    config = TrainConfig()
+    return Policy(PlacementNetwork(current_shape(config.encoder, config.hidden, config.rounds)))
+
+
+class PlacementPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]
     """Adapts a `Policy` to SB3: rollouts score from cached embeddings, updates encode with gradients.
+
+    It takes masks from the observation, so callers need not give any.
 
     Args:
         lr_schedule: learning rate by the share of the training that remains.
-        make_policy: builds the policy; called once.
+        make_policy: builds the policy; called once. The default is an untrained one.
         threads: how many share the scoring of an update.
         group: the workers that train the policy together; each scores its own decisions.
     """
@@ -35,7 +47,7 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
         action_space: spaces.Discrete,
         lr_schedule: Callable[[float], float],
         *,
-        make_policy: Callable[[], Policy],
+        make_policy: Callable[[], Policy] = untrained_policy,
         threads: int = 1,
         group: WorkerGroup = SOLO,
     ) -> None:
@@ -47,6 +59,22 @@ class PlacementActorCritic(MaskableActorCriticPolicy):  # type: ignore[misc]
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
         """The base class would build a perceptron here; ours comes with `make_policy`."""
+
+    def forward(
+        self, obs: Mapping[str, Tensor], deterministic: bool = False, action_masks: Masks = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Chooses devices: actions (n,), values (n, 1) and log-probabilities (n,)."""
+        distribution = self.get_distribution(obs, action_masks)
+        actions = distribution.get_actions(deterministic=deterministic)
+        return actions, self.predict_values(obs), distribution.log_prob(actions)
+
+    @torch.no_grad()
+    def get_distribution(self, obs: Mapping[str, Tensor], action_masks: Masks = None) -> MaskableDistribution:
+        """Returns the distribution over devices, from cached embeddings."""
+        distribution = self.action_dist.proba_distribution(action_logits=self._scores(obs)[0])
+        if action_masks is not None:
+            distribution.apply_masking(action_masks)
+        return distribution
 
     @torch.no_grad()
     def evaluate_rollout(self, obs: Mapping[str, Tensor], actions: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 
 from agent.training.clock import between
 from agent.training.phase import Phase
-from agent.training.reinforcement import ppo
 from agent.training.state import TrainingState
 from agent.training.validation import RelativeMetrics
 from agent.training.workers import gather_unequal
-from envs.mdp.episodes import EpisodeResult
+from envs.placement.episodes import EpisodeResult
 
+LOSSES = {
+    "update/policy_loss": "train/policy_gradient_loss",
+    "update/value_loss": "train/value_loss",
+    "update/loss": "train/loss",
+    "update/explained_variance": "train/explained_variance",
+    "update/approx_kl": "train/approx_kl",
+    "update/clip_fraction": "train/clip_fraction",
+}
+"""Our name of each number that SB3 records during an update."""
 SLOWEST = 2000
 """Decisions a second that the first update of a training with a limit counts on; most machines make more."""
+
+
+class EndedEpisodes(BaseCallback):
+    """Keeps the results of the own episodes that end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[EpisodeResult] = []
+
+    def _on_step(self) -> bool:
+        self.results += [info["result"] for info in self.locals["infos"] if info]
+        return True
 
 
 class Reinforcement(Phase):
@@ -74,14 +95,26 @@ class Reinforcement(Phase):
         state, config = self.state, self.state.config
         self._n_steps = self._n_steps_in_time()
         state.ppo.ent_coef = between(config.entropy, config.final_entropy, state.progress)
-        metrics, ended = ppo.learn(state.ppo, state.collector, config, self._n_steps, state.group)
+        state.ppo.n_steps, ended = self._n_steps, EndedEpisodes()
+        state.ppo.learn(
+            config.n_envs * self._n_steps, callback=ended, log_interval=None, reset_num_timesteps=False
+        )
         state.timesteps = state.ppo.num_timesteps
         return {
             "update/learning_rate": state.learning_rate(),
             "update/entropy_weight": state.ppo.ent_coef,
-            **metrics,
-            **self._episode_metrics(ended),
+            **self._update_metrics(),
+            **self._episode_metrics(ended.results),
         }
+
+    def _update_metrics(self) -> dict[str, float]:
+        """Reads what SB3 recorded of the last update, under our names."""
+        logger = self.state.ppo.logger
+        recorded = logger.name_to_value
+        metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items()}
+        metrics["training/entropy"] = -float(recorded["train/entropy_loss"])
+        logger.dump()
+        return metrics
 
     def _episode_metrics(self, ended: Sequence[EpisodeResult]) -> dict[str, float]:
         own = [(each.problem, each.ratio_to_single, each.fits) for each in ended]

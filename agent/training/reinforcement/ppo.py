@@ -1,216 +1,282 @@
-"""Maskable PPO set up for placement episodes, and its whole state as tensors and JSON."""
+"""Maskable PPO of stable-baselines3 that learns to place, with rollouts in a compiled loop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from sb3_contrib import MaskablePPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecEnv
 
 from agent.policy.policy import Policy
-from agent.training.checkpoints import Checkpoint, under
+from agent.policy.seen import describe_seen
+from agent.policy.serialization import PolicyCard, load_policy, save_policy
+from agent.training.checkpoints import Checkpoint, read_checkpoint, restoring, write_checkpoint
 from agent.training.config import TrainConfig
 from agent.training.divergence import check_finite
-from agent.training.reinforcement.actor_critic import PlacementActorCritic
-from agent.training.reinforcement.collection import Collector
+from agent.training.reinforcement.actor_critic import PlacementPolicy
+from agent.training.reinforcement.collection import Ended, collect
 from agent.training.reinforcement.rollout_buffer import PerGraphRolloutBuffer
+from agent.training.reinforcement.saving import capture, restore
 from agent.training.workers import SOLO, WorkerGroup, sum_gradients
-from envs.mdp.episodes import EpisodeResult
-from envs.mdp.placement_env import observation_space
+from envs.placement.vec_env import PlacementVecEnv
 
-LOSSES = {
-    "update/policy_loss": "train/policy_gradient_loss",
-    "update/value_loss": "train/value_loss",
-    "update/loss": "train/loss",
-    "update/explained_variance": "train/explained_variance",
-    "update/approx_kl": "train/approx_kl",
-    "update/clip_fraction": "train/clip_fraction",
-}
-"""Our name of each number that SB3 records during an update."""
+DEFAULTS = TrainConfig()
+FORMAT = "placewalk.ppo/1"
+TRAINING = "training.safetensors"
+"""File beside those of the policy that `PlacementPPO.save` writes: optimizer, counters, random generators."""
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Returns the arguments of `MaskablePPO` that a configuration has."""
+    return {
+        "learning_rate": config.learning_rate,
+        "n_steps": config.n_steps,
+        "batch_size": config.batch_size,
+        "n_epochs": config.epochs,
+        "gamma": 1.0,
+        "gae_lambda": config.gae_lambda,
+        "clip_range": config.clip,
+        "ent_coef": config.entropy,
+        "vf_coef": config.value_weight,
+        "max_grad_norm": config.max_grad_norm,
+        "normalize_advantage": False,
+    }
+
+
+class PlacementPPO(MaskablePPO):  # type: ignore[misc]
+    """Maskable PPO over undiscounted returns: a return is minus the step time, however long the episode.
+
+    ```
+    model = PlacementPPO("PlacementPolicy", PlacementVecEnv(problems, 64))
+    model.learn(1_000_000, callback=[...])
+    ```
+
+    On a `PlacementVecEnv`, it collects a rollout in one compiled loop. It then calls the callbacks once for
+    each step, as SB3 does: with `num_timesteps`, and `actions`, `rewards`, `dones` and `infos` in `locals`.
+    On another environment that has `problems`, as a `PlacementEnv` or a `VecMonitor`, it uses SB3's own loop,
+    which is slower.
+
+    Args:
+        policy: "PlacementPolicy"; `policy_kwargs` are those of the class of that name.
+        advantage: as `PerGraphRolloutBuffer` takes it.
+        group: the workers that train the policy together; gradients are added up, and clipped then.
+        arguments: as `MaskablePPO` takes them. The defaults are those of `train_agent.py`.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[PlacementPolicy]]] = {"PlacementPolicy": PlacementPolicy}
+
+    def __init__(
+        self,
+        policy: str | type[PlacementPolicy],
+        env: Any,
+        *,
+        advantage: str = DEFAULTS.advantage,
+        group: WorkerGroup = SOLO,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        given = settings_of(DEFAULTS) | arguments
+        self._plain = {name: value for name, value in given.items() if isinstance(value, int | float | str)}
+        self.group, self._norm = group, given["max_grad_norm"]
+        if group.size > 1:
+            given["max_grad_norm"] = math.inf
+        super().__init__(
+            policy,
+            env,
+            rollout_buffer_class=PerGraphRolloutBuffer,
+            rollout_buffer_kwargs={"advantage": advantage, "group": group},
+            policy_kwargs={"group": group, **(policy_kwargs or {})},
+            **given,
+        )
+        self._show_problems()
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Replaces the environment by one of the same spaces, maybe over other problems."""
+        super().set_env(env, force_reset)
+        self._show_problems()
+
+    def _show_problems(self) -> None:
+        self.policy.placer.set_problems(self.env.get_attr("problems")[0])
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        use_masking: bool = True,
+    ) -> bool:
+        """Fills the buffer with a rollout; returns whether the callbacks want to go on.
+
+        Raises:
+            FloatingPointError: a score of the policy is not finite.
+        """
+        if not isinstance(env, PlacementVecEnv):
+            arguments = env, callback, rollout_buffer, n_rollout_steps, use_masking
+            return bool(super().collect_rollouts(*arguments))
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+        goes_on = self._tell(callback, self._roll_out(env, n_rollout_steps))
+        if goes_on:
+            callback.on_rollout_end()
+        return goes_on
+
+    def _roll_out(self, env: PlacementVecEnv, n_steps: int) -> list[Ended]:
+        """Fills the buffer with a rollout; returns the ends of own episodes."""
+        policy, buffer = self.policy.placer, self.rollout_buffer
+        compiled, decisions = policy.compiled(), buffer.begin(n_steps)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ended = collect(
+                env,
+                lambda problems: compiled.head_over(policy.embeddings.arrays(problems)),
+                decisions,
+                self.group,
+            )
+            buffer.fill(self.policy.evaluate_rollout, last_values=self._values(env), ended=env.waits)
+        return ended
+
+    def _tell(self, callback: BaseCallback, ended: Sequence[Ended]) -> bool:
+        """Tells the callbacks of each step of a rollout; returns whether they want to go on."""
+        buffer, at = self.rollout_buffer, 0
+        in_time = sorted(ended, key=lambda each: each.row)
+        for row in range(buffer.buffer_size):
+            self.num_timesteps += self.n_envs * self.group.size
+            infos, dones = [dict[str, Any]()] * self.n_envs, np.zeros(self.n_envs, dtype=np.bool_)
+            while at < len(in_time) and in_time[at].row == row:
+                infos[in_time[at].place], dones[in_time[at].place] = in_time[at].info, True
+                at += 1
+            actions, rewards = buffer.actions[row].reshape(-1), buffer.rewards[row]
+            callback.update_locals(
+                {"self": self, "actions": actions, "rewards": rewards, "dones": dones, "infos": infos}
+            )
+            if not callback.on_step():
+                return False
+            if self.ep_info_buffer is not None:
+                self.ep_info_buffer.extend(info["episode"] for info in infos if info)
+        return True
+
+    def _values(self, env: PlacementVecEnv) -> torch.Tensor:
+        """Computes the value of what each place observes."""
+        seen = env.batch.observation._asdict()
+        obs = {name: torch.tensor(rows, device=self.device) for name, rows in seen.items()}
+        values: torch.Tensor = self.policy.predict_values(obs)
+        return values
+
+    def train(self) -> None:
+        """Updates the policy from the rollout.
+
+        Raises:
+            FloatingPointError: a loss, or a score of the policy afterwards, is not finite.
+        """
+        with np.errstate(over="ignore", invalid="ignore"), self._summed_gradients():
+            super().train()
+        recorded = self.logger.name_to_value
+        check_finite(
+            policy_loss=recorded["train/policy_gradient_loss"],
+            value_loss=recorded["train/value_loss"],
+            loss=recorded["train/loss"],
+        )
+        if isinstance(self.env, PlacementVecEnv):
+            self._values(self.env)
+
+    @contextmanager
+    def _summed_gradients(self) -> Iterator[None]:
+        """Replaces the gradients of every optimizer step by the clipped sum over all workers."""
+        if self.group.size == 1:
+            yield
+            return
+        weights = list(self.policy.parameters())
+
+        def add_up(*_: object) -> None:
+            sum_gradients(self.group, weights)
+            torch.nn.utils.clip_grad_norm_(weights, self._norm)
+
+        hook = self.policy.optimizer.register_step_pre_hook(add_up)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def save(self, path: str | Path, exclude: object = None, include: object = None) -> None:
+        """Writes a folder, nothing of which is pickled: a policy, and what continues its training.
+
+        The folder is one for `evaluate.py --policy`, `train_agent.py --init` and `load_policy`, too.
+
+        Args:
+            path: of the folder; an ending `.zip` is left out.
+            exclude, include: of no effect; SB3 passes them.
+        """
+        folder, placer = _folder(path), self.policy.placer
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = describe_seen(problem.graph for problem in self.env.get_attr("problems")[0])
+        card = PolicyCard(placer.network.shape, seen, placer.mdp_config.to_json())
+        save_policy(folder, placer.network, card)
+        saved = capture(self)
+        write_checkpoint(
+            folder / TRAINING, FORMAT, Checkpoint(saved.tensors, {**saved.state, "arguments": self._plain})
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, env: Any = None, **arguments: Any) -> Self:
+        """Reads what `save` wrote.
+
+        Args:
+            env: over any problems.
+            arguments: in place of those of the saved model, and those that are functions, as schedules.
+
+        Raises:
+            CheckpointError, PolicyFileError: a file that is missing, damaged or foreign.
+            ValueError: no environment; `load_policy` reads a policy without one.
+        """
+        if env is None:
+            raise ValueError("PlacementPPO.load needs env=; load_policy(path) reads the policy alone")
+        folder = _folder(path)
+        policy, saved = load_policy(folder), read_checkpoint(folder / TRAINING, FORMAT)
+        policy_kwargs = {"make_policy": lambda: policy, **arguments.pop("policy_kwargs", {})}
+        with restoring(saved):
+            given = {**saved.state["arguments"], **arguments}
+            model = cls("PlacementPolicy", env, policy_kwargs=policy_kwargs, **given)
+            restore(model, saved)
+        return model
+
+
+def _folder(path: str | Path) -> Path:
+    return Path(path).with_suffix("") if str(path).endswith(".zip") else Path(path)
 
 
 def make_ppo(
     config: TrainConfig,
-    collector: Collector,
+    env: PlacementVecEnv,
     make_policy: Callable[[], Policy],
     learning_rate: Callable[[], float],
     *,
-    seed: int,
     device: str,
+    seed: int,
     group: WorkerGroup = SOLO,
-) -> MaskablePPO:
-    """Makes PPO over undiscounted returns: a return is minus the step time, however long the episode.
+) -> PlacementPPO:
+    """Makes the algorithm that a configuration describes; it logs nothing.
 
     Args:
-        collector: makes the rollouts; the loop of SB3 that steps an environment is not used.
         learning_rate: called before each update.
-        group: the workers that train the policy together; `learn` adds their gradients up, and clips them.
     """
-    ppo = MaskablePPO(
-        PlacementActorCritic,
-        None,
-        learning_rate=lambda _: learning_rate(),
-        n_steps=config.n_steps,
-        batch_size=config.batch_size,
-        n_epochs=config.epochs,
-        gamma=1.0,
-        gae_lambda=config.gae_lambda,
-        clip_range=config.clip,
-        ent_coef=config.entropy,
-        vf_coef=config.value_weight,
-        max_grad_norm=config.max_grad_norm if group.size == 1 else math.inf,
-        rollout_buffer_class=PerGraphRolloutBuffer,
-        rollout_buffer_kwargs={"advantage": config.advantage, "group": group},
-        normalize_advantage=False,
-        policy_kwargs={"make_policy": make_policy, "threads": config.threads, "group": group},
+    ppo = PlacementPPO(
+        "PlacementPolicy",
+        env,
+        **settings_of(config) | {"learning_rate": lambda _: learning_rate()},
+        advantage=config.advantage,
+        group=group,
+        policy_kwargs={"make_policy": make_policy, "threads": config.threads},
         seed=seed,
         device=device,
-        _init_setup_model=False,
     )
-    batch = collector.batch
-    ppo.observation_space = observation_space(len(batch.problems), batch.max_ops, batch.max_devices)
-    ppo.action_space, ppo.n_envs = spaces.Discrete(batch.max_devices), batch.n
-    ppo._setup_model()
     ppo.set_logger(Logger(folder=None, output_formats=[]))
     return ppo
-
-
-def learn(
-    ppo: MaskablePPO, collector: Collector, config: TrainConfig, n_steps: int, group: WorkerGroup
-) -> tuple[dict[str, float], list[EpisodeResult]]:
-    """Makes a rollout of all places and the updates from it.
-
-    Args:
-        n_steps: decisions of each place in the rollout.
-
-    Returns:
-        Metrics of the updates, and the results of the own episodes that ended.
-
-    Raises:
-        FloatingPointError: a loss, or a score of the policy during the rollout or afterwards, is not finite.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        results = roll_out(ppo, collector, n_steps)
-        with _summed_gradients(ppo, config, group):
-            ppo.train()
-    ppo.num_timesteps += config.n_envs * n_steps
-    metrics = _update_metrics(ppo)
-    check_finite(**{name: metrics[f"update/{name}"] for name in ("policy_loss", "value_loss", "loss")})
-    _values(ppo, collector)
-    return metrics, results
-
-
-def roll_out(ppo: MaskablePPO, collector: Collector, n_steps: int) -> list[EpisodeResult]:
-    """Fills the buffer with a rollout; returns the results of the own episodes that ended.
-
-    Raises:
-        FloatingPointError: a score of the policy is not finite.
-    """
-    policy, buffer = ppo.policy.placer, ppo.rollout_buffer
-    compiled = policy.compiled()
-    decisions = buffer.begin(n_steps)
-    results, ended = collector.collect(
-        lambda problems: compiled.head_over(policy.embeddings.arrays(problems)), decisions
-    )
-    buffer.fill(ppo.policy.evaluate_rollout, last_values=_values(ppo, collector), ended=ended)
-    return results
-
-
-def _values(ppo: MaskablePPO, collector: Collector) -> torch.Tensor:
-    """Computes the value of what each place observes."""
-    seen = collector.batch.observation._asdict()
-    obs = {name: torch.tensor(rows, device=ppo.device) for name, rows in seen.items()}
-    values: torch.Tensor = ppo.policy.predict_values(obs)
-    return values
-
-
-@contextmanager
-def _summed_gradients(ppo: MaskablePPO, config: TrainConfig, group: WorkerGroup) -> Iterator[None]:
-    """Replaces the gradients of every optimizer step by the clipped sum over all workers."""
-    if group.size == 1:
-        yield
-        return
-    weights = list(ppo.policy.parameters())
-
-    def add_up(*_: object) -> None:
-        sum_gradients(group, weights)
-        torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm)
-
-    hook = ppo.policy.optimizer.register_step_pre_hook(add_up)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _update_metrics(ppo: MaskablePPO) -> dict[str, float]:
-    """Reads what the last update recorded, under our names."""
-    recorded = ppo.logger.name_to_value
-    metrics = {ours: float(recorded[theirs]) for ours, theirs in LOSSES.items() if theirs in recorded}
-    if "train/entropy_loss" in recorded:
-        metrics["training/entropy"] = -float(recorded["train/entropy_loss"])
-    ppo.logger.dump()
-    return metrics
-
-
-def capture(ppo: MaskablePPO, collector: Collector) -> Checkpoint:
-    """Captures weights, optimizer and random generators between two updates, but no episodes under way."""
-    tensors = {f"policy/{name}": tensor for name, tensor in ppo.policy.state_dict().items()}
-    for index, slots in ppo.policy.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
-    tensors["random/torch"] = torch.get_rng_state()
-    generator = np.random.get_state(legacy=False)  # noqa: NPY002 (SB3 shuffles with it)
-    tensors["random/numpy"] = torch.from_numpy(generator["state"]["key"].astype(np.int64))
-    return Checkpoint(
-        tensors,
-        {
-            "timesteps": ppo.num_timesteps,
-            "updates": ppo._n_updates,
-            "random": {
-                "pos": generator["state"]["pos"],
-                "has_gauss": generator["has_gauss"],
-                "gauss": generator["gauss"],
-            },
-            "env": collector.state_dict(),
-        },
-    )
-
-
-def restore(ppo: MaskablePPO, collector: Collector, checkpoint: Checkpoint) -> None:
-    """Restores a captured state in a new PPO, which then continues as the captured one would have.
-
-    Raises:
-        LookupError, RuntimeError, TypeError, ValueError: the checkpoint is of another network or environment.
-    """
-    tensors, state = checkpoint.tensors, checkpoint.state
-    ppo.policy.load_state_dict(under("policy/", tensors))
-    slots: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in under("optimizer/", tensors).items():
-        index, slot = name.split("/")
-        slots.setdefault(int(index), {})[slot] = tensor
-    _check_slots(slots, list(ppo.policy.parameters()))
-    groups = ppo.policy.optimizer.state_dict()["param_groups"]
-    ppo.policy.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-    torch.set_rng_state(tensors["random/torch"])
-    generator = {
-        "bit_generator": "MT19937",
-        "state": {"key": tensors["random/numpy"].numpy().astype(np.uint32), "pos": state["random"]["pos"]},
-        "has_gauss": state["random"]["has_gauss"],
-        "gauss": state["random"]["gauss"],
-    }
-    np.random.set_state(generator)  # noqa: NPY002 (SB3 shuffles with it)
-    collector.load_state_dict(state["env"])
-    ppo.num_timesteps, ppo._n_updates = state["timesteps"], state["updates"]
-
-
-def _check_slots(slots: Mapping[int, Mapping[str, torch.Tensor]], weights: Sequence[torch.Tensor]) -> None:
-    """Checks the optimizer's tensors, by index of the weights; torch would find a wrong shape much later."""
-    for index, each in slots.items():
-        for slot, tensor in each.items():
-            if tensor.shape not in (weights[index].shape, ()):
-                raise ValueError(f"optimizer/{index}/{slot} has the shape {tuple(tensor.shape)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,14 +17,13 @@ from agent.contexts.workers.distributed_config import started_by_torchrun
 from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
 from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of
+from tests.fork_server import context
 from tests.training_cases import place
 
 __all__ = ["place"]
 ROOT = Path(__file__).parents[3]
 FLAGS = [*TRAINING.split(), "--context", "distributed"]
 ENDLESS = [*FLAGS, "--timesteps", "1000000"]
-
-_context = multiprocessing.get_context("forkserver")
 
 
 class Workers:
@@ -37,7 +35,7 @@ class Workers:
         self.processes: list[ForkServerProcess] = []
         for rank, output in enumerate(self._outputs):
             arguments = (rank, port, list(words), str(folder), str(output))
-            self.processes.append(_context.Process(target=_run, args=arguments))
+            self.processes.append(context.Process(target=_run, args=arguments))
             self.processes[-1].start()
 
     @property

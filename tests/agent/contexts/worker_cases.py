@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable
@@ -11,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.contexts.workers.process_group import ProcessGroup, joined
+from tests.fork_server import context
 
 PATIENCE_S = 60.0
-PRELOADED = [
-    "agent.training.trainer",
-    "agent.contexts.workers.process_group",
-    "tests.agent.training.trainer_cases",
-]
 Job = Callable[[ProcessGroup, Path], Any]
 
 
@@ -30,15 +25,11 @@ class Failure:
     where: str
 
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([*PRELOADED, "tests.agent.contexts.worker_cases"])
-
-
 def in_workers(job: Job, folder: Path, size: int = 2) -> list[Any]:
     """Runs a job in several workers; returns what each gives, or its `Failure`, by rank."""
-    address, found = f"tcp://127.0.0.1:{free_port()}", _context.Queue()
+    address, found = f"tcp://127.0.0.1:{free_port()}", context.Queue()
     processes = [
-        _context.Process(target=_work, args=(job, folder, rank, size, address, found)) for rank in range(size)
+        context.Process(target=_work, args=(job, folder, rank, size, address, found)) for rank in range(size)
     ]
     for process in processes:
         process.start()

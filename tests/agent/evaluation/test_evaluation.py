@@ -17,10 +17,10 @@ from agent.evaluation.run import evaluate, open_folder, placement_path
 from agent.evaluation.spec import _check_names
 from agent.placers.base import PLACERS
 from agent.placers.completion import complete_placement
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.simulate import simulate
+from envs.simulator.checked import simulate
 from graphs.system.csv_files import write_csv
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 from tests.agent.placement_cases import GB, make_cluster, training_graph

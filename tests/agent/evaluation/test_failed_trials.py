@@ -14,8 +14,8 @@ from agent.evaluation.run import _write_if_best, evaluate, placement_path
 from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, Budget
-from envs.placement.files import read_placement
-from envs.placement.placement import Placement
+from envs.placements.files import read_placement
+from envs.placements.placement import Placement
 from tests.agent.evaluation_cases import make_trial, quiet, rows_of, small_spec
 
 

@@ -45,10 +45,7 @@ def test_tables_and_report_are_refreshed_during_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "Refresher", lambda write, **kwargs: Refresher(write, every_s=0.0, share=1e9))
     evaluate(
-        small_spec(),
-        tmp_path,
-        report=look,
-        write_partial=lambda found: partial.append(len(found.trials)),
+        small_spec(), tmp_path, report=look, write_partial=lambda found: partial.append(len(found.trials))
     )
     n = len(small_spec().tasks())
     assert seen == list(range(1, n))  # what was there before the last trial was counted

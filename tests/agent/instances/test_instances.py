@@ -12,12 +12,12 @@ import pytest
 from agent.commands.evaluate import main
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
-from agent.experiments.rows import read_table
 from agent.instances.best_known import read_best_known, read_placements
 from agent.instances.instance import InstanceError, find_instances, find_names, sources
 from agent.instances.profiles import DATA
+from agent.lab.rows import read_table
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 

@@ -15,8 +15,8 @@ from agent.instances import submissions
 from agent.instances.best_known import BestKnown, read_best_known, read_placements, write_best_known
 from agent.instances.instance import find_instances
 from agent.instances.submissions import check_submission, enter
-from envs.placement.files import placement_to_json, write_placement
-from envs.placement.placement import single_device
+from envs.placements.files import placement_to_json, write_placement
+from envs.placements.placement import single_device
 from graphs.system.errors import InputError
 from graphs.system.folders import FolderError, locked
 

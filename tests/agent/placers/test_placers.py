@@ -1,5 +1,6 @@
 """The contract of every placer, and known answers of each."""
 
+import itertools
 import subprocess
 import sys
 
@@ -14,9 +15,10 @@ from agent.placers.heuristics.list_scheduling import upward_rank_order
 from agent.placers.scores import OVER_BYTES
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import check_placement
+from envs.placements.placement import check_placement
 from envs.problem import Problem
-from envs.simulator.simulate import simulate, simulate_many
+from envs.simulator.checked import simulate
+from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
@@ -51,9 +53,13 @@ def test_search_spends_its_whole_budget(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_budget_of_seconds_ends_a_run(name):
-    found = PLACERS[name].place(CASES[0], Budget(None, seconds=0.05), np.random.default_rng(0))
+def test_budget_of_seconds_ends_a_run_by_its_own_clock(name):
+    """The clock goes on by a second at each reading, so another one would end the run much later."""
+    clock = itertools.count()
+    budget = Budget(None, 50.0, lambda: float(next(clock)))
+    found = PLACERS[name].place(CASES[0], budget, np.random.default_rng(0))
     assert found.cpu_s < 1.0
+    assert budget.shared(2).clock is budget.clock
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agent.placers.base import BATCH, PLACERS, Budget, SearchState
-from agent.placers.heuristics.by_rule import single_devices
 from agent.placers.heuristics.m_sct import favourite_children
 from agent.placers.heuristics.metis import _partition, _unit_graph
+from agent.placers.heuristics.single import single_devices
 from agent.placers.search.cross_entropy import _draw
 from agent.placers.search.rollout import draw_rollouts
 from envs.cluster.presets import get_cluster

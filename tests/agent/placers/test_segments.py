@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.placers.base import Budget, SearchState
-from agent.placers.heuristics.by_rule import single_devices
+from agent.placers.heuristics.single import single_devices
 from agent.placers.search.annealing import Segments, _new_chain, segments_of
 from agent.placers.search.annealing_kernels import anneal
 from agent.placers.search.annealing_moves import AnnealingChain
@@ -66,10 +66,7 @@ def moved_units(
 ) -> IntArray:
     """Makes one move of a module, which is accepted whatever it costs, and takes it back."""
     before = chain.device_of.copy()
-    anneal(
-        *(problem.arrays, units_of(problem), segments, chain, 1),
-        *(1e9, 1.0, problem.scale_s, False, rng),
-    )
+    anneal(*(problem.arrays, units_of(problem), segments, chain, 1), *(1e9, 1.0, problem.scale_s, False, rng))
     moved = chain.device_of != before
     assert len(np.unique(chain.device_of[moved])) == 1
     units = np.unique(problem.graph.unit_of[moved])

@@ -19,9 +19,9 @@ from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.timelines import timeline_figure
 from agent.evaluation.worker import Worker
 from envs.cluster.presets import get_cluster
-from envs.placement.files import read_placement
+from envs.placements.files import read_placement
 from envs.problem import InfeasibleError, Problem
-from envs.simulator.simulate import simulate
+from envs.simulator.checked import simulate
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import OpGraph
 from tests.agent.placement_cases import GB, make_cluster, training_graph

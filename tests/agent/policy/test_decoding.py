@@ -11,7 +11,7 @@ from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
-from envs.placement.placement import Placement, check_placement
+from envs.placements.placement import Placement, check_placement
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph

@@ -21,7 +21,7 @@ from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, load_policy, save_policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import check_placement
+from envs.placements.placement import check_placement
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family

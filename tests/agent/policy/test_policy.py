@@ -15,8 +15,8 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import MASKED_LOGIT, Policy
 from agent.policy.shape import NetworkShape, current_shape
 from agent.training.performance.parallel import scores_in_threads
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import N_DEVICE_FEATURES, columns_of
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import N_DEVICE_FEATURES, columns_of
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
 

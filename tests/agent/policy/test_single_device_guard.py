@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.placers.base import PLACERS, Budget, Placer, SearchState
-from agent.placers.heuristics.by_rule import single_devices
+from agent.placers.heuristics.single import single_devices
 from agent.policy.placers import LEARNED, learned_placer, no_worse_than_single
 from agent.policy.serialization import load_policy
 from envs.cluster.presets import get_cluster
@@ -83,8 +83,8 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
     scored: list[int] = []
     score = SearchState.score
 
-    def note(search: SearchState, devices_of: np.ndarray) -> np.ndarray:
-        found = score(search, devices_of)
+    def note(search: SearchState, devices_of: np.ndarray, **options: bool) -> np.ndarray:
+        found = score(search, devices_of, **options)
         scored.extend(devices_of[: len(found), 0].tolist())
         return found
 
@@ -118,9 +118,3 @@ def test_a_feasible_placement_beats_a_faster_device_that_is_out_of_memory() -> N
     assert found.feasible
     assert (found.placement.device_of == spread).all()
     assert step_time_s(tight, np.zeros_like(spread)) < found.step_time.total_s
-
-
-def test_the_budget_of_a_search_is_left_as_it_was() -> None:
-    search = SearchState(UNEQUAL, Budget(10))
-    no_worse_than_single(slowest_first)(search, np.random.default_rng(0))
-    assert search.budget == Budget(10)

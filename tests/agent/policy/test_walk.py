@@ -13,7 +13,7 @@ from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity

@@ -15,7 +15,7 @@ from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import LETTERS, device_actions
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
-from envs.placement.files import placement_from_json, placement_to_json
+from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
 from graphs.dataset import load_family
 from graphs.system.errors import InputError

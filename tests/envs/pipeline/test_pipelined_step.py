@@ -19,7 +19,7 @@ from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import RECOMPUTE
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages, cut_into_stages, stages_of
-from envs.placement.files import placement_from_json, placement_to_json
+from envs.placements.files import placement_from_json, placement_to_json
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family

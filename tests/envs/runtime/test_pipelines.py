@@ -157,11 +157,7 @@ def processes() -> Iterator[DeviceProcesses]:
     ],
 )
 def test_processes_train_as_the_module_that_is_not_split(
-    make_model: Any,
-    schedule: str,
-    n_ranks: int,
-    recomputed: tuple[int, ...],
-    processes: DeviceProcesses,
+    make_model: Any, schedule: str, n_ranks: int, recomputed: tuple[int, ...], processes: DeviceProcesses
 ) -> None:
     runner = runner_of(make_model, schedule, n_ranks, processes, recomputed=recomputed)
     assert_trains_as_plain(runner, make_model)

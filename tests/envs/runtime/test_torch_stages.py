@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 from itertools import combinations
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +12,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
-from torch.multiprocessing import start_processes
 
 from agent import Pipeline, place
 from envs.pipeline.module_cuts import _beginnings, _nearest
 from envs.pipeline.stages import phases_of
 from graphs.capture.capture import capture_step
-from tests.envs.runtime.torch_ranks import compare, make
+from tests.agent.contexts.worker_cases import free_port
+from tests.envs.runtime.torch_ranks import compare_in_ranks, make
+from tests.faults.processes import PATIENCE_S
+from tests.fork_server import context
 
 
 def test_processes_of_a_pipeline_equal_plain_steps(tmp_path: Path) -> None:
-    get_context("forkserver").set_forkserver_preload(
-        ["transformers.models.gpt2.modeling_gpt2", compare.__module__]
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start_processes(compare, (tmp_path, port), nprocs=3, start_method="forkserver")
+    process = context.Process(target=compare_in_ranks, args=(tmp_path, free_port()))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
 
 
 def test_cuts_move_to_the_nearest_modules_and_the_step_is_that_of_the_new_stages() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from envs.runtime.backends.packing import pack, unpack
 from envs.runtime.backends.torchrun import TorchrunDevices
 from envs.runtime.backends.wire import decode, encode
 from envs.runtime.device_program import ExecutionError
+from tests.agent.contexts.worker_cases import free_port
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -26,7 +26,7 @@ from agent import place
 from envs.runtime.cut import cut
 from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import ExecutionError
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from dataclasses import replace
 from envs.pipeline.pipeline import Pipeline
 from envs.runtime.pipeline_runner import PipelineRunner
@@ -81,10 +81,7 @@ sys.stdout.write(f"rank {runner.processes.rank} equal\\n")  # at once, as two pr
 
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     return subprocess.run(
         [sys.executable, *command, str(folder / "train.py"), *words],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -6,12 +6,14 @@ import copy
 import os
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing import start_processes
 
 from agent import PipelinePlan, place
 from graphs.capture.loss import find_loss
@@ -19,6 +21,12 @@ from graphs.capture.structures import split_batch
 from tests.examples import gpt2
 
 N_MICROBATCHES = 4
+CASES: tuple[tuple[str, int, str, tuple[int, ...]], ...] = (
+    ("transformer", 3, "zero-bubble", ()),
+    ("transformer", 3, "searched", ()),
+    ("gpt2", 2, "1f1b", (0, 1)),
+)
+"""Models, numbers of ranks, schedules and recomputed stages."""
 
 
 class Transformer(nn.Module):
@@ -51,6 +59,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
     return Transformer().double(), (words, words.flip(0))
 
 
+@cache
 def planned(name: str, n_devices: int, schedule: str) -> PipelinePlan:
     """Places a model as a pipeline on so many devices."""
     module, batch = make(name)
@@ -60,14 +69,17 @@ def planned(name: str, n_devices: int, schedule: str) -> PipelinePlan:
     )
 
 
+def compare_in_ranks(folder: Path, port: int) -> None:
+    """Compares in three ranks, which are forked when all is planned."""
+    torch.set_num_threads(1)
+    for name, n_ranks, schedule, _ in CASES:
+        planned(name, n_ranks, schedule)
+    start_processes(compare, (folder, port), nprocs=3, start_method="fork")
+
+
 def compare(rank: int, folder: Path, port: int) -> None:
     """Runs three ranks, then two, and compares their losses and gradients with those of plain steps."""
-    torch.set_num_threads(1)
-    for name, n_ranks, schedule, recomputed in (
-        ("transformer", 3, "zero-bubble", ()),
-        ("transformer", 3, "searched", ()),
-        ("gpt2", 2, "1f1b", (0, 1)),
-    ):
+    for name, n_ranks, schedule, recomputed in CASES:
         if rank < n_ranks:
             file = f"file://{folder / f'{name}-{schedule}'}"
             dist.init_process_group("gloo", init_method=file, rank=rank, world_size=n_ranks)

@@ -11,16 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster
-from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch
-from envs.mdp.features import DEVICE_FEATURES, N_DEVICE_FEATURES
+from envs.placement.episodes import EpisodeBatch
+from envs.placement.observation.features import DEVICE_FEATURES, N_DEVICE_FEATURES
 from envs.problem import Problem
 from envs.problem_arrays import N_CLOCKS, OVERLAP_CLOCKS
 from envs.simulator.simulate import simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
-from graphs.dataset import load_family
 from tests.envs.random_problems import random_cluster, random_graph, random_placement, with_slowdown
-from tests.envs.simulator.fluid_overlap import annealed, compare, drawn, slowed_s
 from tests.envs.simulator.test_host_thread import gpus, ops, timed
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -126,20 +123,6 @@ def test_the_rule_gives_the_times_of_before_where_nothing_is_slowed(seed: int) -
         strict=True,
     ):
         np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize("family", ["cifar10", "gpt"])
-def test_the_rule_finds_a_part_of_what_copies_cost_and_no_more(family: str) -> None:
-    problem = Problem(load_family(family)[0], get_cluster("4xv100-sxm2"))
-    assert 0.3 < compare(problem, annealed(problem), 1.5).found_share < 1.0
-    assert 0.05 < compare(problem, drawn(problem), 1.5).found_share < 1.0
-
-
-def test_the_fluid_model_slows_an_op_whenever_a_copy_runs() -> None:
-    # Half of its speed from 1 to 3 and from 4 on: it does 1 by 1, 2 by 3, 3 by 4 and 4 by 6.
-    assert slowed_s(0.0, 4.0, [[1.0, 3.0], [4.0, 9.0]], 2.0) == 6.0
-    assert slowed_s(3.0, 1.0, [[1.0, 3.0], [4.0, 9.0]], 2.0) == 1.0
-    assert slowed_s(2.0, 6.0, [[1.0, 4.0]], 2.0) == 7.0
 
 
 def test_a_step_that_is_issued_at_once_waits_for_the_host_once() -> None:

@@ -40,12 +40,7 @@ def two_layers(phase: str = "optimizer", first_mib: float = 2.0, second_mib: flo
         {"name": "update1", "flops": 5.0, "phase": phase},
         {"name": "update0", "flops": 5.0, "phase": phase},
     ]
-    tensors = [
-        (0, 1.0, [1]),
-        (1, first_mib * MIB, [3]),
-        (1, 1.0, [2]),
-        (2, second_mib * MIB, [4]),
-    ]
+    tensors = [(0, 1.0, [1]), (1, first_mib * MIB, [3]), (1, 1.0, [2]), (2, second_mib * MIB, [4])]
     return build_graph("two-layers", "", ops, tensors)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
 from envs.domain_randomization import randomize_domain
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
-from envs.simulator.simulate import StepTime, simulate
+from envs.placements.placement import Placement
+from envs.simulator.checked import simulate
+from envs.simulator.simulate import StepTime
 from graphs import OpGraph, build_graph
 from tests.envs.simulator.placeto_reference import (
     PROGRAM_ORDER,

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.cluster.cluster import Cluster, Device
-from envs.placement.placement import Placement, PlacementError
+from envs.placements.placement import Placement, PlacementError
 from envs.problem import Problem
-from envs.simulator.arrays import new_timeline
+from envs.simulator.arrays import empty_timeline
+from envs.simulator.checked import simulate
 from envs.simulator.kernels import run_many
 from envs.simulator.resume import commit, new_pair, run_moved
-from envs.simulator.simulate import simulate, simulate_many, simulate_problem, step_time_s
+from envs.simulator.simulate import simulate_many, simulate_problem, step_time_s
 from graphs import OpGraph, build_graph
 from graphs.levels import b_level
 from tests.envs.random_problems import problems, random_cluster, random_graph, random_placement
@@ -72,7 +73,7 @@ def test_moves_are_timed_as_from_scratch(case: Case, seed: int) -> None:
         moves = np.isin(graph.unit_of, rng.integers(len(graph.units), size=int(rng.integers(1, 4))))
         device_of = np.where(moves, rng.integers(cluster.n_devices), current)
         first, work_s = int(np.flatnonzero(moves)[0]), work_of(problem, device_of)
-        timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+        timeline = empty_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
         total_s = np.zeros(1)
         run_many(problem.arrays, device_of[None], timeline, False, total_s, np.zeros((1, 0)))
         limit_s = total_s[0] * float(rng.choice([rng.uniform(0.3, 1.5), np.inf])) if total_s[0] else np.inf
@@ -188,10 +189,7 @@ def test_many_equals_one_by_one(memory: bool) -> None:
     np.testing.assert_array_equal(peak, expected)
 
 
-@pytest.mark.parametrize(
-    ("device_of", "message"),
-    [([0, 1], "2"), ([0, -1, 0], "'b'"), ([0, 1, 7], "'c'")],
-)
+@pytest.mark.parametrize(("device_of", "message"), [([0, 1], "2"), ([0, -1, 0], "'b'"), ([0, 1, 7], "'c'")])
 def test_bad_placements_are_refused(device_of: list[int], message: str) -> None:
     graph = build_graph("g", "", [op("a"), op("b"), op("c")], [])
     with pytest.raises(PlacementError, match=message):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
 from envs.problem_arrays import SENDS_PER_TENSOR
-from envs.simulator.arrays import UNSENT, n_clocks, new_timeline
+from envs.simulator.arrays import UNSENT, empty_timeline, n_clocks
 from envs.simulator.program import issue
 from envs.simulator.transfers import SendLog, reserve, rollback, transfer_seconds
 from graphs import OpGraph
@@ -42,7 +42,7 @@ def send_free(p, tensor, source, target, free, seconds):  # type: ignore[no-unty
 def test_rollback_takes_back_what_was_sent_since(case: Case, share: float) -> None:
     graph, cluster, device_of = case
     arrays, middle = Problem(graph, cluster).arrays, int(share * graph.n_ops)
-    timeline = new_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
+    timeline = empty_timeline(graph.n_ops, graph.n_tensors, cluster.n_devices)
     log = SendLog(np.zeros(len(timeline.sent), dtype=np.int32), np.zeros(1, dtype=np.int64))
     issue_ops(arrays, device_of, timeline, 0, middle, log)
     n_kept, sent, arrival = int(log.n[0]), timeline.sent.copy(), timeline.arrival.copy()

@@ -14,8 +14,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
-from envs.simulator.simulate import simulate
+from envs.placements.placement import Placement
+from envs.simulator.checked import simulate
 from graphs.capture.capture import capture
 from graphs.capture.step import Step
 from graphs.op_graph import OpGraph

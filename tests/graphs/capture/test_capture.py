@@ -71,11 +71,7 @@ def test_tensors_of_an_mlp_reach_their_readers_through_views(mlp: OpGraph) -> No
     assert readers(mlp, "fc1.weight") == ["fc1/addmm"]  # as a transpose
     assert readers(mlp, "fc2.weight") == ["fc2/addmm", "gradients/fc2/mm"]
     assert readers(mlp, "input.0") == ["fc1/addmm", "gradients/fc1/mm"]
-    assert readers(mlp, "act/relu") == [
-        "fc2/addmm",
-        "gradients/fc2/mm_1",
-        "gradients/act/threshold_backward",
-    ]
+    assert readers(mlp, "act/relu") == ["fc2/addmm", "gradients/fc2/mm_1", "gradients/act/threshold_backward"]
     assert readers(mlp, "mean") == ["gradients/ones_like"]
     assert readers(mlp, "gradients/fc2/mm_1") == ["adam/fc2.weight"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import envs.cluster.files as cluster_files
-import envs.placement.files as placement_files
+import envs.placements.files as placement_files
 from envs.cluster.cluster import COPIES, ISSUE_PER, SCHEDULES, SHARING, TRANSFER_PER
-from envs.simulator.simulate import simulate
+from envs.simulator.checked import simulate
 from graphs import graph_columns, graph_rules, limits, op_records
 from graphs.io import graph_files
 from graphs.system.json_files import MAX_DECOMPRESSED_BYTES

@@ -57,10 +57,7 @@ def test_a_known_error_is_a_line(
 
 @pytest.mark.parametrize("error", [ValueError("of numpy\nor so"), OSError("without a number")])
 def test_an_unknown_error_is_a_line_and_a_file_with_the_traceback(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run_command("tool.py", failing(error)) == 1

@@ -13,6 +13,7 @@ import pytest
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
 from graphs.system.plugins import VARIABLE, PluginError, load_plugins, look_in
+from tests.faults.processes import EVALUATE, TRAIN, Command
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = """
@@ -72,9 +73,9 @@ def test_a_plugins_placer_is_known_to_worker_processes(tmp_path: Path) -> None:
 def test_the_graphs_of_a_plugins_family_are_captured_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     words = ["--families", "of-mine", "--placers", "single", "--out", str(tmp_path / "out")]
-    done = run(tmp_path, str(ROOT / "evaluate.py"), *words, "--plugin", "mine.py")
-    assert done.returncode == 0, done.stderr
-    assert "capturing 1 graphs of 'of-mine'; python -m graphs.dataset --build keeps them" in done.stderr
+    command = Command(EVALUATE, [*words, "--plugin", "mine.py"], tmp_path)
+    assert command.wait() == 0, command.output
+    assert "capturing 1 graphs of 'of-mine'; python -m graphs.dataset --build keeps them" in command.output
     assert (tmp_path / "out" / "results.csv").read_text().count("of-mine-00") == 1
 
 
@@ -106,19 +107,20 @@ def test_a_run_that_is_resumed_knows_its_plugin(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
     words = ["--graphs", str(graph_file(tmp_path)), "--plugin", "mine.py", "--order", "last-first"]
     small = ["--demonstrations", "0", "--dagger-rounds", "0", "--timesteps", "64", "--n-envs", "2"]
-    train = str(ROOT / "train_agent.py")
-    assert (done := run(tmp_path, train, "--name", "r", *words, *small)).returncode == 0, done.stderr
+
+    def train(code: int, *words: str) -> str:
+        command = Command(TRAIN, words, tmp_path)
+        assert command.wait() == code, command.output
+        return command.output
+
+    train(0, "--name", "r", *words, *small)
     assert json.loads((tmp_path / "runs/r/config.json").read_text())["plugin"] == ["mine.py"]
-    resume = [train, "--name", "r", "--resume", "--timesteps", "128"]
-    resumed = run(tmp_path, *resume, "--plugin", "mine.py")
-    assert resumed.returncode == 0, resumed.stderr
+    resume = ["--name", "r", "--resume", "--timesteps", "128"]
+    train(0, *resume, "--plugin", "mine.py")
     (tmp_path / "mine.py").write_text("open('marker', 'w')")
-    for words in (resume, [train, "--config", "runs/r/config.json", "--name", "other"]):
-        refused = run(tmp_path, *words)
-        assert refused.returncode == 2
-        assert "names code to run; if you trust it, add --plugin mine.py" in refused.stderr
-    other = run(tmp_path, *resume, "--plugin", "yours.py")
-    assert (other.returncode, "has another --plugin" in other.stderr) == (2, True)
+    for words in (resume, ["--config", "runs/r/config.json", "--name", "other"]):
+        assert "names code to run; if you trust it, add --plugin mine.py" in train(2, *words)
+    assert "has another --plugin" in train(2, *resume, "--plugin", "yours.py")
     assert not (tmp_path / "marker").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -16,6 +17,12 @@ import pytest
 
 from graphs.system.interrupts import SIGNALS
 from graphs.system.worker_process import Death, WorkerProcess
+
+
+@pytest.fixture(autouse=True)
+def _spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts processes as users do."""
+    monkeypatch.setattr("graphs.system.worker_process.CONTEXT", multiprocessing.get_context("spawn"))
 
 
 @contextmanager

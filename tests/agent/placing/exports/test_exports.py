@@ -22,7 +22,7 @@ from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.granularity import with_granularity
@@ -32,17 +32,8 @@ from tests.agent.placing.exports import targets
 from tests.envs.pipeline.random_pipelines import random_training_graph
 
 N_LAYERS = 6
-ALL = (
-    "split-spec",
-    "schedule-csv",
-    "accelerate",
-    "torchtitan",
-    "megatron",
-    "deepspeed",
-    "vllm",
-    "sglang",
-    "llama.cpp",
-)
+ALL = ("split-spec", "schedule-csv", "accelerate", "torchtitan", "megatron", "deepspeed", "vllm", "sglang")
+ALL += ("llama.cpp",)
 
 
 class Block(nn.Module):
@@ -70,6 +61,11 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.output(self.norm(x))
+
+
+def make() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """Makes a model and its input, for `--model`."""
+    return Model(), (torch.zeros(4, 8, dtype=torch.int64),)
 
 
 def graph_of(module: nn.Module, granularity: str = "layer", **settings: Any) -> OpGraph:
@@ -116,10 +112,6 @@ def pipelined(graph: OpGraph, schedule: str, first: list[str], devices: list[int
     return PlacedModules(problem, Placement(stages.device_of), pipeline, stages)
 
 
-def export(name: str, modules: PlacedModules) -> str:
-    return export_text(name, modules)
-
-
 def test_every_target_of_the_documentation_exists() -> None:
     assert set(ALL) == set(EXPORTS)
 
@@ -128,7 +120,7 @@ def test_every_target_of_the_documentation_exists() -> None:
     ("name", "variable"), [("vllm", "VLLM_PP_LAYER_PARTITION"), ("sglang", "SGLANG_PP_LAYER_PARTITION")]
 )
 def test_servers_give_each_rank_its_layers(graph: OpGraph, name: str, variable: str) -> None:
-    text = export(name, placed(graph, get_cluster("4xv100"), [2, 2, 2, 2, 0, 0]))
+    text = export_text(name, placed(graph, get_cluster("4xv100"), [2, 2, 2, 2, 0, 0]))
     assert targets.pp_indices(text, variable, N_LAYERS, 2) == [(0, 4), (4, 6)]
     assert "ranks in order: gpu2, gpu0" in text
 
@@ -136,7 +128,8 @@ def test_servers_give_each_rank_its_layers(graph: OpGraph, name: str, variable: 
 def test_llama_cpp_runs_each_layer_where_it_is_placed(graph: OpGraph) -> None:
     cluster = get_cluster("4xv100")
     for layers in ([0, 0, 0, 1, 1, 2], [3, 1, 1, 1, 1, 1], [1] * 6, [2, 2, 2, 2, 2, 0]):
-        found, on_cpu = targets.llama_devices(export("llama.cpp", placed(graph, cluster, layers)), N_LAYERS)
+        text = export_text("llama.cpp", placed(graph, cluster, layers))
+        found, on_cpu = targets.llama_devices(text, N_LAYERS)
         assert found == [f"CUDA{device}" for device in [*layers, layers[-1]]]
         assert not on_cpu
 
@@ -147,31 +140,31 @@ def test_llama_cpp_keeps_first_layers_and_experts_on_the_cpu() -> None:
     gpu, cpu = names.index("CUDA0"), names.index("CPU")
     layers = [cpu, cpu, gpu, gpu, gpu, gpu]
     found, on_cpu = targets.llama_devices(
-        export("llama.cpp", placed(graph, cluster, layers, {3: cpu, 5: cpu})), N_LAYERS
+        export_text("llama.cpp", placed(graph, cluster, layers, {3: cpu, 5: cpu})), N_LAYERS
     )
     assert found == [*(names[device] for device in layers), "CUDA0"]
     assert on_cpu == [3, 5]
-    assert export("llama.cpp", placed(graph, cluster, [cpu] * 6)) == "-ngl 0\n"
+    assert export_text("llama.cpp", placed(graph, cluster, [cpu] * 6)) == "-ngl 0\n"
     with pytest.raises(
         ExportError, match=r"runs the first layers on the CPU, .* later ones; use -ngl 4, which"
     ):
-        export("llama.cpp", placed(graph, cluster, [gpu, gpu, gpu, gpu, cpu, cpu]))
+        export_text("llama.cpp", placed(graph, cluster, [gpu, gpu, gpu, gpu, cpu, cpu]))
     with pytest.raises(
         ExportError, match="one range of layers; place with --pipeline, or with granularity layer"
     ):
-        export("llama.cpp", placed(graph, get_cluster("4xv100"), [0, 1, 0, 1, 1, 1]))
+        export_text("llama.cpp", placed(graph, get_cluster("4xv100"), [0, 1, 0, 1, 1, 1]))
     with pytest.raises(ExportError, match="at their experts alone"):
-        export("llama.cpp", placed(graph, cluster, [cpu] * 6, {3: gpu}))
+        export_text("llama.cpp", placed(graph, cluster, [cpu] * 6, {3: gpu}))
 
 
 def test_megatron_lays_out_rounds_of_stages(graph: OpGraph) -> None:
     modules = pipelined(graph, "interleaved-1f1b:2", ["layers.1", "layers.2", "layers.4"], [0, 1])
-    assert targets.megatron_stages(export("megatron", modules)) == ["Et", "t", "tt", "ttL"]
-    assert "--pipeline-model-parallel-size 2 " in export("megatron", modules)
+    assert targets.megatron_stages(export_text("megatron", modules)) == ["Et", "t", "tt", "ttL"]
+    assert "--pipeline-model-parallel-size 2 " in export_text("megatron", modules)
 
 
 def test_deepspeed_runs_what_each_stage_has(graph: OpGraph) -> None:
-    text = export("deepspeed", pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2]))
+    text = export_text("deepspeed", pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2]))
     assert [targets.deepspeed_ranges(text, N_LAYERS + 3, stage) for stage in range(3)] == [
         (0, 2),
         (2, 5),
@@ -182,7 +175,7 @@ def test_deepspeed_runs_what_each_stage_has(graph: OpGraph) -> None:
 
 def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None:
     modules = pipelined(graph, "1f1b", ["layers.1", "layers.4"], [0, 1, 2])
-    parallelism = targets.torchtitan_settings(export("torchtitan", modules))
+    parallelism = targets.torchtitan_settings(export_text("torchtitan", modules))
     assert parallelism == {
         "pipeline_parallel_degree": 3,
         "module_fqns_per_model_part": [
@@ -192,13 +185,13 @@ def test_torchtitan_and_torch_name_the_modules_of_stages(graph: OpGraph) -> None
         ],
         "pipeline_parallel_schedule": "1F1B",
     }
-    assert json.loads(export("split-spec", modules)) == ["layers.1", "layers.4"]
+    assert json.loads(export_text("split-spec", modules)) == ["layers.1", "layers.4"]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble", "interleaved-1f1b:2"])
 def test_torch_reads_the_schedule(graph: OpGraph, schedule: str) -> None:
     cuts = ["layers.1", "layers.2", "layers.4"] if ":" in schedule else ["layers.3"]
-    text = export("schedule-csv", pipelined(graph, schedule, cuts, [0, 1]))
+    text = export_text("schedule-csv", pipelined(graph, schedule, cuts, [0, 1]))
     rows = [[_Action.from_str(cell) for cell in row] for row in csv.reader(io.StringIO(text))]
     assert len(rows) == 2
     n_stages = len(cuts) + 1
@@ -216,13 +209,13 @@ def test_torch_reads_an_order_of_its_own(graph: OpGraph) -> None:
     assert modules.stages is not None
     actions = ("FFF" + 5 * "BF" + "BBB", 8 * "FI" + 8 * "W")
     modules = replace(modules, stages=replace(modules.stages, actions=actions))
-    text = export("schedule-csv", modules)
+    text = export_text("schedule-csv", modules)
     rows = [[_Action.from_str(cell) for cell in row] for row in csv.reader(io.StringIO(text))]
     assert "\n".join(",".join(map(str, row)) for row in rows) + "\n" == text
     kinds = {"F": "FORWARD", "B": "FULL_BACKWARD", "I": "BACKWARD_INPUT", "W": "BACKWARD_WEIGHT"}
     found = [[cell.computation_type.name for cell in row] for row in rows]
     assert found == [[kinds[letter] for letter in word] for word in actions]
-    torchtitan = targets.torchtitan_settings(export("torchtitan", modules))
+    torchtitan = targets.torchtitan_settings(export_text("torchtitan", modules))
     assert torchtitan["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
     assert torchtitan["pipeline_parallel_schedule_csv"] == "schedule.csv"
 
@@ -231,28 +224,28 @@ def test_what_a_target_cannot_run_is_one_line(graph: OpGraph) -> None:
     cluster = get_cluster("4xv100")
     apart = placed(graph, cluster, [0, 1, 0, 1, 1, 1])
     with pytest.raises(ExportError, match="gpu0 has layers that are not next to each other"):
-        export("vllm", apart)
+        export_text("vllm", apart)
     ops = Placement(np.arange(graph.n_ops) % 4)
     with pytest.raises(ExportError, match=r"is on gpu. and gpu., and this target splits between layers"):
-        export("megatron", replace(apart, placement=ops))
+        export_text("megatron", replace(apart, placement=ops))
     rounds = pipelined(graph, "interleaved-1f1b:2", ["layers.1", "layers.2", "layers.4"], [0, 1])
     for target in ("vllm", "sglang", "llama.cpp", "deepspeed"):
         with pytest.raises(ExportError, match="has 2; place with --pipeline 1f1b"):
-            export(target, rounds)
+            export_text(target, rounds)
     with pytest.raises(ExportError, match="no schedule; place with --pipeline"):
-        export("schedule-csv", apart)
+        export_text("schedule-csv", apart)
     with pytest.raises(ExportError, match="unknown export 'vlm'; use one of split-spec"):
         EXPORTS["vlm"]
     flat = graph_of(nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 4)), "op")
     with pytest.raises(ExportError, match="no numbered modules that repeat"):
-        export("vllm", PlacedModules(Problem(flat, cluster), Placement(np.zeros(flat.n_ops, dtype=np.int64))))
+        export_text("vllm", PlacedModules(Problem(flat, cluster), Placement(np.zeros(flat.n_ops, dtype=int))))
     deep = graph_of(nn.Sequential(Model(), nn.Identity()))
     one = PlacedModules(Problem(deep, cluster), Placement(np.zeros(deep.n_ops, dtype=np.int64)))
-    named = targets.torchtitan_settings(export("torchtitan", one))["module_fqns_per_model_part"]
+    named = targets.torchtitan_settings(export_text("torchtitan", one))["module_fqns_per_model_part"]
     assert named == [["0", "1"]]
     last = np.array([int(path.startswith(("0.layers.5", "0.norm", "0.out"))) for path in deep.modules])
     with pytest.raises(ExportError, match="torchtitan splits the children of a model"):
-        export("torchtitan", replace(one, placement=Placement(last)))
+        export_text("torchtitan", replace(one, placement=Placement(last)))
 
 
 @pytest.mark.parametrize(("name", "target"), [("vllm", "vLLM"), ("megatron", "Megatron-LM")])
@@ -277,7 +270,7 @@ def test_two_lists_of_layers_fit_no_target_of_one(name: str, target: str) -> Non
     with pytest.raises(
         ExportError, match=f"{target} splits one list of layers, and this model has decoder and encoder"
     ):
-        export(name, one)
+        export_text(name, one)
 
 
 def test_a_plan_exports_itself() -> None:
@@ -298,22 +291,8 @@ def test_the_command_line_writes_exports(
     from agent.commands.evaluate import main
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_export_model.py").write_text(
-        "import torch\nfrom tests.agent.placing.exports.test_exports import Model\n"
-        "def make():\n    return Model(), (torch.zeros(4, 8, dtype=torch.int64),)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = [
-        "--model",
-        "my_export_model:make",
-        "--pipeline",
-        "1f1b",
-        "--granularity",
-        "layer",
-        "--budget",
-        "20",
-        "--placers",
-    ]
+    words = ["--model", f"{__name__}:make", "--pipeline", "1f1b", "--granularity", "layer"]
+    words += ["--budget", "20", "--placers"]
     assert main([*words, "equal-layers", "single", "--out", "out", "--export", "vllm", "torchtitan"]) == 0
     files = sorted(path.name for path in (tmp_path / "out").rglob("*.vllm.env"))
     assert len(files) == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +18,13 @@ from agent import place
 from agent.placing.exports.export import ExportError, PlacedModules, export_text
 from agent.placing.pipeline_plan import PipelinePlan
 from envs.cluster.presets import get_cluster
-from envs.placement.placement import Placement
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.capture.capture import capture
 from graphs.op_graph import OpGraph
 from tests.agent.placing.exports import targets
 
 WIDTH = 16
-Blocks = Callable[[], nn.Module]
 
 
 class Block(nn.Module):
@@ -154,10 +153,18 @@ class Vlm(nn.Module):
 
 
 VLM_INPUTS = (torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 4, 8))
-IMAGES = torch.zeros(8, 3, 12, 12)
+ROWS, IMAGES = torch.zeros(8, WIDTH), torch.zeros(8, 3, 12, 12)
 N_LANGUAGE = 8
+MODULES = {"named": (Named(), ROWS), "wrapped": (Wrapped(), ROWS), "alex": (Alex(), IMAGES)}
+MODULES |= {"resnet": (ResNet(), IMAGES), "vlm": (Vlm(), tuple(torch.cat([each] * 2) for each in VLM_INPUTS))}
 
 
+def make() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Makes a model and its inputs, for `--model`."""
+    return Vlm(), VLM_INPUTS
+
+
+@cache
 def vlm_graph(n_predicted: int = 0) -> OpGraph:
     return capture(Vlm(n_predicted), VLM_INPUTS, optimizer="sgd", notify=lambda line: None)
 
@@ -175,30 +182,19 @@ def on(graph: OpGraph, *begins: str) -> PlacedModules:
     return PlacedModules(Problem(graph, get_cluster("4xv100")), Placement(device_of))
 
 
-def plan_of(module: nn.Module, inputs: object, n_devices: int, **settings: str) -> PipelinePlan:
+@cache
+def plan_of(name: str, n_devices: int) -> PipelinePlan:
     cluster = f"4xv100:{n_devices}"
-    return place(
-        module, inputs, cluster=cluster, pipeline="1f1b", split=4, placer="equal-time", budget=5, **settings
-    )
+    return place(*MODULES[name], cluster=cluster, pipeline="1f1b", split=4, placer="equal-time", budget=5)
 
 
-@pytest.mark.parametrize(
-    ("module", "inputs"),
-    [
-        (Named(), torch.zeros(8, WIDTH)),
-        (Wrapped(), torch.zeros(8, WIDTH)),
-        (Alex(), IMAGES),
-        (ResNet(), IMAGES),
-    ],
-)
+@pytest.mark.parametrize("name", ["named", "wrapped", "alex", "resnet"])
 @pytest.mark.parametrize("n_devices", [2, 3])
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_torch_splits_a_module_at_the_names_of_an_export(
-    module: nn.Module, inputs: Tensor, n_devices: int
-) -> None:
-    plan = plan_of(module, inputs, n_devices)
+def test_torch_splits_a_module_at_the_names_of_an_export(name: str, n_devices: int) -> None:
+    plan, (module, inputs) = plan_of(name, n_devices), MODULES[name]
     names = json.loads(plan.export("split-spec"))
-    assert names == list(plan.pipeline_stages(module).split_spec)
+    assert names == list(plan.pipeline_stages(copy.deepcopy(module)).split_spec)
     expected = module(inputs)
     split = pipeline(copy.deepcopy(module), (inputs,), split_spec=dict.fromkeys(names, SplitPoint.BEGINNING))
     assert split.num_stages == len(names) + 1 == n_devices
@@ -206,20 +202,16 @@ def test_torch_splits_a_module_at_the_names_of_an_export(
 
 
 @pytest.mark.parametrize(
-    ("module", "inputs", "layers"),
+    ("name", "layers"),
     [
-        (Named(), torch.zeros(8, WIDTH), ["inp", *(f"layer{k}" for k in range(6)), "output"]),
-        (Wrapped(), torch.zeros(8, WIDTH), ["net.inp", *(f"net.layer{k}" for k in range(6)), "net.output"]),
-        (
-            Alex(),
-            IMAGES,
-            [*(f"features.{k}" for k in range(5)), "pool", *(f"classifier.{k}" for k in range(5))],
-        ),
-        (ResNet(), IMAGES, ["conv1", *(f"layer{k}.{n}" for k in (1, 2, 3) for n in (0, 1)), "fc"]),
+        ("named", ["inp", *(f"layer{k}" for k in range(6)), "output"]),
+        ("wrapped", ["net.inp", *(f"net.layer{k}" for k in range(6)), "net.output"]),
+        ("alex", [*(f"features.{k}" for k in range(5)), "pool", *(f"classifier.{k}" for k in range(5))]),
+        ("resnet", ["conv1", *(f"layer{k}.{n}" for k in (1, 2, 3) for n in (0, 1)), "fc"]),
     ],
 )
-def test_deepspeed_counts_every_module_once(module: nn.Module, inputs: Tensor, layers: list[str]) -> None:
-    text = plan_of(module, inputs, 3).export("deepspeed")
+def test_deepspeed_counts_every_module_once(name: str, layers: list[str]) -> None:
+    text = plan_of(name, 3).export("deepspeed")
     (named,) = [line for line in text.splitlines() if line.startswith("# layers: ")]
     assert named == f"# layers: {', '.join(layers)}"
     ranges = [targets.deepspeed_ranges(text, len(layers), stage) for stage in range(3)]
@@ -227,32 +219,28 @@ def test_deepspeed_counts_every_module_once(module: nn.Module, inputs: Tensor, l
     assert all(begin < end for begin, end in ranges)
 
 
-@pytest.mark.parametrize(
-    ("module", "inputs"), [(Named(), torch.zeros(8, WIDTH)), (Alex(), IMAGES), (ResNet(), IMAGES)]
-)
-def test_torchtitan_names_every_child_once_and_keeps_a_sequential_whole(
-    module: nn.Module, inputs: Tensor
-) -> None:
-    settings = targets.torchtitan_settings(plan_of(module, inputs, 2).export("torchtitan"))
+@pytest.mark.parametrize("name", ["named", "alex", "resnet"])
+def test_torchtitan_names_every_child_once_and_keeps_a_sequential_whole(name: str) -> None:
+    settings = targets.torchtitan_settings(plan_of(name, 2).export("torchtitan"))
     parts = settings["module_fqns_per_model_part"]
     assert isinstance(parts, list)
     assert len(parts) == settings["pipeline_parallel_degree"] == 2
-    names = sorted(name for part in parts for name in part)
-    assert names == sorted(name for name, _ in module.named_children())
+    children = sorted(child for part in parts for child in part)
+    assert children == sorted(child for child, _ in MODULES[name][0].named_children())
 
 
 @pytest.mark.parametrize("target", ["deepspeed", "torchtitan"])
 def test_tied_weights_in_several_stages_are_named(target: str) -> None:
     module = Named()
-    assert "must tie" not in export_text(target, on(capture(module, torch.randn(2, WIDTH)), "layer3"))
+    assert "must tie" not in export_text(target, on(capture(module, ROWS), "layer3"))
     module.layer5.up.weight = module.layer0.up.weight
-    graph = capture(module, torch.randn(2, WIDTH))
+    graph = capture(module, ROWS)
     tied = "one tensor in several places, which the target must tie: layer0.up.weight, layer5.up.weight"
     assert tied in export_text(target, on(graph, "layer3"))
 
 
 def test_moved_cuts_are_said() -> None:
-    plan = plan_of(Named(), torch.zeros(8, WIDTH), 4)
+    plan = plan_of("named", 4)
     assert ".down" in plan.export("split-spec")
     for target in ("deepspeed", "torchtitan"):
         assert "ops move to begin stages with modules; a step takes" in plan.export(target)
@@ -267,7 +255,7 @@ def test_torch_splits_at_each_call_so_a_module_that_is_called_twice_is_refused()
         def forward(self, x: Tensor) -> Tensor:
             return self.again(self.again(self.first(x)).relu()).mean()
 
-    graph = capture(Twice(), torch.zeros(8, WIDTH), optimizer="sgd")
+    graph = capture(Twice(), ROWS, optimizer="sgd")
     with pytest.raises(ExportError, match="torch splits at each call of 'again'"):
         export_text("split-spec", on(graph, "again"))
 
@@ -319,7 +307,7 @@ def test_lists_may_be_named_and_joined() -> None:
 
 
 def test_layers_with_numbers_in_their_names_may_be_named() -> None:
-    graph = capture(Wrapped(), torch.zeros(8, WIDTH), optimizer="sgd")
+    graph = capture(Wrapped(), ROWS, optimizer="sgd")
     text = export_text("vllm", replace(on(graph, "net.layer2"), layers="net.layer"))
     assert targets.pp_indices(text, "VLLM_PP_LAYER_PARTITION", 6, 2) == [(0, 2), (2, 6)]
 
@@ -338,7 +326,7 @@ def test_megatron_keeps_predicting_layers_together(begins: list[str], stages: li
 
 
 def test_a_pipeline_of_a_vision_language_model_by_op_is_cut_between_its_layers() -> None:
-    plan = plan_of(Vlm(), tuple(torch.cat([each] * 2) for each in VLM_INPUTS), 3)
+    plan = plan_of("vlm", 3)
     counts = targets.pp_indices(plan.export("vllm"), "VLLM_PP_LAYER_PARTITION", N_LANGUAGE, 3)
     assert counts[0][0] == 0
     sum_of_named = targets.pp_indices(
@@ -357,12 +345,8 @@ def test_the_command_line_takes_the_name_of_a_list(tmp_path: Path, monkeypatch: 
     from agent.commands.evaluate import main
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_towers.py").write_text(
-        "from tests.agent.placing.exports.test_module_lists import VLM_INPUTS, Vlm\n"
-        "def make():\n    return Vlm(), VLM_INPUTS\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["--model", "my_towers:make", "--granularity", "layer", "--placers", "single", "--export", "vllm"]
+    words = ["--model", f"{__name__}:make", "--granularity", "layer", "--placers", "single"]
+    words += ["--export", "vllm"]
     for layers, count in (("", N_LANGUAGE), ("visual.blocks", 9)):
         out = tmp_path / (layers or "found")
         assert main([*words, "--out", str(out), *(["--export-layers", layers] if layers else [])]) == 0

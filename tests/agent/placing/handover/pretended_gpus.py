@@ -72,10 +72,7 @@ def run_on_pretended_gpus(
         fakes = _faked(module)
         run = dispatch_model(fakes, named, main_device=main_gpu(device_map))
         run(**tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), dict(inputs)))
-        tensors = [
-            *run.named_parameters(remove_duplicate=False),
-            *run.named_buffers(remove_duplicate=False),
-        ]
+        tensors = [*run.named_parameters(remove_duplicate=False), *run.named_buffers(remove_duplicate=False)]
         return {path: str(tensor.device) for path, tensor in tensors}
 
 

@@ -33,7 +33,7 @@ from agent.training.imitation.trajectories import (
     replay_demonstrations,
 )
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch
+from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import OpGraph, build_graph

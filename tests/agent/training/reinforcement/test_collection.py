@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sb3_contrib import MaskablePPO
 
 from agent.policy.network import PlacementNetwork
 from agent.policy.policy import Policy
 from agent.policy.shape import current_shape
 from agent.training.config import TrainConfig
-from agent.training.reinforcement.collection import Collector
-from agent.training.reinforcement.ppo import make_ppo, roll_out
+from agent.training.reinforcement.phase import EndedEpisodes
+from agent.training.reinforcement.ppo import PlacementPPO, make_ppo
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.presets import get_cluster
-from envs.mdp.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.episodes import EpisodeBatch, EpisodeResult
+from envs.placement.generator import Rounds
+from envs.placement.reward import Measured
+from envs.placement.vec_env import PlacementVecEnv
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
 from graphs import build_graph
@@ -41,16 +43,22 @@ def scarce_problem() -> Problem:
     return Problem(build_graph("scarce", "", ops, []), cluster)
 
 
-def make(problems: Sequence[Problem], **arguments: Any) -> tuple[MaskablePPO, Collector]:
+def make(problems: Sequence[Problem], repeats: int = 1, **arguments: Any) -> PlacementPPO:
     """A policy of no training, whose choices are far from uniform."""
-    collector = Collector(problems, N_PLACES, seed=3, **arguments)
+    env = PlacementVecEnv(problems, N_PLACES, generator=Rounds(repeats=repeats), **arguments)
     torch.manual_seed(1)
     policy = Policy(PlacementNetwork(current_shape("sage", 24, 2)))
     torch.nn.init.normal_(policy.network.actor[-1].weight)
     config = TrainConfig(n_envs=N_PLACES, n_steps=N_STEPS, gae_lambda=0.9)
-    ppo = make_ppo(config, collector, lambda: policy, lambda: 1e-3, seed=0, device="cpu")
-    policy.set_problems(collector.batch.problems)
-    return ppo, collector
+    return make_ppo(config, env, lambda: policy, lambda: 1e-3, seed=3, device="cpu")
+
+
+def roll_out(ppo: PlacementPPO, n_steps: int) -> list[EpisodeResult]:
+    """Fills the buffer; returns the results of the episodes that ended."""
+    ended = EndedEpisodes()
+    ended.init_callback(ppo)
+    assert ppo.collect_rollouts(ppo.env, ended, ppo.rollout_buffer, n_steps)
+    return ended.results
 
 
 class KeptDraws:
@@ -70,13 +78,13 @@ class KeptDraws:
 class Stepped:
     """One place, stepped one decision at a time, with the devices and the beginnings of a rollout."""
 
-    def __init__(self, ppo: MaskablePPO, collector: Collector, place: int, **arguments: Any) -> None:
-        self.batch = EpisodeBatch(collector.batch.problems, 1, **arguments)
-        self.ppo, self.collector, self.place = ppo, collector, place
+    def __init__(self, ppo: PlacementPPO, place: int, **arguments: Any) -> None:
+        self.batch = EpisodeBatch(ppo.env.problems, 1, **arguments)
+        self.ppo, self.place = ppo, place
         self.ended, self.results = True, list[EpisodeResult]()
 
     def begin(self) -> None:
-        drawn = self.collector._beginnings[len(self.results)][self.place]
+        drawn = self.ppo.env.beginnings[len(self.results)][self.place]
         self.batch.begin(0, drawn.problem, drawn.order, np.random.default_rng(drawn.seed))
 
     def scores(self) -> tuple[np.ndarray, float]:
@@ -140,15 +148,15 @@ def test_rollouts_are_those_of_single_steps(cluster: str, mdp: str, orders: list
     graphs = [load_family("cifar10")[1], with_granularity(load_family("cifar10")[0], "module")]
     problems = [*(Problem(graph, get_cluster(cluster)) for graph in graphs), *[scarce_problem()] * 3]
     arguments = {"mdp": mdp, "orders": orders, "passes": 1}
-    ppo, collector = make(problems, **arguments)
-    collector._rng = KeptDraws(collector._rng)  # type: ignore[assignment]
-    places = [Stepped(ppo, collector, place, **arguments) for place in range(N_PLACES)]
+    ppo = make(problems, **arguments)
+    ppo.env._rng = KeptDraws(ppo.env._rng)
+    places = [Stepped(ppo, place, **arguments) for place in range(N_PLACES)]
     results = []
     for _ in range(2):
-        results += roll_out(ppo, collector, N_STEPS)
+        results += roll_out(ppo, N_STEPS)
         assert ppo.rollout_buffer.full
         for place in places:
-            place.compare(collector._rng.last[:, place.place])
+            place.compare(ppo.env._rng.last[:, place.place])
     assert summary(results) == summary([result for place in places for result in place.results])
     assert len(results) > 1
     assert any(result.infeasible for result in results) == (mdp == "construct")
@@ -158,14 +166,14 @@ def test_rollouts_do_not_depend_on_the_threads_and_go_on_from_a_checkpoint() -> 
     problems = [random_problem(seed, 12) for seed in range(3)]
     rows, state = [], dict[str, Any]()
     for threads in (1, 3):
-        ppo, collector = make(problems, threads=threads)
+        ppo = make(problems, threads=threads)
         if threads == 1:
-            roll_out(ppo, collector, 25)
-            state = collector.state_dict()
-            collector.restart()
+            roll_out(ppo, 25)
+            state = ppo.env.state_dict()
+            ppo.env.restart()
         else:
-            collector.load_state_dict(state)
-        roll_out(ppo, collector, 40)
+            ppo.env.load_state_dict(state)
+        roll_out(ppo, 40)
         buffer = ppo.rollout_buffer
         rows.append([*buffer.observations.values(), buffer.actions, buffer.rewards, buffer.episode_starts])
     for one, other in zip(*rows, strict=True):
@@ -174,46 +182,43 @@ def test_rollouts_do_not_depend_on_the_threads_and_go_on_from_a_checkpoint() -> 
 
 def test_every_problem_comes_up_once_a_round_and_those_of_one_stay_together() -> None:
     problems = [random_problem(seed, 12 + 9 * seed) for seed in range(4)]
-    _, collector = make(problems, repeats=2)
-    collector._draw(4)
-    drawn = [[each.problem for each in row] for row in collector._beginnings]
+    env = make(problems, repeats=2).env
+    env.draw_beginnings(4)
+    drawn = [[each.problem for each in row] for row in env.beginnings]
     rounds = np.concatenate(drawn).reshape(-1, 4, 2)
     assert (rounds[..., 0] == rounds[..., 1]).all()
     assert np.sort(rounds[..., 0]).tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_the_return_is_what_a_timer_measures() -> None:
-    """Of every second episode it says that it cannot be run."""
-    problems, placed = [random_problem(seed, 12) for seed in range(3)], list[float]()
+    """Of some placements it says that they cannot be run."""
+    problems = [random_problem(seed, 12) for seed in range(3)]
 
     def timer(problem: Problem, device_of: IntArray) -> float:
-        simulated_s = float(simulate_problem(problem, device_of).total_s)
-        placed.append(3.0 * simulated_s if len(placed) % 2 else float("inf"))
-        return placed[-1]
+        return np.inf if device_of.sum() % 2 else 3.0 * simulate_problem(problem, device_of).total_s
 
     found = []
-    for step_timer in (timer, None):
-        ppo, collector = make(problems, step_timer=step_timer)
-        results = roll_out(ppo, collector, 40)
-        found.append((results, ppo.rollout_buffer.rewards.sum()))
+    for reward in (Measured(timer), simulate_problem):
+        ppo = make(problems, reward=reward)
+        found.append((roll_out(ppo, 40), ppo.rollout_buffer.rewards.sum()))
     (timed, total), (simulated, plain_total) = found
     measured = [pair for pair in zip(timed, simulated, strict=True) if pair[1].fits]
-    assert len(measured) == len(placed) > 4
-    for step_s, (result, plain) in zip(placed, measured, strict=True):
-        if np.isfinite(step_s):
-            assert result.step_time_s == step_s == pytest.approx(3 * plain.step_time_s)
+    failed = [result for result, _ in measured if result.infeasible]
+    assert len(measured) > len(failed) > 2
+    for result, plain in measured:
+        assert result.fits != result.infeasible == (plain.device_of.sum() % 2)
+        if result.fits:
+            assert result.step_time_s == 3 * plain.step_time_s
             assert result.episode_return == pytest.approx(-3 * plain.ratio_to_single)
         else:
-            assert result.infeasible
-            assert not result.fits
             assert result.episode_return == pytest.approx(plain.episode_return - 2)
     gained = sum(result.episode_return - plain.episode_return for result, plain in measured)
     assert total - plain_total == pytest.approx(gained, rel=1e-5)
 
 
 def test_scores_that_are_not_finite_end_a_rollout() -> None:
-    ppo, collector = make([random_problem(0, 12)])
+    ppo = make([random_problem(0, 12)])
     with torch.no_grad():
         ppo.policy.placer.network.actor[1].bias.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="the policy's scores are not finite"):
-        roll_out(ppo, collector, 10)
+        roll_out(ppo, 10)

@@ -1,1 +1,0 @@
-"""Experiments: the questions of the pages of results, how their rows are made, and how they are shown."""

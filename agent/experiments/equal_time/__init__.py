@@ -1,1 +1,0 @@
-"""Placers in equal time on a sealed test set."""

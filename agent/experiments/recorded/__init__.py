@@ -1,1 +1,0 @@
-"""The tables of settled questions, from rows that are not made again; pages name their code."""

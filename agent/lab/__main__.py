@@ -1,0 +1,7 @@
+"""The command `python -m agent.lab`."""
+
+import sys
+
+from agent.lab.command import main
+
+sys.exit(main())

@@ -1,0 +1,179 @@
+"""Rows of trials: graphs on clusters by granularity, budget, placer and seed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from agent.evaluation.run import evaluate
+from agent.evaluation.spec import EvaluationSpec
+from agent.lab.rows import ExperimentError, Rows
+from agent.lab.sealed import ALL, sealed_graphs
+from agent.placers.base import Budget
+from agent.placing.policies import EvaluatedPolicy, open_policy
+from agent.placing.request import check_placers
+from agent.policy.serialization import read_policy, save_policy
+from envs.cluster.presets import get_cluster
+from envs.problem import Problem
+from graphs.granularity import with_granularity
+from graphs.op_graph import OpGraph
+from graphs.system.progress import progress_bars
+from graphs.system.running_time import running_cpu_s
+
+PRETRAINED, RANDOM = "pretrained", "random-weights"
+"""The shipped policy, which placers have by default, and one of its shape that learned nothing."""
+LARGE_OPS = 3_000
+"""Ops from which on a graph counts as large."""
+LONG_S, LONGEST_S = 0.3, 1.0
+"""Large graphs are placed within the first budget and longer ones, others within the second and less."""
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial.
+
+    Attributes:
+        seconds: budget in processor seconds; None for none.
+        budget: budget in evaluations; None for none.
+        placer: name, and `-POLICY` if that is not the shipped one.
+        step_s: simulated step time; infinite where the placement is infeasible.
+        cpu_s: processor seconds that the placer took.
+        evaluations: placements that it simulated.
+        single_s: step time of the fastest single device.
+        bound_s: lower bound on the step of every feasible placement.
+    """
+
+    graph: str
+    family: str
+    n_ops: int
+    cluster: str
+    granularity: str
+    seconds: float | None
+    budget: int | None
+    placer: str
+    seed: int
+    step_s: float
+    cpu_s: float
+    evaluations: int
+    single_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class SealedTrials:
+    """Trials of placers on one draw of each family of the sealed set, by cluster, granularity and budget.
+
+    Attributes:
+        placers: names, or `NAME@POLICY`, where the policy is a run's folder or `random-weights`.
+        clusters: names of presets.
+        seconds: budgets in processor seconds.
+        budget: further budgets, in evaluations.
+        granularities: what one decision places.
+        families: families of the sealed set; none for all.
+        seeds: number of seeds of each search.
+        first_seed: seed of the draws, as `sealed_graphs` takes it.
+        jobs: number of trials at the same time.
+    """
+
+    placers: tuple[str, ...]
+    clusters: tuple[str, ...]
+    seconds: tuple[float, ...]
+    budget: tuple[int, ...] = ()
+    granularities: tuple[str, ...] = ("op",)
+    families: tuple[str, ...] = ()
+    seeds: int = 1
+    first_seed: int = 4000
+    jobs: int = 1
+
+    def rows(self, folder: Path) -> Rows:
+        """Makes the rows; the folder keeps an evaluation of each cluster, granularity, budget and policy.
+
+        Raises:
+            ExperimentError: two policies have the same name, or some trials failed.
+            InputError: a name is unknown.
+        """
+        clusters, by_policy = [get_cluster(name) for name in self.clusters], dict[str, list[str]]()
+        for placer in self.placers:
+            name, _, policy = placer.partition("@")
+            by_policy.setdefault(policy, []).append(name)
+        check_placers(itertools.chain(*by_policy.values()), None)
+        if len({Path(path).name for path in by_policy}) < len(by_policy):
+            raise ExperimentError(
+                f"two of {', '.join(by_policy)} have the same name; rename the folder of one"
+            )
+        policies = {path: _opened(path, folder) for path in by_policy}
+        seen = read_policy(PRETRAINED).card.how_seen
+        graphs = sealed_graphs(self.families or ALL, first_seed=self.first_seed, how_seen=seen)
+        timed = [Budget(None, seconds, running_cpu_s) for seconds in self.seconds]
+        budgets = [*timed, *map(Budget, self.budget)]
+        rows: list[TrialRow] = []
+        for granularity, budget, cluster in itertools.product(self.granularities, budgets, clusters):
+            placed = [with_granularity(graph, granularity) for graph in graphs if _is_for(graph, budget)]
+            feasible = tuple(graph for graph in placed if Problem(graph, cluster).is_feasible)
+            for path, placers in by_policy.items() if feasible else ():
+                spec = EvaluationSpec(
+                    feasible,
+                    (cluster,),
+                    tuple(placers),
+                    seeds=self.seeds,
+                    budget=budget,
+                    policy=policies[path],
+                    granularity=granularity,
+                )
+                rows += self._evaluated(folder, spec, f"-{Path(path).name}" if path else "")
+        return [asdict(row) for row in rows]
+
+    def _evaluated(self, folder: Path, spec: EvaluationSpec, policy: str) -> list[TrialRow]:
+        """Makes the trials of an evaluation, or reads those that the folder has."""
+        limit = f"{spec.budget.seconds:g}-s" if spec.budget.seconds else f"{spec.budget.evaluations}"
+        name = f"{spec.granularity}-{limit}-{spec.clusters[0].name}{policy}"
+        with progress_bars() as report:
+            result = evaluate(spec, folder / name, jobs=self.jobs, report=partial(report, name))
+        if result.failures:
+            raise ExperimentError(f"{folder / name}: {len(result.failures)} trials failed, see failures.csv")
+        sizes = {graph.name: graph.n_ops for graph in spec.graphs}
+        return [
+            TrialRow(
+                graph=trial.graph,
+                family=trial.family,
+                n_ops=sizes[trial.graph],
+                cluster=trial.cluster,
+                granularity=trial.granularity,
+                seconds=spec.budget.seconds,
+                budget=spec.budget.evaluations,
+                placer=trial.placer + policy,
+                seed=trial.seed,
+                step_s=trial.step_time_s if trial.feasible else np.inf,
+                cpu_s=trial.cpu_s,
+                evaluations=trial.evaluations,
+                single_s=trial.single_s,
+                bound_s=trial.lower_bound_s,
+            )
+            for trial in result.trials
+        ]
+
+
+def _is_for(graph: OpGraph, budget: Budget) -> bool:
+    """Says whether a graph is placed with a budget."""
+    if budget.seconds is None:
+        return True
+    return budget.seconds >= LONG_S if graph.n_ops >= LARGE_OPS else budget.seconds <= LONGEST_S
+
+
+def _opened(path: str, folder: Path) -> EvaluatedPolicy:
+    """Opens the policy of a path, the shipped one for none; writes one of random weights into the folder."""
+    if path == RANDOM:
+        import torch
+
+        from agent.policy.network import PlacementNetwork
+
+        card = read_policy(PRETRAINED).card
+        torch.manual_seed(0)
+        (folder / RANDOM).mkdir(parents=True, exist_ok=True)
+        save_policy(folder / RANDOM, PlacementNetwork(card.shape), card)
+        path = str(folder / RANDOM)
+    return open_policy(path or PRETRAINED, ())

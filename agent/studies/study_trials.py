@@ -1,0 +1,156 @@
+"""The trials of a study: the combinations of a grid, a base without each component, or draws of a search."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optuna.distributions import CategoricalDistribution, IntDistribution
+
+from agent.studies.assignments import Space, in_words, read_space, settings_of
+from agent.studies.study_config import MOST_SEEDS, StudyConfig
+from agent.training.config import EXTENDABLE, ConfigError, TrainConfig
+
+COMPONENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "rollout-features": ("features of truncated rollouts", {"feature_set": "consumers"}),
+    "consumer-features": ("features of consumers, and of truncated rollouts", {"feature_set": "lookahead"}),
+    "lookahead": ("all features that look ahead", {"feature_set": "state"}),
+    "encoder": ("messages between ops", {"encoder": "none"}),
+    "rounds": ("all rounds of messages but one", {"rounds": 1}),
+    "demonstrations": ("imitation of searched placements", {"demonstrations": 0}),
+    "dagger": ("imitation on the policy's own placements", {"dagger_rounds": 0}),
+    "imitation": ("imitation of both kinds", {"demonstrations": 0, "dagger_rounds": 0}),
+    "reinforcement": ("reinforcement", {"timesteps": 0}),
+    "entropy": ("the entropy bonus of the reward", {"entropy": 0.0, "final_entropy": 0.0}),
+    "mask": ("the mask of devices without free memory", {"mask": "none"}),
+    "memory-penalty": ("the penalty of the reward for running out of memory", {"memory_penalty": 0.0}),
+    "baseline": ("comparison with other episodes on the same op", {"advantage": "batch"}),
+    "averaging": ("the average of the weights", {"ema_decay": 0.0}),
+    "randomization": ("randomized clusters", {"randomizations": 0}),
+    "pretraining": ("the policy to start from", {"init": ""}),
+    "order": ("the order of the visits, for a random one", {"order": ("random",)}),
+}
+"""Components that an ablation can leave out, by name: meaning, and the settings of a training without it."""
+
+
+@dataclass(frozen=True)
+class StudyTrial:
+    """A training of a study.
+
+    Attributes:
+        name: name of its folder, unique in the study.
+        component: description of the change from the base; "" for the base.
+        mode: `base`, `without`, `replaced`, `grid`, `sampled`, or `cold` for a control without `--init`.
+        params: its point in the study's space; None if the search has yet to draw it.
+    """
+
+    name: str
+    config: TrainConfig
+    component: str = ""
+    mode: str = "base"
+    params: Mapping[str, Any] | None = None
+
+    @property
+    def config_hash(self) -> str:
+        """Hash of the settings that influence the policy."""
+        decisive = {key: value for key, value in self.config.to_json().items() if key not in EXTENDABLE}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def drawn(self, params: Mapping[str, Any]) -> StudyTrial:
+        """Returns this trial of a grid or a search at a point of the space."""
+        config = replace(self.config, **settings_of(params))
+        return replace(self, config=config, component=in_words(params), params=params)
+
+
+def study_trials(base: TrainConfig, config: StudyConfig) -> tuple[list[StudyTrial], Space]:
+    """Lists the trials of a study, and the space that they are points of.
+
+    Raises:
+        ConfigError: a setting that cannot be varied, an unknown component, or cold controls without `--init`.
+    """
+    alone = replace(base, context="local")
+    if base.context == "search":
+        if not config.vary:
+            raise ConfigError("a search needs a space; give --vary FIELD=LEAST:MOST ...")
+        names = [f"{number:03d}" for number in range(config.trials)]
+        trials = [StudyTrial(name, replace(alone, name=name), mode="sampled") for name in names]
+        return trials, read_space(config.vary, ranges=True)
+    if base.context == "grid":
+        space = dict(read_space(config.vary, ranges=False))
+        trials = _combinations(StudyTrial("", alone, mode="grid" if space else "base"), space)
+    else:
+        names = list(config.without)
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"--without {repeated[0]} is given twice")
+        space = {"without": CategoricalDistribution(["", *names])}
+        trials = [StudyTrial("base", alone, params={"without": ""})]
+        for number, name in enumerate(names, start=1):
+            mode, params = "replaced" if "=" in name else "without", {"without": name}
+            trials.append(StudyTrial(f"{number:03d}", leave_out(alone, name), name, mode, params))
+    space["seed"] = IntDistribution(base.seed, base.seed + MOST_SEEDS)
+    return _on_seeds(trials, config), space
+
+
+def leave_out(base: TrainConfig, name: str) -> TrainConfig:
+    """Returns a training's settings without a component; `A+B` is without both.
+
+    Raises:
+        ConfigError: an unknown component, or one that the base does not have.
+    """
+    config = base
+    for component in name.split("+") if "=" not in name else [name]:
+        changes = _changes(component)
+        if replace(config, **changes) == config:
+            values = ", ".join(f"{key} is {config.to_json()[key]}" for key in changes)
+            raise ConfigError(f"the base has no '{component}' to leave out: {values} already")
+        config = replace(config, **changes)
+    return config
+
+
+def components_of(base: TrainConfig) -> tuple[str, ...]:
+    """Names of the components that a training has."""
+    return tuple(name for name, (_, changes) in COMPONENTS.items() if replace(base, **changes) != base)
+
+
+def describe_components() -> str:
+    """A line for each component."""
+    return "\n".join(f"{name:<18} {meaning}" for name, (meaning, _) in COMPONENTS.items())
+
+
+def _combinations(trial: StudyTrial, space: Mapping[str, Any]) -> list[StudyTrial]:
+    points = itertools.product(*(values.choices for values in space.values()))
+    return [
+        replace(trial.drawn(dict(zip(space, point, strict=True))), name=f"{number:03d}")
+        for number, point in enumerate(points)
+    ]
+
+
+def _on_seeds(trials: Sequence[StudyTrial], config: StudyConfig) -> list[StudyTrial]:
+    """Repeats trials on every seed, all trials on a seed before the next; with cold controls if asked for."""
+    if config.cold_control and not any(trial.config.init for trial in trials):
+        raise ConfigError("--cold-control trains without --init too; give --init")
+    repeated = []
+    for offset, trial in itertools.product(range(config.seeds), trials):
+        seed = trial.config.seed + offset
+        name, params = f"{trial.name}-seed-{seed}", {**(trial.params or {}), "seed": seed}
+        seeded = replace(trial.config, seed=seed, name=name)
+        repeated.append(replace(trial, name=name, config=seeded, params=params))
+        if config.cold_control and seeded.init:
+            cold = replace(seeded, init="", name=f"{name}-cold")
+            repeated.append(StudyTrial(cold.name, cold, trial.component, "cold", params))
+    return repeated
+
+
+def _changes(component: str) -> Mapping[str, Any]:
+    if "=" in component:
+        ((name, values),) = read_space([component], ranges=False).items()
+        if not isinstance(values, CategoricalDistribution) or len(values.choices) != 1:
+            raise ConfigError(f"'{component}': an ablation replaces a setting by one value")
+        return settings_of({name: values.choices[0]})
+    if component not in COMPONENTS:
+        raise ConfigError(f"unknown component '{component}'; use {', '.join(COMPONENTS)} or FIELD=VALUE")
+    return COMPONENTS[component][1]

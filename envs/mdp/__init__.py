@@ -1,1 +1,0 @@
-"""Two Markov decision processes over a graph: state, transition, observation, and the environments."""

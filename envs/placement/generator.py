@@ -1,0 +1,71 @@
+"""Generators: the problem and the order that each episode gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Beginning(NamedTuple):
+    """The draws of one episode: indices of its problem and order, and the seed of a random order."""
+
+    problem: int
+    order: int
+    seed: int
+
+
+class Uniform:
+    """Draws the problem and the order of each episode, whatever came before."""
+
+    def draw(self, n_problems: int, n_orders: int, rng: np.random.Generator) -> Beginning:
+        """Draws an episode over one of `n_problems` problems in one of `n_orders` orders."""
+        problem, order, seed = (int(rng.integers(n)) for n in (n_problems, n_orders, 2**63))
+        return Beginning(problem, order, seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what later draws depend on besides the random generator, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], n_problems: int) -> None:
+        """Continues where `state_dict` left the draws.
+
+        Raises:
+            LookupError, TypeError, ValueError: the state is not that of such a generator.
+        """
+
+
+class Rounds(Uniform):
+    """Draws problems in rounds: each comes up, in a random sequence, before any comes up again.
+
+    Larger graphs so get more decisions, but no more episodes.
+
+    Args:
+        repeats: how often in a row a problem comes up in a round. Episodes over one problem stay together, so
+            fewer graphs have to be encoded at a time.
+        only: indices of the problems to draw from; all by default. Two environments over the same problems
+            number them alike, so that a policy may learn from some problems and be evaluated on the others.
+    """
+
+    def __init__(self, *, repeats: int = 1, only: Sequence[int] | None = None) -> None:
+        self._repeats, self._only = repeats, only
+        self._round: list[int] = []
+
+    def draw(self, n_problems: int, n_orders: int, rng: np.random.Generator) -> Beginning:
+        """Draws an episode over the next problem of the round."""
+        if not self._round:
+            problems = np.arange(n_problems) if self._only is None else np.asarray(self._only)
+            self._round = problems[rng.permutation(len(problems))].repeat(self._repeats).tolist()
+        order, seed = int(rng.integers(n_orders)), int(rng.integers(2**63))
+        return Beginning(self._round.pop(), order, seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the problems that are left of the round."""
+        return {"round": list(self._round)}
+
+    def load_state_dict(self, state: dict[str, Any], n_problems: int) -> None:
+        """Continues the round."""
+        if not set(state["round"]) <= set(range(n_problems)):
+            raise ValueError(f"a round of problems {state['round']} for {n_problems} problems")
+        self._round = list(state["round"])

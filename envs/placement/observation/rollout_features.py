@@ -1,0 +1,217 @@
+"""Truncated-rollout features: how the episode would continue from each candidate device under a simple rule.
+
+From each candidate, the next units are decided one by one, each where the first of its ops that is visited
+finishes earliest, and the step time and the finishes are recorded after some numbers of decisions; then
+everything is rolled back. So a policy sees what a choice leads to beyond the op's own consumers: devices and
+links that other ops will need.
+
+Source: the rollout algorithm of Bertsekas, Tsitsiklis and Wu 1997 (doi:10.1023/A:1009635226865), here
+truncated after a few ops, and a feature rather than the decision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.placement.observation.features import HORIZONS
+from envs.placement.state import N_WAITING, POSITION
+from envs.simulator.arrays import copy, finish_s, n_clocks, run_op, start_s
+from envs.simulator.program import inputs_ready
+from envs.simulator.transfers import SendLog, copy_start_s, rollback, transfer_seconds
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.jit import kernel
+
+FURTHEST = HORIZONS[-1]
+
+
+class RolloutScratch(NamedTuple):
+    """The results of the rollouts of all candidates, and the changes that one rollout must take back."""
+
+    time_s: FloatArray  # (n_horizons, n_devices) step time at each horizon
+    finish_s: FloatArray  # (n_horizons, n_devices) mean finish of the ops visited up to there
+    free: FloatArray  # (n_clocks,) of the timeline before
+    load: FloatArray  # (n_devices,) bytes that the units placed on a device hold
+    unit: IntArray  # (FURTHEST,) units that were placed
+    start_before: FloatArray  # (n_ops,) start of the ops of the next visits, before
+    finish_before: FloatArray  # (n_ops,) finish of the ops of the next visits, before
+    log: SendLog  # slots of the timeline that were filled
+
+
+def new_rollout_scratch(n_devices: int, n_ops: int, n_reads: int) -> RolloutScratch:
+    """Creates scratch for problems of at most as many devices, ops, and reads of a tensor by an op."""
+    return RolloutScratch(
+        time_s=np.zeros((len(HORIZONS), n_devices)),
+        finish_s=np.zeros((len(HORIZONS), n_devices)),
+        free=np.zeros(n_clocks(n_devices)),
+        load=np.zeros(n_devices),
+        unit=np.zeros(FURTHEST, dtype=np.int64),
+        start_before=np.zeros(n_ops),
+        finish_before=np.zeros(n_ops),
+        log=SendLog(slot=np.zeros(2 * n_reads, dtype=np.int32), n=np.zeros(1, dtype=np.int64)),
+    )
+
+
+@kernel
+def simulate_rollouts(m, p, episode, ahead):
+    """Simulates a truncated rollout from every candidate device for the op at hand.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`, incremental; changed and restored.
+        ahead: `RolloutScratch`; `time_s` and `finish_s` are the result, the rest is scratch.
+    """
+    copy(episode.timeline.free, ahead.free)
+    for device in range(len(p.memory)):
+        copy(episode.load, ahead.load)
+        n_units, n_seen = simulate_ahead(m, p, episode, device, ahead)
+        restore_episode(m, episode, ahead, n_units, n_seen)
+
+
+@kernel(inline=True)
+def simulate_ahead(m, p, episode, first_device, ahead):
+    """Places the unit at hand on a device and the units after it by the rule.
+
+    A rollout visits ops until it would decide more than `FURTHEST` units. The furthest horizon is looked at
+    when all later ops of decided units ran too, such as the backward ops of modules.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`.
+        episode: `Episode`; `device_of` and the timeline are written.
+        first_device: index of the candidate, int.
+        ahead: `RolloutScratch` with an empty log; written: the column `first_device` of `time_s` and
+            `finish_s`, and what `restore_episode` needs.
+
+    Returns:
+        Numbers of units placed and of visits looked at.
+    """
+    visits, device_of, timeline = episode.visits, episode.device_of, episode.timeline
+    position, n_visits = episode.state[POSITION], len(visits) - episode.state[POSITION]
+    n_units = n_run = level = at = 0
+    n_waiting = episode.state[N_WAITING]
+    time_s, sum_s = episode.time_s[0], 0.0
+    while at < n_visits and (n_waiting or level < len(HORIZONS)):
+        op = visits[position + at]
+        ahead.start_before[at] = timeline.start[op]
+        ahead.finish_before[at] = timeline.finish[op]
+        if device_of[op] < 0 and level < len(HORIZONS):
+            device = first_device if at == 0 else earliest_finish(m, p, episode, op, ahead)
+            unit = m.unit_of[op]
+            for k in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+                device_of[m.unit_item[k]] = device
+                n_waiting += m.is_compute[m.unit_item[k]]
+            ahead.load[device] += m.footprint_bytes[unit]
+            ahead.unit[n_units] = unit
+            n_units += 1
+        if device_of[op] >= 0:
+            ready = inputs_ready(p, device_of, timeline, timeline.free, op, device_of[op], True, ahead.log)
+            finish = run_op(p, timeline, op, device_of[op], ready)
+            time_s, sum_s = max(time_s, finish), sum_s + finish
+            n_run, n_waiting = n_run + 1, n_waiting - 1
+        at += 1
+        decides_next = at < n_visits and device_of[visits[position + at]] < 0
+        while level < len(HORIZONS) and decides_next and n_units >= HORIZONS[level]:
+            ahead.time_s[level, first_device] = time_s
+            ahead.finish_s[level, first_device] = sum_s / n_run
+            level += 1
+    for last in range(min(level, len(HORIZONS) - 1), len(HORIZONS)):
+        ahead.time_s[last, first_device] = time_s
+        ahead.finish_s[last, first_device] = sum_s / n_run
+    return n_units, at
+
+
+@kernel(inline=True)
+def earliest_finish(m, p, episode, op, ahead):
+    """Finds where an op would finish first, among the devices of its inputs and the one free soonest.
+
+    Each transfer is estimated as `estimate_finish` does it. Where no device has enough free memory, memory is
+    ignored.
+
+    Args:
+        m: `MdpArrays`. p: `ProblemArrays`. episode: `Episode`.
+        op: index, int.
+        ahead: `RolloutScratch`; `load` is read.
+
+    Returns:
+        Device index.
+    """
+    timeline, device_of = episode.timeline, episode.device_of
+    footprint = m.footprint_bytes[m.unit_of[op]]
+    soonest, soonest_s = -1, np.inf
+    for device in range(len(p.memory)):
+        start = start_s(p, timeline.free, op, device, 0.0)
+        finish = finish_s(p, timeline.free, op, device, start)
+        if finish < soonest_s and ahead.load[device] + footprint <= p.memory[device]:
+            soonest, soonest_s = device, finish
+    chosen, earliest, before = soonest, np.inf, -1
+    for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
+        source = device_of[p.producer[p.input_item[k]]]
+        if source < 0 or source in (before, soonest):
+            continue
+        if soonest < 0 or ahead.load[source] + footprint <= p.memory[source]:
+            finish = estimate_finish(p, timeline, device_of, op, source)
+            if finish < earliest or (finish == earliest and source < chosen):
+                chosen, earliest = source, finish
+        before = source
+    if soonest >= 0 and soonest_s <= earliest:
+        finish = estimate_finish(p, timeline, device_of, op, soonest)
+        if finish < earliest or (finish == earliest and soonest < chosen):
+            chosen = soonest
+    return max(chosen, 0)
+
+
+@kernel
+def estimate_finish(p, timeline, device_of, op, device):
+    """Estimates when an op would finish on a device, each copy that it needs issued alone from now on.
+
+    Args:
+        p: `ProblemArrays`.
+        timeline: `Timeline` in which all placed producers have finished.
+        device_of: device of each op, int64 (n_ops,); -1 = unplaced.
+        op, device: indices, int.
+
+    Returns:
+        Seconds.
+    """
+    n_devices, ready = len(p.memory), 0.0
+    for k in range(p.input_ptr[op], p.input_ptr[op + 1]):
+        tensor = p.input_item[k]
+        producer = p.producer[tensor]
+        source = device_of[producer]
+        if source < 0:
+            continue
+        there = timeline.finish[producer]
+        if source != device:
+            arrival = timeline.arrival[tensor * n_devices + device]
+            if arrival >= 0.0:
+                there = arrival
+            else:
+                there = copy_start_s(p, timeline.free, source, device, there)
+                there += transfer_seconds(p, p.size[tensor], source, device)
+        ready = max(ready, there)
+    start = start_s(p, timeline.free, op, device, ready)
+    return finish_s(p, timeline.free, op, device, start)
+
+
+@kernel(inline=True)
+def restore_episode(m, episode, ahead, n_units, n_seen):
+    """Takes back what `simulate_ahead` did to an episode.
+
+    Args:
+        m: `MdpArrays`.
+        episode: `Episode`; `device_of` and the timeline are restored.
+        ahead: `RolloutScratch`; its log is emptied.
+        n_units, n_seen: numbers of units placed and of visits looked at, int.
+    """
+    timeline, position = episode.timeline, episode.state[POSITION]
+    rollback(timeline, ahead.log, 0)
+    for k in range(n_units):
+        unit = ahead.unit[k]
+        for member in range(m.unit_ptr[unit], m.unit_ptr[unit + 1]):
+            episode.device_of[m.unit_item[member]] = -1
+    for at in range(n_seen):
+        op = episode.visits[position + at]
+        timeline.start[op] = ahead.start_before[at]
+        timeline.finish[op] = ahead.finish_before[at]
+    copy(ahead.free[: len(timeline.free)], timeline.free)

@@ -1,0 +1,1 @@
+"""A device for every op: placements and their files."""

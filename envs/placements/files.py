@@ -1,0 +1,172 @@
+"""Placement files, format `placewalk.placement/1`: a device name for every op name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envs.cluster.cluster import Cluster
+from envs.placements.placement import Placement, PlacementError, check_placement
+from graphs.op_graph import OpGraph
+from graphs.system.json_fields import array, fields, integer, kind_of, name
+from graphs.system.json_files import FileFormatError, read_json, write_json_atomic
+
+FORMAT = "placewalk.placement/1"
+KEYS = frozenset({"format", "graph", "cluster", "device_of"})
+STAGES, RECOMPUTE, ACTIONS = PIPELINE_KEYS = ("stage_of", "recompute", "actions")
+"""The keys that a placement of a pipeline may have besides."""
+
+
+@dataclass(frozen=True)
+class NamedPlacement:
+    """A placement as its file holds it, before its names are resolved.
+
+    Attributes:
+        graph, cluster: names of the graph and the cluster that it is for.
+        device_of: device name of each op name.
+        where: the path, with which error messages begin.
+        stage_of: number of the stage of op names; empty where there is none.
+        recompute: stages that run their forward ops again.
+        actions: letters of the actions of each stage.
+    """
+
+    graph: str
+    cluster: str
+    device_of: Mapping[str, str]
+    where: str
+    stage_of: Mapping[str, int] = field(default_factory=dict)
+    recompute: tuple[int, ...] = ()
+    actions: tuple[str, ...] = ()
+
+    def resolve(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        """Resolves the names in the graph and the cluster.
+
+        Raises:
+            PlacementError: it is for another graph or cluster, names an unknown op or device, leaves an op
+                out, or splits a placement unit.
+        """
+        for label, own, given in (("graph", self.graph, graph.name), ("cluster", self.cluster, cluster.name)):
+            if own != given:
+                raise PlacementError(f"{self.where}: is for {label} '{own}', not for '{given}'")
+        self._check_ops(graph)
+        index_of = {device.name: index for index, device in enumerate(cluster.devices)}
+        for op, device in self.device_of.items():
+            if device not in index_of:
+                known = f"the devices of cluster '{cluster.name}' are {', '.join(index_of)}"
+                raise PlacementError(f"{self.where}: op '{op}' is on '{device}', but {known}")
+        devices = [index_of[self.device_of[op]] for op in graph.op_names]
+        stages = [self.stage_of.get(op, -1) for op in graph.op_names]
+        stage_of = np.array(stages, dtype=np.int64) if self.stage_of else None
+        placement = Placement(np.array(devices, dtype=np.int64), stage_of, self.recompute, self.actions)
+        try:
+            check_placement(graph, cluster, placement)
+        except PlacementError as error:
+            raise PlacementError(f"{self.where}: {error}") from None
+        return placement
+
+    def _check_ops(self, graph: OpGraph) -> None:
+        known = set(graph.op_names)
+        unknown = [op for op in (*self.device_of, *self.stage_of) if op not in known]
+        if unknown:
+            raise PlacementError(f"{self.where}: op '{unknown[0]}' is not in graph '{graph.name}'")
+        missing = [op for op in graph.op_names if op not in self.device_of]
+        if missing:
+            have = f" and {len(missing) - 1} more have" if len(missing) > 1 else " has"
+            raise PlacementError(f"{self.where}: op '{missing[0]}'{have} no device; place every op")
+
+
+def read_placement(path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster) -> Placement:
+    """Reads the placement of a graph on a cluster.
+
+    Raises:
+        FileFormatError: the path is no readable JSON file, or the file breaks the format.
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    return read_named_placement(path).resolve(graph, cluster)
+
+
+def read_named_placement(path: str | os.PathLike[str]) -> NamedPlacement:
+    """Reads a placement file without its graph and cluster, whose names it holds.
+
+    Raises:
+        FileFormatError: the path is no readable JSON file, or the file breaks the format.
+    """
+    return placement_from_json(read_json(path), str(path))
+
+
+def write_placement(
+    path: str | os.PathLike[str], graph: OpGraph, cluster: Cluster, placement: Placement
+) -> None:
+    """Writes a placement file atomically.
+
+    Raises:
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    write_json_atomic(path, placement_to_json(graph, cluster, placement))
+
+
+def placement_from_json(value: object, where: str) -> NamedPlacement:
+    """Builds a named placement from its parsed JSON; `where` begins the message of any error.
+
+    Raises:
+        FileFormatError: the value breaks the format.
+    """
+    record = fields(value, where, KEYS, set(PIPELINE_KEYS), format=FORMAT)
+    device_of = record["device_of"]
+    if not isinstance(device_of, dict):
+        at = f"{where}: device_of"
+        raise FileFormatError(f"{at}: is {kind_of(device_of)}; expected an object, op name to device name")
+    for op, device in device_of.items():
+        name(device, f"{where}: device of {name(op, f'{where}: an op of device_of')!r}")
+    return NamedPlacement(
+        graph=name(record["graph"], f"{where}: graph"),
+        cluster=name(record["cluster"], f"{where}: cluster"),
+        device_of=device_of,
+        where=where,
+        stage_of=_stages(record.get(STAGES, {}), f"{where}: {STAGES}"),
+        recompute=_recompute(record.get(RECOMPUTE, []), f"{where}: {RECOMPUTE}"),
+        actions=_actions(record.get(ACTIONS, []), f"{where}: {ACTIONS}"),
+    )
+
+
+def _recompute(value: object, where: str) -> tuple[int, ...]:
+    stages = [integer(stage, f"{where}: a stage") for stage in array(value, where)]
+    return tuple(sorted(set(stages)))
+
+
+def _actions(value: object, where: str) -> tuple[str, ...]:
+    return tuple(name(word, f"{where}: stage {stage}") for stage, word in enumerate(array(value, where)))
+
+
+def _stages(value: object, where: str) -> Mapping[str, int]:
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where}: is {kind_of(value)}; expected an object, op name to stage number")
+    found = {op: integer(stage, f"{where}: stage of {op!r}") for op, stage in value.items()}
+    for op, stage in found.items():
+        if stage < 0:
+            raise FileFormatError(f"{where}: stage of {op!r} is {stage}; expected a number from 0")
+    return found
+
+
+def placement_to_json(graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, Any]:
+    """Converts a placement to JSON values, ops in program order.
+
+    Raises:
+        PlacementError: the placement does not suit the graph and the cluster.
+    """
+    check_placement(graph, cluster, placement)
+    devices = [cluster.devices[index].name for index in placement.device_of]
+    record: dict[str, Any] = {"format": FORMAT, "graph": graph.name, "cluster": cluster.name}
+    record["device_of"] = dict(zip(graph.op_names, devices, strict=True))
+    if placement.stage_of is not None:
+        stages = zip(graph.op_names, placement.stage_of.tolist(), strict=True)
+        record[STAGES] = {op: stage for op, stage in stages if stage >= 0}
+    if placement.recompute:
+        record[RECOMPUTE] = list(placement.recompute)
+    if placement.actions:
+        record[ACTIONS] = list(placement.actions)
+    return record

@@ -1,0 +1,98 @@
+"""Pages of results: short, with rows beside them, and no number that their command does not print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.lab.command import main
+from agent.lab.experiment import EXPERIMENTS, RESULTS
+
+ROOT = Path(__file__).parents[3]
+INDEX, HISTORY = RESULTS.parent / "RESULTS.md", RESULTS.parent / "HISTORY.md"
+FILES = sorted(RESULTS.glob("*.md"))
+WITH_TABLES = [path for path in FILES if path.stem != "negatives"]
+FROZEN = [path for path in WITH_TABLES if path.stem not in EXPERIMENTS]
+DOCUMENTS = [
+    ROOT / name for name in ("README.md", "envs/README.md", "agent/README.md", "graphs/io/README.md")
+]
+MAX_WORDS, MAX_TABLES = 500, 2
+DECIMAL = re.compile(r"\d+\.\d+%?")
+HEADS = ("**Question.**", "**Set-up.**", "**Result.**", "**Conclusion.**", "**Commands.**")
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def table_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def prose(path: Path) -> str:
+    return "\n".join(line for line in BLOCK.sub("", read(path)).splitlines() if not line.startswith("|"))
+
+
+def links(path: Path) -> list[str]:
+    return [target for target in re.findall(r"\]\(([^)]+)\)", read(path)) if "://" not in target]
+
+
+def commands(path: Path) -> list[str]:
+    return [line for block in BLOCK.findall(read(path)) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("path", [INDEX, HISTORY, *FILES, *DOCUMENTS], ids=lambda path: path.stem)
+def test_links_lead_to_pages_and_not_to_sections_of_them(path: Path) -> None:
+    for target in links(path):
+        file, _, section = target.partition("#")
+        if path not in DOCUMENTS or "lab/" in file:
+            assert (path.parent / file).exists(), target
+            assert not section, f"{target}: link to a page, not to a section"
+
+
+@pytest.mark.parametrize("path", WITH_TABLES, ids=lambda path: path.stem)
+def test_a_page_is_short_and_has_all_parts_in_order(path: Path) -> None:
+    assert len(prose(path).split()) <= MAX_WORDS
+    places = [read(path).find(f"\n{head}") for head in HEADS]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert 1 <= sum(line.startswith("| ---") for line in table_lines(read(path))) <= MAX_TABLES
+    assert any(".csv" in target for target in links(path)), "the page names no rows"
+    assert f"results/{path.name}" in links(INDEX)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_number_of_a_page_is_printed_by_its_command(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Table lines as they are; of the text, numbers with a point, but for those of the set-up."""
+    path = RESULTS / f"{name}.md"
+    assert f"python -m agent.lab {name} --only tables" in commands(path)
+    capsys.readouterr()
+    assert main([name, "--only", "tables"]) == 0
+    printed = capsys.readouterr().out
+    assert not {*table_lines(read(path))} - {*table_lines(printed)}
+    setup, result = prose(path).split("**Result.**")
+    text = re.sub(r"\]\([^)]+\)", "]", setup.split("**Set-up.**")[0] + result)
+    (row,) = [line for line in table_lines(read(INDEX)) if f"results/{name}.md" in line]
+    assert not {*DECIMAL.findall(text), *DECIMAL.findall(row)} - {*DECIMAL.findall(printed)}
+
+
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: path.stem)
+def test_a_frozen_page_names_the_commit_at_which_its_tables_are_printed(path: Path) -> None:
+    tables = f"python -m agent.experiments {path.stem} --only tables  # at "
+    (commit,) = [line.removeprefix(tables) for line in commands(path) if line.startswith(tables)]
+    assert re.fullmatch(r"[0-9a-f]{7}", commit)
+    assert f"Settled: commands marked `# at {commit}` run at that commit." in prose(path)
+    assert not [line for line in commands(path) if line.startswith("python -m agent.lab")]
+
+
+def test_every_file_of_rows_belongs_to_a_page() -> None:
+    named = {(path.parent / target).resolve() for path in FILES for target in links(path)}
+    files = {path for path in RESULTS.iterdir() if path.suffix != ".md"}
+    assert (
+        {RESULTS / name for experiment in EXPERIMENTS.values() for name in experiment.rows} <= files <= named
+    )

@@ -1,0 +1,257 @@
+"""An episode in plain Python: what is placed, what is simulated, and what a decision changes and earns.
+
+This is the specification of both decision processes, written for reading: after every decision, all numbers
+are computed anew from what is placed, by the plain simulator. `reference_observation` is about what is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from envs.problem import Problem
+from graphs.op_graph import OpGraph
+from tests.envs.placement.reference_timeline import simulate_part
+from tests.envs.simulator.reference_simulator import simulate_plainly
+
+OVERFLOW_PENALTY, INFEASIBLE_PENALTY = 1.0, 2.0
+
+
+@dataclass
+class Result:
+    """How an episode ended; `step_time_s` is NaN where it was infeasible, -1 in `device_of` is not placed."""
+
+    step_time_s: float
+    fits: bool
+    infeasible: bool
+    device_of: list[int]
+
+
+class ReferenceEpisode:
+    """What both decision processes share; `Construct` and `Improve` say what they visit and simulate.
+
+    Attributes:
+        visits: ops in the order in which they are visited.
+        position: visits that are done.
+        device_of: device of each op, (n_ops,); -1 = not placed.
+        simulated: the part of `device_of` that `timeline` simulates; -1 = absent.
+        last_device: where the last decision went, -1 before the first.
+        footprint: bytes that each placement unit keeps for long, (n_units,).
+        op_s: seconds of each op on each device, (n_ops, n_devices).
+        single_device_s: step time of each device alone, (n_devices,).
+        mean_op_s: mean of the times in `op_s` that are above 0, the unit of the features' times.
+        scale_s: least of `single_device_s`, the unit of rewards.
+        masks: whether only devices with free memory are offered.
+        memory_penalty: factor of what running out of memory costs.
+    """
+
+    masks = True
+    memory_penalty = 1.0
+
+    def __init__(self, problem: Problem, visits: list[int], device_of: list[int]) -> None:
+        self.problem, self.graph, self.cluster = problem, problem.graph, problem.cluster
+        self.devices = range(problem.cluster.n_devices)
+        self.visits, self.position, self.last_device = visits, 0, -1
+        self.device_of, self.simulated = list(device_of), list(device_of)
+        self.done = self.infeasible = False
+        self.footprint = footprints(self.graph)
+        self.op_s: list[list[float]] = problem.op_seconds.tolist()
+        above_0 = [seconds for row in self.op_s for seconds in row if seconds > 0]
+        self.mean_op_s = float(np.mean(above_0)) if above_0 else 1.0
+        self.single_device_s = [self.alone_s(device) for device in self.devices]
+        self.scale_s = min(self.single_device_s) or 1.0
+        self.simulate()
+
+    @property
+    def op(self) -> int:
+        """The op at hand."""
+        return self.visits[self.position]
+
+    @property
+    def time_s(self) -> float:
+        """Step time of what is simulated."""
+        return self.timeline.total_s
+
+    def unit(self, op: int) -> list[int]:
+        """Ops of an op's placement unit, itself included."""
+        return [int(member) for member in self.graph.units.row(self.graph.unit_of[op])]
+
+    def bytes_of(self, op: int) -> float:
+        """Footprint of an op's placement unit."""
+        return self.footprint[int(self.graph.unit_of[op])]
+
+    def alone_s(self, device: int) -> float:
+        """Step time with all ops on one device: they run one after the other with a gap between them.
+
+        None starts before the host thread has issued it.
+        """
+        seconds = [row[device] for row in self.op_s if row[device] > 0]
+        finish_s = 0.0
+        for n_issued, each in enumerate(seconds, start=1):
+            free_s = finish_s + self.cluster.op_gap_s if n_issued > 1 else 0.0
+            n_turns = n_issued if self.cluster.issue_per == "op" else 1
+            finish_s = max(free_s, n_turns * self.cluster.issue_s) + each
+        return finish_s
+
+    def load_bytes(self, device: int) -> float:
+        """Footprint of all units placed on a device."""
+        first_members = (int(row[0]) for row in map(self.graph.units.row, range(len(self.graph.units))))
+        return sum(self.bytes_of(op) for op in first_members if self.device_of[op] == device)
+
+    def busy_s(self, device: int) -> float:
+        """Seconds of the ops on a device, which need not be simulated yet."""
+        return sum(self.op_s[op][device] for op, where in enumerate(self.device_of) if where == device)
+
+    def unit_s(self, op: int) -> list[float]:
+        """Seconds that the compute ops of an op's unit take on each device."""
+        members = [member for member in self.unit(op) if self.graph.is_compute[member]]
+        return [sum(self.op_s[member][device] for member in members) for device in self.devices]
+
+    def is_feasible(self, device: int) -> bool:
+        """Whether the unit at hand may go to a device: it is there already, or its footprint fits."""
+        stays = self.device_of[self.op] == device
+        memory = self.cluster.devices[device].memory_bytes
+        return stays or not self.masks or self.load_bytes(device) + self.bytes_of(self.op) <= memory
+
+    def step(self, device: int) -> float:
+        """Place the unit at hand on a device and go on to the next decision; returns the reward.
+
+        The reward is minus what the decision adds to the simulated step time, over `scale_s`. A finished step
+        that exceeds the memory of a device is penalized, and so is an op that no device has memory for.
+        """
+        before_s = self.time_s
+        for member in self.unit(self.op):
+            self.device_of[member] = device
+        self.last_device = device
+        self.advance()
+        self.simulate()
+        self.done = self.position == len(self.visits)
+        reward = -(self.time_s - before_s) / self.scale_s
+        if self.done:
+            share = self.overflow(self.simulated)
+            return reward - self.memory_penalty * (OVERFLOW_PENALTY + share if share > 0.0 else 0.0)
+        if not any(map(self.is_feasible, self.devices)):
+            self.done = self.infeasible = True
+            return reward - self.memory_penalty * INFEASIBLE_PENALTY
+        return reward
+
+    def simulate(self) -> None:
+        """Bring `timeline` up to date with `simulated`."""
+        self.timeline = simulate_part(self.problem, self.simulated)
+
+    def overflow(self, device_of: list[int]) -> float:
+        """Share of the cluster's memory that a placement needs beyond what its devices have."""
+        peaks = simulate_plainly(self.graph, self.cluster, device_of).peak_bytes
+        memory = [device.memory_bytes for device in self.cluster.devices]
+        return sum(max(peak - limit, 0.0) for peak, limit in zip(peaks, memory, strict=True)) / sum(memory)
+
+    def advance(self) -> None:
+        """Move `position` and `simulated` on after a decision."""
+        raise NotImplementedError
+
+    def with_op_on(self, device: int) -> list[int]:
+        """What would be simulated with the op at hand on a device."""
+        raise NotImplementedError
+
+    def result(self) -> Result:
+        """How the episode ended."""
+        return Result(
+            step_time_s=float("nan") if self.infeasible else self.time_s,
+            fits=not self.infeasible and self.overflow(self.simulated) == 0.0,
+            infeasible=self.infeasible,
+            device_of=self.device_of,
+        )
+
+
+class Construct(ReferenceEpisode):
+    """Places every unit once, at the first of its ops that is visited.
+
+    An op is simulated from its visit on, and the source ops of its unit with it. Ops that are decided but not
+    visited yet are absent, and so are the updates that no visit is for; the finished step has them all.
+    """
+
+    def __init__(self, problem: Problem, order: list[int]) -> None:
+        super().__init__(problem, order, [-1] * problem.graph.n_ops)
+
+    def busy_s(self, device: int) -> float:
+        """Seconds of the compute ops of the units on a device."""
+        compute = np.flatnonzero(self.graph.is_compute)
+        return sum(self.op_s[op][device] for op in compute if self.device_of[op] == device)
+
+    def advance(self) -> None:
+        """Visit on to the next op without a device; after the last one, everything is simulated."""
+        while self.position < len(self.visits) and self.device_of[self.op] >= 0:
+            self.simulated = self.with_op_on(self.device_of[self.op])
+            self.position += 1
+        if self.position == len(self.visits):
+            self.simulated = list(self.device_of)
+
+    def with_op_on(self, device: int) -> list[int]:
+        """What is simulated, and the op at hand and its unit's source ops on the device."""
+        simulated = list(self.simulated)
+        for member in self.unit(self.op):
+            if member == self.op or self.graph.is_source[member]:
+                simulated[member] = device
+        return simulated
+
+
+class Improve(ReferenceEpisode):
+    """Starts from a complete placement and may move each unit once a pass; all is simulated all the time.
+
+    The result is the fastest placement seen that the footprints allow, the first one included.
+    """
+
+    def __init__(self, problem: Problem, order: list[int], passes: int, start: list[int]) -> None:
+        first_visits: dict[int, int] = {}
+        for op in order:
+            first_visits.setdefault(int(problem.graph.unit_of[op]), op)
+        super().__init__(problem, list(first_visits.values()) * passes, start)
+        self.best: tuple[float, list[int]] | None = None
+        self.keep_best()
+
+    def step(self, device: int) -> float:
+        """Move the unit at hand, or leave it where it is."""
+        reward = super().step(device)
+        self.keep_best()
+        return reward
+
+    def advance(self) -> None:
+        """Go on to the next unit."""
+        self.simulated = list(self.device_of)
+        self.position += 1
+
+    def with_op_on(self, device: int) -> list[int]:
+        """The placement with the whole unit at hand on the device."""
+        unit = self.unit(self.op)
+        return [device if op in unit else where for op, where in enumerate(self.device_of)]
+
+    def keep_best(self) -> None:
+        """Remember the placement if it is faster than the best one and no footprints exceed a device."""
+        within = all(self.load_bytes(d) <= self.cluster.devices[d].memory_bytes for d in self.devices)
+        if within and (self.best is None or self.time_s < self.best[0]):
+            self.best = (self.time_s, list(self.device_of))
+
+    def result(self) -> Result:
+        """The best placement seen; the last one where the footprints allowed none."""
+        if self.best is None:
+            return super().result()
+        time_s, device_of = self.best
+        return Result(time_s, self.overflow(device_of) == 0.0, False, device_of)
+
+
+def footprints(graph: OpGraph) -> list[float]:
+    """Bytes that each placement unit keeps for long, (n_units,).
+
+    These are the resident bytes of its ops, and the outputs that the backward pass reads again: tensors that
+    a backward op reads, no backward op makes, and no resident bytes count already.
+    """
+    footprint = [0.0] * len(graph.units)
+    for op in range(graph.n_ops):
+        footprint[graph.unit_of[op]] += graph.resident_bytes[op]
+    for tensor in range(graph.n_tensors):
+        producer = int(graph.tensor_producer[tensor])
+        read_again = any(graph.phases[reader] == "backward" for reader in graph.consumers.row(tensor))
+        if read_again and graph.phases[producer] != "backward" and graph.tensor_owner[tensor] < 0:
+            footprint[graph.unit_of[producer]] += graph.tensor_bytes[tensor]
+    return footprint

@@ -1,0 +1,187 @@
+"""The truncated rollout in plain Python: where a candidate leads if a simple rule places the ops after it.
+
+The rollout works on copies of what the episode holds. It goes on from the last simulation as if the ops came
+after it, whatever the cluster's schedule: devices run them in the order of their visits, and an input that is
+not on an op's device is sent when the op is placed, behind what its link already carries.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from tests.envs.placement.reference_episode import ReferenceEpisode
+from tests.envs.placement.reference_timeline import Link, link_of, sends_once, transfer_s
+
+HORIZONS = (8, 32)
+"""Decisions after which the step is looked at, that of the op at hand included.
+
+A horizon ends where the next decision is due. The furthest one includes what is left then of the ops of
+decided units.
+"""
+
+
+@dataclass
+class Reached:
+    """Step time after some decisions, and the mean finish of the ops visited in the rollout; seconds."""
+
+    time_s: float
+    mean_finish_s: float
+
+
+class Rollout:
+    """The op at hand on a device, and the next decisions by the rule.
+
+    Ops whose unit is decided already run where it is; any other unit is decided at the first of its ops. The
+    op at hand goes to its device even where that lacks the memory.
+    """
+
+    def __init__(self, episode: ReferenceEpisode, first_device: int) -> None:
+        self.episode, self.graph, self.cluster = episode, episode.graph, episode.cluster
+        self.timeline = copy.deepcopy(episode.timeline)
+        self.device_of = list(episode.device_of)
+        self.load_bytes = [episode.load_bytes(device) for device in episode.devices]
+        self.after_decision: list[Reached] = []
+        time_s, finishes = episode.time_s, []
+        for op in episode.visits[episode.position :]:
+            if self.device_of[op] < 0:
+                if len(self.after_decision) == HORIZONS[-1]:
+                    continue
+                self.after_decision.append(Reached(time_s, 0.0))
+                self.place(op, first_device if op == episode.op else self.best_device(op))
+            finishes.append(self.run(op))
+            time_s = max(time_s, finishes[-1])
+            self.after_decision[-1] = Reached(time_s, sum(finishes) / len(finishes))
+
+    def after(self, horizon: int) -> Reached:
+        """What is reached after some decisions, or at the end of the episode if that comes first."""
+        return self.after_decision[min(horizon, len(self.after_decision)) - 1]
+
+    def place(self, op: int, device: int) -> None:
+        """Decide the unit of an op."""
+        for member in self.episode.unit(op):
+            self.device_of[member] = device
+        self.load_bytes[device] += self.episode.bytes_of(op)
+
+    def run(self, op: int) -> float:
+        """Run an op after everything else on its device; returns its finish."""
+        timeline, device = self.timeline, self.device_of[op]
+        ready_s = max([self.receive(tensor, device) for tensor, _ in self.placed_inputs(op)], default=0.0)
+        seconds = self.episode.op_s[op][device]
+        start_s = self.start_s(op, device, ready_s)
+        timeline.host_free_s += self.next_issue_s if seconds > 0.0 else 0.0
+        timeline.finish_s[op] = self.slowed_finish_s(op, device, start_s)
+        timeline.late_s[device] = 0.0
+        gap_s = self.cluster.op_gap_s if seconds > 0.0 else 0.0
+        timeline.device_free_s[device] = timeline.finish_s[op] + gap_s
+        return timeline.finish_s[op]
+
+    def receive(self, tensor: int, device: int) -> float:
+        """When a tensor is on a device; sends it there if that was not done."""
+        timeline, source = self.timeline, self.device_of[self.graph.tensor_producer[tensor]]
+        if source == device:
+            return self.made_s(tensor)
+        if (tensor, device) not in timeline.arrival_s:
+            if not (sends_once(self.cluster) and (tensor, device) in timeline.sent_s):
+                self.send(tensor, source, device)
+            latency_s = float(self.cluster.latency_s[source, device])
+            timeline.arrival_s[tensor, device] = timeline.sent_s[tensor, device] + latency_s
+        return timeline.arrival_s[tensor, device]
+
+    def send(self, tensor: int, source: int, device: int) -> None:
+        """Put a transfer on its link; one to all devices goes at the speed of the slowest link."""
+        timeline, link = self.timeline, link_of(self.cluster, source, device)
+        others = [target for target in self.episode.devices if target != source]
+        targets = others if sends_once(self.cluster) else [device]
+        rate = min(float(self.cluster.bytes_per_s[source, target]) for target in targets)
+        n_half = max(float(self.cluster.n_half_matrix[source, target]) for target in targets)
+        begin_s = self.copy_start_s(tensor, source, device)
+        timeline.host_free_s += self.next_issue_s
+        end_s = begin_s + (float(self.graph.tensor_bytes[tensor]) + n_half) / rate
+        for end in (source, device):
+            beside_s = min(end_s, timeline.device_free_s[end]) - max(begin_s, timeline.copies_end_s[end])
+            timeline.late_s[end] += max(beside_s, 0.0) * self.lost_share(end)
+            timeline.copies_end_s[end] = max(timeline.copies_end_s[end], end_s)
+        if link is not None:
+            timeline.link_free_s[link] = end_s + self.cluster.transfer_gap_s
+        if self.cluster.copies == "eager":
+            arrival_s = end_s + float(self.cluster.latency_s[source, device])
+            timeline.device_free_s[source] = timeline.device_free_s[device] = arrival_s
+        for target in targets:
+            timeline.sent_s[tensor, target] = end_s
+
+    def best_device(self, op: int) -> int:
+        """The rule: of few devices, the one where the op would finish first; the first of these if they tie.
+
+        The few are the devices of the op's placed inputs, and the device where it would finish first without
+        inputs. Only devices with memory for the unit count. If none has it, memory is ignored and the
+        few are the devices of the inputs alone; without placed inputs it is the first device of all.
+        """
+        devices, needed = self.episode.devices, self.episode.bytes_of(op)
+        memory = [device.memory_bytes for device in self.cluster.devices]
+        roomy = [device for device in devices if self.load_bytes[device] + needed <= memory[device]]
+        few = {source for _, source in self.placed_inputs(op) if source in roomy or not roomy}
+        if roomy:
+            few.add(min(roomy, key=lambda device: self.free_and_run_s(op, device)))
+        return min(sorted(few), key=lambda device: self.finish_s(op, device), default=0)
+
+    def free_and_run_s(self, op: int, device: int) -> float:
+        """Finish of an op on a device if its inputs were there."""
+        return self.slowed_finish_s(op, device, self.start_s(op, device, 0.0))
+
+    def finish_s(self, op: int, device: int) -> float:
+        """Finish of an op on a device if each copy that it needs, and it itself, were issued next."""
+        ready_s = 0.0
+        for tensor, source in self.placed_inputs(op):
+            there_s = self.made_s(tensor)
+            if (tensor, device) in self.timeline.arrival_s:
+                there_s = self.timeline.arrival_s[tensor, device]
+            elif source != device:
+                begin_s = self.copy_start_s(tensor, source, device)
+                size = float(self.graph.tensor_bytes[tensor])
+                there_s = begin_s + transfer_s(self.cluster, size, source, device)
+            ready_s = max(ready_s, there_s)
+        return self.slowed_finish_s(op, device, self.start_s(op, device, ready_s))
+
+    def start_s(self, op: int, device: int, ready_s: float) -> float:
+        """Start of an op that is issued next; one that takes no time need not be issued."""
+        takes_time = self.episode.op_s[op][device] > 0.0
+        issued_s = self.timeline.host_free_s + self.cluster.issue_s if takes_time else 0.0
+        return max(ready_s, issued_s, self.timeline.device_free_s[device] + self.timeline.late_s[device])
+
+    def slowed_finish_s(self, op: int, device: int, start_s: float) -> float:
+        """Finish of an op that is slowed until the copies from and to its device end."""
+        seconds, slowdown = self.episode.op_s[op][device], self.cluster.devices[device].overlap_slowdown
+        beside_s = max(self.timeline.copies_end_s[device] - start_s, 0.0)
+        return start_s + min(slowdown * seconds, seconds + beside_s * self.lost_share(device))
+
+    def lost_share(self, device: int) -> float:
+        """Share of its time that a device loses while a copy runs."""
+        return 1.0 - 1.0 / self.cluster.devices[device].overlap_slowdown
+
+    @property
+    def next_issue_s(self) -> float:
+        """Seconds that the host thread needs for each further op or copy; none if all are issued at once."""
+        return self.cluster.issue_s if self.cluster.issue_per == "op" else 0.0
+
+    def copy_start_s(self, tensor: int, source: int, device: int) -> float:
+        """Start of a copy that is issued next; an eager one waits for both devices."""
+        issued_s = self.timeline.host_free_s + self.cluster.issue_s
+        start_s = max(self.made_s(tensor), issued_s, self.free_s(link_of(self.cluster, source, device)))
+        if self.cluster.copies == "eager":
+            start_s = max(start_s, self.timeline.device_free_s[source], self.timeline.device_free_s[device])
+        return start_s
+
+    def placed_inputs(self, op: int) -> list[tuple[int, int]]:
+        """Tensors that an op reads from placed ops, and the devices of those."""
+        inputs = [int(tensor) for tensor in self.graph.inputs.row(op)]
+        sources = [self.device_of[self.graph.tensor_producer[tensor]] for tensor in inputs]
+        return [(tensor, source) for tensor, source in zip(inputs, sources, strict=True) if source >= 0]
+
+    def made_s(self, tensor: int) -> float:
+        """Finish of a tensor's producer, 0 where it is placed but did not run yet."""
+        return self.timeline.finish_s.get(int(self.graph.tensor_producer[tensor]), 0.0)
+
+    def free_s(self, link: Link) -> float:
+        """When a link is free, 0 where it carried nothing."""
+        return self.timeline.link_free_s.get(link, 0.0)

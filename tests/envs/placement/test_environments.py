@@ -1,0 +1,307 @@
+"""Both environments: gymnasium's and SB3's checkers, the return's identity, and step-by-step equality."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from stable_baselines3.common.env_checker import check_env as sb3_check
+
+from envs.cluster.cluster import Cluster, Device
+from envs.cluster.presets import get_cluster
+from envs.placement import MASKS
+from envs.placement.env import PlacementEnv
+from envs.placement.episodes import EpisodeBatch, MdpError
+from envs.placement.generator import Rounds
+from envs.placement.reward import Measured, Reward, simulated
+from envs.placement.vec_env import PlacementVecEnv
+from envs.placement.walk import is_incremental
+from envs.problem import InfeasibleError, Problem
+from envs.simulator.simulate import simulate_problem
+from graphs import build_graph
+from graphs.orders import ORDERS, OrderError
+from graphs.system.array_types import IntArray
+from tests.envs.hand_made_problems import chain_problem
+from tests.envs.random_problems import random_cluster, random_graph
+
+ALL_ORDERS = tuple(ORDERS)
+
+
+def some_problems(seed: int = 0) -> list[Problem]:
+    """Graphs of several sizes on clusters of several widths and rules."""
+    rng = np.random.default_rng(seed)
+    schedules = (None, None, "program", None)
+    clusters = [
+        random_cluster(rng, n_devices, schedule=schedule)
+        for n_devices, schedule in zip((1, 2, 4, 3), schedules, strict=True)
+    ]
+    return [
+        Problem(random_graph(rng, 12 + 9 * i, name=f"g{i}"), cluster) for i, cluster in enumerate(clusters)
+    ]
+
+
+@pytest.mark.parametrize("render_mode", ["ansi", "rgb_array"])
+@pytest.mark.parametrize("reward", [simulated, Measured(lambda problem, device_of: 0.5)])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_checkers_find_nothing(mdp: str, mask: str, reward: Reward, render_mode: str) -> None:
+    settings = {"orders": ALL_ORDERS, "mdp": mdp, "mask": mask, "reward": reward}
+    problems = unmaskable_problems()
+    env = gym.make("placewalk/Placement-v0", problems=problems, render_mode=render_mode, **settings)
+    gymnasium_check(env.unwrapped)
+    sb3_check(env.unwrapped)
+
+
+def unmaskable_problems() -> list[Problem]:
+    """Problems where every device has free memory for every op: the checkers act at random, without masks."""
+    return [
+        Problem(random_graph(np.random.default_rng(seed), 20, name=f"g{seed}"), get_cluster("2xk80"))
+        for seed in range(2)
+    ]
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_batched_equals_single_step_by_step(mdp: str) -> None:
+    problems, rng = some_problems(), np.random.default_rng(1)
+    n = 6
+    batch = EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp)
+    singles = [PlacementEnv(problems, orders=ALL_ORDERS, mdp=mdp) for _ in range(n)]
+    expected = [None] * n
+
+    def begin(episode: int) -> None:
+        problem, order = int(rng.integers(len(problems))), int(rng.integers(len(ALL_ORDERS)))
+        seed = int(rng.integers(1000))
+        options = {"problem": problem, "order": order, "seed": seed}
+        expected[episode], _ = singles[episode].reset(options=options)
+        batch.begin(episode, problem, order, np.random.default_rng(seed))
+
+    def compare() -> None:
+        for episode, seen in enumerate(expected):
+            np.testing.assert_array_equal(batch.observation.problem[episode], seen["problem"])
+            np.testing.assert_array_equal(batch.observation.op[episode], seen["op"])
+            np.testing.assert_array_equal(batch.observation.devices[episode].ravel(), seen["devices"])
+            np.testing.assert_array_equal(batch.observation.mask[episode], seen["mask"])
+
+    for episode in range(n):
+        begin(episode)
+    n_done = 0
+    for _ in range(250):
+        compare()
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in batch.observation.mask])
+        rewards, done = batch.step(actions)
+        for episode, env in enumerate(singles):
+            expected[episode], reward, terminated, truncated, info = env.step(actions[episode])
+            assert (reward, terminated, truncated) == (rewards[episode], done[episode], False)
+            if terminated:
+                mine, other = batch.result(episode), info["result"]
+                assert mine.device_of.tolist() == other.device_of.tolist()
+                assert mine.step_time_s == other.step_time_s
+                begin(episode)
+                n_done += 1
+    assert n_done > 20
+
+
+@pytest.mark.parametrize("order", ALL_ORDERS)
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_return_is_the_step_time(order: str, mdp: str) -> None:
+    rng = np.random.default_rng(2)
+    for problem in some_problems(4):
+        batch = EpisodeBatch([problem], 1, orders=(order,), mdp=mdp)
+        batch.begin(0, 0, 0, rng)
+        first = simulate_problem(
+            problem, np.full(problem.graph.n_ops, int(np.argmin(problem.single_device_s)))
+        )
+        total, done, last = 0.0, np.array([False]), np.zeros(0)
+        while not done[0]:
+            action = rng.choice(np.flatnonzero(batch.observation.mask[0]))
+            reward, done = batch.step(np.array([action]))
+            total += float(reward[0])
+            last = batch.device_of(0)
+        step_time_s = simulate_problem(problem, last).total_s
+        gain = -step_time_s if mdp == "construct" else first.total_s - step_time_s
+        assert total == pytest.approx(gain / problem.scale_s, abs=1e-9)
+        result = batch.result(0)
+        assert simulate_problem(problem, result.device_of).total_s == result.step_time_s
+        assert result.step_time_s <= step_time_s
+        assert (result.device_of >= 0).all()
+        for unit in range(len(problem.graph.units)):
+            assert len(set(result.device_of[problem.graph.units.row(unit)])) == 1
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_threads_change_nothing(mdp: str) -> None:
+    problems, n = some_problems(), 5
+    batches = [EpisodeBatch(problems, n, orders=ALL_ORDERS, mdp=mdp, threads=threads) for threads in (1, 3)]
+
+    def begin(episode: int) -> None:
+        for batch in batches:
+            batch.begin(episode, episode % len(problems), episode, np.random.default_rng(episode))
+
+    for episode in range(n):
+        begin(episode)
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        alone, shared = (batch.observation for batch in batches)
+        np.testing.assert_array_equal(alone.devices, shared.devices)
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in alone.mask])
+        (rewards, done), (same_rewards, same_over) = (batch.step(actions) for batch in batches)
+        np.testing.assert_array_equal(rewards, same_rewards)
+        np.testing.assert_array_equal(done, same_over)
+        for episode in np.flatnonzero(done):
+            begin(int(episode))
+
+
+def test_the_vec_env_equals_single_episodes_and_draws_every_problem_once_a_round() -> None:
+    """Each episode is repeated in a single environment, decision by decision."""
+    problems = some_problems()
+    env, single = PlacementVecEnv(problems, 3, seed=5), PlacementEnv(problems)
+    seen, rng, taken = env.reset(), np.random.default_rng(0), [[] for _ in range(3)]
+    ended: list[int] = []
+    while len(ended) < 4 * len(problems):
+        masks = env.env_method("action_masks")
+        np.testing.assert_array_equal(masks, seen["mask"] > 0)
+        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
+        before = seen
+        seen, rewards, dones, infos = env.step(actions)
+        for episode, (action, done, info) in enumerate(zip(actions, dones, infos, strict=True)):
+            taken[episode].append((before["devices"][episode], action, rewards[episode]))
+            assert done == ("result" in info)
+            if done:
+                ended.append(info["result"].problem)
+                shown, _ = single.reset(options={"problem": ended[-1]})
+                for devices, chosen, reward in taken[episode]:
+                    np.testing.assert_allclose(shown["devices"], devices, rtol=1e-5, atol=1e-5)
+                    shown, same, _, _, last = single.step(chosen)
+                    assert same == pytest.approx(reward, rel=1e-5, abs=1e-6)
+                assert last["result"].step_time_s == pytest.approx(info["result"].step_time_s)
+                assert info["episode"]["l"] == len(taken[episode])
+                taken[episode] = []
+    counts = np.bincount(ended, minlength=len(problems))
+    assert counts.max() - counts.min() <= 3
+
+
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_the_return_is_minus_what_the_reward_measures(mdp: str) -> None:
+    """In `improve` the time of the best placement is measured, and what the moves gained stays besides."""
+    problem, measured = some_problems()[1], dict[bytes, float]()
+
+    def timer(_: Problem, device_of: IntArray) -> float:
+        measured[device_of.tobytes()] = 0.25 * (1 + len(measured))
+        return measured[device_of.tobytes()]
+
+    envs = [PlacementEnv([problem], mdp=mdp, reward=reward) for reward in (Measured(timer), simulated)]
+    for _ in range(3):
+        returned, results = [0.0, 0.0], []
+        for number, env in enumerate(envs):
+            rng, done = np.random.default_rng(5), False
+            env.reset(seed=3)
+            while not done:
+                action = rng.choice(np.flatnonzero(env.action_masks()))
+                _, reward, done, _, info = env.step(action)
+                returned[number] += reward
+            results.append(info["result"])
+        timed, plain = results
+        assert timed.step_time_s == measured[timed.device_of.tobytes()]
+        assert (timed.device_of == plain.device_of).all()
+        assert returned[0] == pytest.approx(timed.episode_return)
+        gained = plain.ratio_to_single - timed.ratio_to_single
+        assert returned[0] - returned[1] == pytest.approx(gained)
+    assert len(measured) == 1
+
+
+def test_generators_draw_the_problems_that_they_are_given() -> None:
+    env = PlacementEnv(some_problems(), generator=Rounds(only=[1, 3]))
+    drawn = [int(env.reset()[0]["problem"][0]) for _ in range(6)]
+    assert [sorted(drawn[at : at + 2]) for at in (0, 2, 4)] == [[1, 3]] * 3
+
+
+def test_a_device_without_free_memory_is_masked_and_refused() -> None:
+    env = PlacementEnv([chain_problem(memory_bytes=15.0)])
+    env.reset(seed=0)
+    assert env.action_masks().tolist() == [True, True]
+    env.step(np.int64(1))
+    assert env.action_masks().tolist() == [True, False]
+    for device in (1, 2, -1, -2):
+        with pytest.raises(ValueError, match=r"no free memory .* or mask='none' for algorithms"):
+            env.step(np.int64(device))
+
+
+def test_no_free_memory_left_ends_the_episode_as_infeasible() -> None:
+    ops = [
+        {"name": name, "seconds": {"d": 1.0}, "resident_bytes": size}
+        for name, size in (("a", 4), ("b", 4), ("c", 8))
+    ]
+    devices = tuple(Device(f"d{index}", "d", 8.0, 1.0, 1.0, 0.0) for index in range(2))
+    cluster = Cluster("two", devices, np.ones((2, 2)), np.zeros((2, 2)))
+    env = PlacementEnv([Problem(build_graph("g", "", ops, []), cluster)])
+    env.reset(seed=0)
+    env.step(np.int64(0))
+    _, reward, done, _, info = env.step(np.int64(1))
+    assert done
+    assert info["result"].infeasible
+    assert not info["result"].fits
+    assert np.isnan(info["result"].step_time_s)
+    assert reward < -1
+
+
+def test_infeasible_graphs_are_refused() -> None:
+    problem = chain_problem()
+    tiny = tuple(replace(device, memory_bytes=9.0) for device in problem.cluster.devices)
+    with pytest.raises(InfeasibleError, match=r"op 'a'.*largest device"):
+        EpisodeBatch([Problem(problem.graph, replace(problem.cluster, devices=tiny))], 1)
+    lone = replace(problem.cluster.devices[0], memory_bytes=15.0)
+    alone = Cluster("one", (lone,), np.ones((1, 1)), np.zeros((1, 1)))
+    with pytest.raises(InfeasibleError, match="together"):
+        EpisodeBatch([Problem(problem.graph, alone)], 1)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(MdpError, match="no problems"):
+        EpisodeBatch([], 1)
+    with pytest.raises(MdpError, match="unknown mdp 'solve'"):
+        EpisodeBatch([chain_problem()], 1, mdp="solve")
+    with pytest.raises(OrderError, match="upside-down"):
+        EpisodeBatch([chain_problem()], 1, orders=("upside-down",))
+    with pytest.raises(MdpError, match="unknown render_mode 'human'; use one of ansi, rgb_array"):
+        PlacementEnv([chain_problem()], render_mode="human")
+    only = build_graph("g", "", [{"name": "x", "type": "input"}], [])
+    with pytest.raises(MdpError, match="nothing to place"):
+        EpisodeBatch([Problem(only, get_cluster("2xk80"))], 1)
+
+
+def test_incremental_only_in_program_order() -> None:
+    rng = np.random.default_rng(0)
+    problem = some_problems()[2]
+    chain = chain_problem()
+    assert is_incremental(chain, ORDERS["topo"](chain.graph, rng))
+    assert not is_incremental(chain, ORDERS["reversed-topo"](chain.graph, rng))
+    fifo = Problem(chain.graph, replace(chain.cluster, schedule="fifo"))
+    assert not is_incremental(fifo, ORDERS["topo"](chain.graph, rng))
+    assert problem.cluster.schedule == "program"
+
+
+@pytest.mark.parametrize("order", ["topo", "random", "bfs"])
+@pytest.mark.parametrize("mdp", ["construct", "improve"])
+def test_a_forked_episode_goes_on_as_its_source_does(mdp: str, order: str) -> None:
+    problems = some_problems()[1:]
+    batch = EpisodeBatch(problems, 2, orders=(order,), mdp=mdp)
+    rng = np.random.default_rng(0)
+    for episode, problem in enumerate((2, 0)):
+        batch.begin(episode, problem, 0, rng)
+    for _ in range(5):
+        batch.step(batch.observation.mask.argmax(axis=1))
+    batch.fork(0, 1)
+    done = np.zeros(2, dtype=bool)
+    while not done.any():
+        for seen in batch.observation:
+            np.testing.assert_array_equal(seen[0], seen[1])
+        np.testing.assert_array_equal(batch.device_of(0), batch.device_of(1))
+        assert batch.time_s()[0] == batch.time_s()[1]
+        _, done = batch.step(np.array([1, 1]))
+    assert done.all()
+    first, second = batch.result(0), batch.result(1)
+    assert (first.problem, first.order, first.decisions) == (second.problem, second.order, second.decisions)
+    assert (first.step_time_s, first.episode_return) == (second.step_time_s, second.episode_return)

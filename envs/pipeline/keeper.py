@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.pipeline.arrays import PipelineArrays
-from envs.pipeline.programs import new_parts
+from envs.pipeline.arrays import Parts, PipelineArrays
 from envs.pipeline.stages import Stages
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -61,3 +60,42 @@ class Keeper:
         self.parts.n[0] = 0
         for scratch in (self.parts.place_of, self.parts.readers, self.parts.marks):
             scratch[:] = -1
+
+
+def new_parts(n: int, n_ops: int, n_tensors: int) -> Parts:
+    """Makes `Parts` without any.
+
+    Args:
+        n: places, and steps, rows and slots, at most.
+        n_ops, n_tensors: of the graph, second runs included.
+    """
+    return Parts(
+        n=np.zeros(1, np.int64),
+        begin=np.zeros((n + 1, 3), np.int64),
+        op_ptr=np.zeros(n + 1, np.int64),
+        step_ptr=np.zeros(n + 1, np.int64),
+        op=np.empty(n, np.int32),
+        list_of=np.empty(n, np.int32),
+        code=np.empty(n, np.int8),
+        number=np.empty(n, np.int32),
+        reader=np.empty(n, np.int32),
+        issued=np.empty((n, 2), np.int32),
+        seconds=np.empty((n, 2)),
+        rest_s=np.empty((n, 2)),
+        issue_s=np.empty((n, 2)),
+        row_wire=np.empty(n, np.int32),
+        slot_wire=np.empty(n, np.int32),
+        held=np.empty(n),
+        last=np.empty(n, np.int32),
+        update=np.empty(n, np.int32),
+        taken=np.empty(n),
+        freed=np.empty((4, n)),
+        kept=np.empty(n),
+        later=np.empty((4, n)),
+        left_s=np.empty(n),
+        varies=np.empty(n, np.int8),
+        added=np.empty((n, 4)),
+        place_of=np.full(n_ops, -1, np.int32),
+        readers=np.full((2, n_tensors), -1, np.int32),
+        marks=np.full((3, 2 * n_tensors), -1, np.int32),
+    )

@@ -22,32 +22,10 @@ from envs.pipeline.arrays import (
     RECOMPUTED_PHASE,
     ROWS,
     SLOTS,
-    Parts,
 )
 from envs.pipeline.layout import make_layout, stage_of_list
 from envs.pipeline.program_steps import add_ops, add_send, add_sum, begin_run
 from graphs.system.jit import kernel
-
-
-def new_parts(n: int, n_ops: int, n_tensors: int) -> Parts:
-    """Makes `Parts` without any; in Python, as kernels return it no named tuples.
-
-    Args:
-        n: places, and steps, rows and slots, at most.
-        n_ops, n_tensors: of the graph, second runs included.
-    """
-    numbers, pairs, each = np.empty((8, n + 1), np.int32), np.empty((3, n, 2)), np.empty((4, n))
-    begin, ptr, fours = np.empty((n + 1, 3), np.int64), np.empty((2, n + 1), np.int64), np.empty((2, 4, n))
-    begin[0] = ptr[:, 0] = 0
-    return Parts(
-        np.zeros(1, np.int64), begin, ptr[0], ptr[1], numbers[0], numbers[1],
-        np.empty(n, np.int8), numbers[2], numbers[3], np.empty((n, 2), np.int32),
-        pairs[0], pairs[1], pairs[2],
-        numbers[4], numbers[5], each[0], numbers[6], numbers[7],
-        each[1], fours[0], each[2], fours[1], each[3], np.empty(n, np.int8), np.empty((n, 4)),
-        np.full(n_ops, -1, np.int32), np.full((2, n_tensors), -1, np.int32),
-        np.full((3, 2 * n_tensors), -1, np.int32),
-    )  # fmt: skip
 
 
 @kernel(allocates=True)

@@ -50,7 +50,7 @@ def test_few_modules_are_imported_late() -> None:
 
 
 def test_kernels_return_no_named_tuples_to_python() -> None:
-    """Numba calls their class to make them; an interrupt that arrives meanwhile ends the process by a crash."""
+    """Numba calls their class to make them; an interrupt that arrives meanwhile crashes the process."""
     named = {
         node.name
         for tree in PRODUCT.values()

@@ -44,8 +44,9 @@ def compile_for(cluster: Cluster) -> None:
         placer.place(problem, Budget(evaluations=200), np.random.default_rng(0))
     lower_bound_s(problem)
     if problem.arrays.slows is None:  # few tests have pipelines on devices that copies slow
+        in_pairs = Problem(problem.graph, replace(cluster, sharing="pair"))
         for name in ("equal-time", "refine"):
-            pipelined = PipelinedProblem(problem, Pipeline("1f1b", 2))
+            pipelined = PipelinedProblem(in_pairs, Pipeline("1f1b", 2))
             PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations=30), np.random.default_rng(0))
 
 

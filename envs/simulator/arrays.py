@@ -66,7 +66,8 @@ def empty_timeline(n_ops: int, n_tensors: int, n_devices: int) -> Timeline:
     A compiled loop must not return a named tuple to Python: numba calls its class to make it, and if an
     interrupt arrives meanwhile, the process ends by a segmentation fault.
     """
-    timeline: Timeline = new_timeline.py_func(n_ops, n_tensors, n_devices)
+    in_python = getattr(new_timeline, "py_func", new_timeline)  # NUMBA_DISABLE_JIT leaves it as it is
+    timeline: Timeline = in_python(n_ops, n_tensors, n_devices)
     return timeline
 
 

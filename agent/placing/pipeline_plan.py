@@ -54,6 +54,7 @@ class PipelinePlan(PlacedGraph):
     baselines: PipelineBaselines
     batch_dim: int = 0
     tried: tuple[str, ...] = ()
+    _separate_processes = True
 
     @property
     def single(self) -> PipelineTime:
@@ -122,9 +123,7 @@ class PipelinePlan(PlacedGraph):
     ) -> PipelineRunner:
         from envs.runtime.pipeline_runner import PipelineRunner
 
-        return PipelineRunner(
-            captured, self.stages, self.pipeline, module, devices, batch_dim=self.batch_dim, **settings
-        )
+        return PipelineRunner(self.pipeline_stages(module), devices, **settings)
 
     def __str__(self) -> str:
         advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]

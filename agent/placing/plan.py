@@ -59,6 +59,7 @@ class PlacedGraph:
     evaluations: int
     wall_s: float
     captured: CapturedStep | None = None
+    _separate_processes = False
 
     @property
     def device_of(self) -> Mapping[str, str]:
@@ -144,7 +145,7 @@ class PlacedGraph:
             found = TorchrunDevices(timeout_s)
         else:
             names = torch_devices(self.cluster) if devices is None else list(devices)
-            found = DeviceProcesses(names, timeout_s)
+            found = DeviceProcesses(names, timeout_s, separate=self._separate_processes)
         try:
             if found.n_devices != self.cluster.n_devices:
                 raise ExecutionError(

@@ -92,8 +92,7 @@ class Call:
     """Calls a function of torch.
 
     Attributes:
-        op: index in the op graph; -1 for a view, which is no op. In a pipeline, a number that ascends in an
-            order in which all devices can run.
+        op: index in the op graph; -1 for a view, which is no op.
         function: e.g. `aten.mm.default`.
         arguments, keywords: of the call; a `Slot` stands for its value, also in lists and tuples.
         held: what the call must yield for the captured step to hold, as `Trace.held`; None for anything.
@@ -158,6 +157,11 @@ class DeviceProgram:
         """Transfers to and from this device, in the order of the instructions."""
         return tuple(each.transfer for each in self.instructions if not isinstance(each, Call))
 
+    @property
+    def functions(self) -> list[str]:
+        """Names of the functions that are called, each once."""
+        return list(dict.fromkeys(each.function for each in self.instructions if isinstance(each, Call)))
+
 
 def function_name(target: Any) -> str:
     """Names a function that a traced node calls, so that another process finds it.
@@ -207,15 +211,6 @@ def with_replaced(value: Any, kind: type[T], replace: Callable[[T], Any]) -> Any
     return value
 
 
-def _random_state(new: Tensor | None = None) -> Tensor:
-    """Returns the state of random numbers of the current CUDA device, else of the CPU; may set another."""
-    numbers: Any = torch.cuda if torch.cuda.is_initialized() else torch  # type: ignore[no-untyped-call]
-    before: Tensor = numbers.get_rng_state()
-    if new is not None:
-        numbers.set_rng_state(new)
-    return before
-
-
 def _identity(value: Any) -> Any:
     return value
 
@@ -229,7 +224,6 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_efficient_attention.default": fused_ops.efficient_attention,
     "aten._scaled_dot_product_efficient_attention_backward.default": fused_ops.efficient_attention_backward,
     "aten._fused_rms_norm_backward.default": fused_ops.rms_norm_backward,
-    "random_state": _random_state,
 }
 """Functions that are no operators of torch's, or those of GPUs alone."""
 

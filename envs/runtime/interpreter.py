@@ -51,7 +51,51 @@ class OptimizerSettings:
     options: Mapping[str, Any]
 
 
-class Interpreter:
+class DeviceState:
+    """The parameters and buffers of one device, and the optimizer that updates them.
+
+    Args:
+        state: each parameter and buffer that lives here, by path; they are changed in place.
+        trained: the parameters that are trained here, by path.
+        optimizer: of these; None leaves them as they are.
+    """
+
+    def __init__(
+        self, state: dict[str, Tensor], trained: Mapping[str, Tensor], optimizer: OptimizerSettings | None
+    ) -> None:
+        self.state, self.trained = state, trained
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer and trained:
+            self.optimizer = OPTIMIZERS[optimizer.name](list(trained.values()), **optimizer.options)
+
+    def step(self) -> dict[int, Tensor]:
+        """Runs one step; returns the outputs that this device makes, by index."""
+        raise NotImplementedError
+
+    def timed_step(self) -> tuple[dict[int, Tensor], list[tuple[float, float]]]:
+        """Runs one step; also returns start and end of each instruction, where there are some."""
+        return self.step(), []
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
+        if self.optimizer is None:
+            return {}
+        kept = self.optimizer.state
+        return {path: dict(kept[tensor]) for path, tensor in self.trained.items() if tensor in kept}
+
+    def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Sets what the optimizer keeps of each parameter, by path."""
+        assert self.optimizer is not None or not state
+        for path, kept in state.items():
+            tensor = self.trained[path]
+            self.optimizer.state[tensor] = {  # type: ignore[union-attr]
+                # Optimizers count their steps on the CPU.
+                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
+                for key, value in kept.items()
+            }
+
+
+class Interpreter(DeviceState):
     """The process-local half of a runner: the state of one device, and its device program.
 
     Args:
@@ -75,11 +119,8 @@ class Interpreter:
         transport: Transport,
         optimizer: OptimizerSettings | None,
     ) -> None:
-        self.program, self.state, self.transport = program, dict(state), transport
-        self.trained = {path: self.state[path] for path, _ in program.trained}
-        self.optimizer: torch.optim.Optimizer | None = None
-        if optimizer and self.trained:
-            self.optimizer = OPTIMIZERS[optimizer.name](list(self.trained.values()), **optimizer.options)
+        self.program, self.transport = program, transport
+        super().__init__(dict(state), {path: state[path] for path, _ in program.trained}, optimizer)
         self._sources = [
             *((slot.index, self.state[path]) for path, slot in program.state),
             *((slot.index, constants[name]) for name, slot in program.constants),
@@ -113,24 +154,6 @@ class Interpreter:
         outputs = self.end(values)
         spans.append((start, clock()))
         return outputs, spans
-
-    def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """Returns what the optimizer keeps of each parameter, by path; nothing before the first step."""
-        if self.optimizer is None:
-            return {}
-        kept = self.optimizer.state
-        return {path: dict(kept[tensor]) for path, tensor in self.trained.items() if tensor in kept}
-
-    def set_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Sets what the optimizer keeps of each parameter, by path."""
-        assert self.optimizer is not None or not state
-        for path, kept in state.items():
-            tensor = self.trained[path]
-            self.optimizer.state[tensor] = {  # type: ignore[union-attr]
-                # Optimizers count their steps on the CPU.
-                key: value.to(tensor.device) if isinstance(value, Tensor) and key != "step" else value
-                for key, value in kept.items()
-            }
 
     def begin(self) -> Values:
         """Begins a step; returns its values, of which only the sources are known."""

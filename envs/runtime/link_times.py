@@ -55,4 +55,13 @@ def _task(
         outputs=(),
     )
     state = {"sent": pack(torch.ones(spec.shape))}
-    return DeviceTask(program, size, offsets, {}, state, {}, None, seed=0)
+    return DeviceTask(
+        program=program,
+        memory_bytes=size,
+        transfer_offsets=offsets,
+        inputs={},
+        state=state,
+        constants={},
+        optimizer=None,
+        seed=0,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
@@ -17,7 +17,7 @@ from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
 from envs.runtime.backends.transports import SharedMemory, offsets_of
 from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
 from envs.runtime.cut import cut
-from envs.runtime.device_program import DeviceProgram, ExecutionError, Slot, TensorSpec
+from envs.runtime.device_program import ExecutionError, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
 from envs.runtime.module_state import constants_of, keys_of, state_of
 from envs.runtime.user_ops import modules_with_ops
@@ -42,10 +42,16 @@ class StepTimes:
 class Devices(Protocol):
     """The interface of devices to a runner: `DeviceProcesses`, or in each rank of torchrun
     `TorchrunDevices`.
+
+    Attributes:
+        names: torch device of each.
+        is_group: whether their processes are a group of torch.distributed, this one among them.
     """
 
     memory: SharedMemory
     n_devices: int
+    names: list[str]
+    is_group: bool
 
     @property
     def running(self) -> bool:
@@ -75,8 +81,6 @@ class StepRunner:
                 an option.
     """
 
-    _n_batches = 1
-
     def __init__(
         self,
         captured: CapturedStep,
@@ -91,25 +95,30 @@ class StepRunner:
         check_options(captured.optimizer, options or {})
         self._busy = RLock()
         self.captured, self.processes, module = captured, processes, unwrapped(module)
-        self.programs = self._cut(device_of)
         self.check_finite = check_finite
         self.n_steps = 0
         self._path_of_key = keys_of(captured, module)
         optimizer = OptimizerSettings(captured.optimizer, dict(options or {})) if captured.optimizer else None
+        self._load(device_of, module, optimizer, seed)
+
+    def _load(
+        self, device_of: IntArray, module: nn.Module, optimizer: OptimizerSettings | None, seed: int
+    ) -> None:
+        """Gives the devices their tasks; notes what belongs to each, and where the inputs lie."""
+        self.programs = cut(self.captured, device_of, self.processes.n_devices)
+        self._state = [[path for path, _ in each.state] for each in self.programs]
+        self._trained = [[path for path, _ in each.trained] for each in self.programs]
         specs = {each.index: each.spec for program in self.programs for each in program.transfers}
         transfers = [specs[index] for index in range(len(specs))]
-        inputs = [TensorSpec.of(tensor) for tensor in captured.step.tensors] * self._n_batches
-        offsets, n_bytes = offsets_of([*transfers, *inputs])
-        places = list(zip(inputs, offsets[len(transfers) :], strict=True))
-        processes.memory.grow(n_bytes)
-        modules = modules_with_ops(self.programs, module)
-        state, constants = state_of(captured, module), constants_of(captured)
+        offsets, inputs, n_bytes = self._lay_out(transfers)
+        modules = modules_with_ops((name for each in self.programs for name in each.functions), module)
+        state, constants = state_of(self.captured, module), constants_of(self.captured)
         tasks = [
             DeviceTask(
                 program=program,
                 memory_bytes=n_bytes,
-                transfer_offsets=offsets[: len(transfers)],
-                inputs={index: places[index] for index, _ in program.inputs},
+                transfer_offsets=offsets,
+                inputs={index: inputs[index] for index, _ in program.inputs},
                 state=pack_all({path: state[path] for path, _ in program.state}),
                 constants=pack_all({name: constants[name] for name, _ in program.constants}),
                 optimizer=optimizer,
@@ -118,8 +127,7 @@ class StepRunner:
             )
             for program in self.programs
         ]
-        processes.ask([("load", task) for task in tasks])
-        self._inputs = [processes.memory.tensor(*place) for place in places]
+        self.processes.ask([("load", task) for task in tasks])
 
     def step(self, *inputs: Any, **named_inputs: Any) -> Tensor | list[Tensor]:
         """Runs one step.
@@ -198,7 +206,7 @@ class StepRunner:
                     f"expected {list(self.captured.step.state[path].shape)}"
                 )
         packed = {path: pack(state[key]) for key, path in self._path_of_key.items()}
-        self._share_out("set_state", packed, [each.state for each in self.programs])
+        self._share_out("set_state", packed, self._state)
 
     def optimizer_state_dict(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path; empty before the first step."""
@@ -211,10 +219,9 @@ class StepRunner:
             ExecutionError: a parameter is not trained here, or something is neither tensor nor number.
         """
         check_optimizer_state(state)
-        trained = {path for program in self.programs for path, _ in program.trained}
-        if unknown := state.keys() - trained:
+        if unknown := state.keys() - {path for each in self._trained for path in each}:
             raise ExecutionError(f"the optimizer's state has '{min(unknown)}', which is not trained")
-        self._share_out("set_optimizer_state", pack_all(state), [each.trained for each in self.programs])
+        self._share_out("set_optimizer_state", pack_all(state), self._trained)
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the last step by path, dense."""
@@ -230,20 +237,26 @@ class StepRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _cut(self, device_of: IntArray) -> list[DeviceProgram]:
-        return cut(self.captured, device_of, self.processes.n_devices)
+    def _lay_out(
+        self, transfers: Sequence[TensorSpec], n_batches: int = 1
+    ) -> tuple[list[int], list[tuple[TensorSpec, int]], int]:
+        """Lays transfers and inputs out in the memory; returns offsets, places of inputs, and bytes."""
+        specs = [TensorSpec.of(tensor) for tensor in self.captured.step.tensors] * n_batches
+        offsets, n_bytes = offsets_of([*transfers, *specs])
+        self.processes.memory.grow(n_bytes)
+        places = list(zip(specs, offsets[len(transfers) :], strict=True))
+        self._inputs = [self.processes.memory.tensor(*place) for place in places]
+        return offsets[: len(transfers)], places, n_bytes
 
     def _flat_inputs(self, inputs: Any) -> list[Tensor]:
         return self.captured.step.flat_inputs(inputs)
 
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
-        return self._ask_all([(name, *arguments)] * len(self.programs))
+        return self._ask_all([(name, *arguments)] * self.processes.n_devices)
 
-    def _share_out(
-        self, name: str, packed: Mapping[str, Any], wanted: Sequence[Iterable[tuple[str, Slot]]]
-    ) -> None:
+    def _share_out(self, name: str, packed: Mapping[str, Any], wanted: Sequence[Sequence[str]]) -> None:
         """Gives each device what belongs to the paths that it wants, those without a value left out."""
-        self._ask_all([(name, {path: packed[path] for path, _ in each if path in packed}) for each in wanted])
+        self._ask_all([(name, {path: packed[path] for path in each if path in packed}) for each in wanted])
 
     def _ask_all(self, commands: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         if not self.processes.running:

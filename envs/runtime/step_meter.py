@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.stages import Stages
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import Call, DeviceLostError, ExecutionError
-from envs.runtime.pipeline_runner import PipelineRunner
 from envs.runtime.runner import StepRunner, StepTimes
 from graphs.capture.captured_step import CapturedStep
 from graphs.system.array_types import FloatArray, IntArray
 
 WARM_UP_STEPS = 3
 MIN_STEPS = 20
-
-Placed: TypeAlias = IntArray | tuple[Stages, Pipeline]
-"""Device of each op of the captured graph, int (n_ops,), or the stages of a pipeline, each microbatch of
-which is the captured step.
-"""
 
 
 @dataclass(frozen=True)
@@ -93,15 +85,16 @@ class StepMeter:
         self.captured, self.processes, self.n_steps = captured, processes, n_steps
         self._module, self._inputs = module, inputs
 
-    def measure(self, placed: Placed, n_steps: int | None = None) -> MeasuredStep:
+    def measure(self, device_of: IntArray, n_steps: int | None = None) -> MeasuredStep:
         """Measures the step under a placement.
 
         Args:
+            device_of: device of each op of the captured graph, int (n_ops,).
             n_steps: number of steps that are timed, if it is another than the meter's, as in one of several
                 rounds.
         """
         try:
-            _, steps = self._timed_or_again(placed, n_steps or self.n_steps)
+            _, steps = self._timed_or_again(device_of, n_steps or self.n_steps)
         except ExecutionError as error:
             return MeasuredStep(np.nan, np.nan, np.nan, 0, str(error))
         low_s, median_s, high_s = np.quantile([step.total_s for step in steps], [0.1, 0.5, 0.9])
@@ -139,27 +132,20 @@ class StepMeter:
         return seconds
 
     def _timed_or_again(
-        self, placed: Placed, n_steps: int, *, timed_ops: bool = False
+        self, device_of: IntArray, n_steps: int, *, timed_ops: bool = False
     ) -> tuple[StepRunner, list[StepTimes]]:
         """Times steps, once more where a device was lost: that may not be the step's fault."""
         try:
-            return self._timed(placed, n_steps, timed_ops)
+            return self._timed(device_of, n_steps, timed_ops)
         except DeviceLostError:
-            return self._timed(placed, n_steps, timed_ops)
+            return self._timed(device_of, n_steps, timed_ops)
 
-    def _timed(self, placed: Placed, n_steps: int, timed_ops: bool) -> tuple[StepRunner, list[StepTimes]]:
-        runner = self._runner(placed)
-        # The microbatches of a pipelined step warm up themselves.
-        runner.timed_steps(1 if isinstance(placed, tuple) else WARM_UP_STEPS)
-        return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)
-
-    def _runner(self, placed: Placed) -> StepRunner:
+    def _timed(
+        self, device_of: IntArray, n_steps: int, timed_ops: bool
+    ) -> tuple[StepRunner, list[StepTimes]]:
         # Steps that are timed train on one batch; it must not drive the loss out of bounds.
         settings: dict[str, Any] = {"options": {"lr": 1e-6}, "check_finite": False}
-        if not isinstance(placed, tuple):
-            runner = StepRunner(self.captured, placed, self._module, self.processes, **settings)
-            runner.set_inputs(self._inputs)
-            return runner
-        runner = PipelineRunner(self.captured, *placed, self._module, self.processes, **settings)
-        runner.set_inputs([self._inputs] * placed[1].microbatches)
-        return runner
+        runner = StepRunner(self.captured, device_of, self._module, self.processes, **settings)
+        runner.set_inputs(self._inputs)
+        runner.timed_steps(WARM_UP_STEPS)
+        return runner, runner.timed_steps(n_steps, timed_ops=timed_ops)

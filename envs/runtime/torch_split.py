@@ -6,19 +6,27 @@ further call, and loses tensors that several modules hold.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.distributed.pipelining import PipelineStage
+from torch.fx.graph_module import _format_import_block, _forward_from_src
+from torch.package.importer import sys_importer
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from envs.pipeline.pipeline import PipelineError
+from envs.runtime.device_program import function_name
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.module_calls import call_of, record_calls
 from graphs.capture.step import Step, one_line
@@ -29,6 +37,34 @@ MODEL = "model."
 LOSS = (torch.empty((), device="meta"),)
 PART = f"part.{MODEL}"
 """Beginning of these paths in a stage."""
+
+
+class CodeModule(nn.Module):
+    """A graph module as the code that it runs, for another process, with its calls on a device.
+
+    A graph module traces its code again where it is sent to, and so makes constants of ops without inputs,
+    such as random numbers.
+    """
+
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
+        super().__init__()
+        for node in module.graph.nodes:
+            on_device = tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
+            node.args, node.kwargs = on_device
+        code = module.graph.python_code("self")
+        self._source = _format_import_block(code.globals, sys_importer) + code.src
+        self._parameters.update(module._parameters)
+        self._buffers.update(module._buffers)
+        for name, child in module.named_children():
+            self.add_module(name, CodeModule(child, device) if isinstance(child, fx.GraphModule) else child)
+
+    def forward(self, *arguments: Any) -> Any:
+        """Runs the code."""
+        return self._function(self, *arguments)
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        return _forward_from_src(self._source, {})
 
 
 class StageModule(nn.Module):
@@ -91,6 +127,57 @@ class StageModule(nn.Module):
         return {path: self.part.get_buffer(path).clone() for path in self._changed}
 
 
+@dataclass(frozen=True, eq=False)
+class StagePart:
+    """A stage that no process has yet.
+
+    Attributes:
+        ops: names of the operators that it calls.
+        receives, returns: tensors on the meta device like those that come from the stage before, and go to
+            the next.
+    """
+
+    module: StageModule
+    index: int
+    n_stages: int
+    device: torch.device
+    ops: tuple[str, ...]
+    receives: tuple[Tensor, ...]
+    returns: tuple[Tensor, ...]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, buffers and constants by name; those of the module begin with `PART`."""
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+
+    def stage(self, group: dist.ProcessGroup | None) -> PipelineStage:
+        """Makes the stage of this process, and moves its parameters to the device."""
+        return PipelineStage(
+            self.module.to(self.device),
+            self.index,
+            self.n_stages,
+            self.device,
+            input_args=self.receives,
+            output_args=self.returns,
+            group=group,
+        )
+
+
+def with_tensors(parts: Sequence[StagePart], make: Callable[[str, Tensor], Tensor]) -> Sequence[StagePart]:
+    """Copies the parts of a rank with other tensors.
+
+    Args:
+        make: gives a tensor in place of one, from its name and it.
+    """
+    memo: dict[int, Any] = {}
+    for name, tensor in (each for part in parts for each in part.tensors.items()):
+        if id(tensor) not in memo:
+            new = make(name, tensor.detach())
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+    return copy.deepcopy(parts, memo)
+
+
 def _with_dense_gradient(received: Tensor) -> Tensor:
     """Returns a view whose gradient is contiguous, as backends can send no other."""
     view = received.view_as(received)
@@ -107,7 +194,7 @@ class SplitStep:
 
     Attributes:
         inputs: names of the step's inputs, in its order.
-        shared: parameters that several stages use, with these stages.
+        shared: paths of the parameters that several stages use, with these stages.
 
     Raises:
         PipelineError: torch cannot trace the module, or several stages use a buffer that changes.
@@ -133,24 +220,22 @@ class SplitStep:
                 f"{' and '.join(map(str, stages[path]))} use it, as its module is called several times; use "
                 "another number of devices, or a module for each call"
             )
-        self.shared = [  # in one order on all ranks
-            (tensor, list(stages[path]))
+        self.shared = tuple(  # in one order on all ranks
+            (path.removeprefix(MODEL), tuple(stages[path]))
             for path, tensor in state
-            if isinstance(tensor, nn.Parameter) and len(stages[path]) > 1
-        ]
+            if tensor.requires_grad and len(stages[path]) > 1
+        )
 
-    def stage(self, index: int, device: torch.device, *, recomputes: bool) -> PipelineStage:
-        """Makes a stage, which may recompute, and moves its parameters to a device."""
-        part, reads, makes = self._part(index)
-        for each in part.modules():
-            if isinstance(each, fx.GraphModule):
-                for node in each.graph.nodes:
-                    on_device = tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))
-                    node.args, node.kwargs = on_device
-                each.recompile()
+    def part(self, index: int, device: torch.device, *, recomputes: bool) -> StagePart:
+        """Returns the part of a stage for a device, which may recompute; its parameters are the module's."""
+        graph_module, reads, makes = self._part(index)
+        graphs = (each.graph for each in graph_module.modules() if isinstance(each, fx.GraphModule))
+        targets = (node.target for graph in graphs for node in graph.nodes)
+        ops = dict.fromkeys(function_name(each) for each in targets if isinstance(each, OpOverload))
+        part = CodeModule(graph_module, device)
         receives, returns = self._passing(index), self._passing(index + 1)
         module = StageModule(
-            part.to(device),
+            part,
             reads=[each.name for each in reads],
             makes=[each.name for each in makes],
             receives=[each.name for each in receives],
@@ -159,9 +244,7 @@ class SplitStep:
             changed=[path for path, _ in part.named_buffers() if path in self._changed],
         )
         examples = tuple(map(_example, receives)), tuple(map(_example, returns)) or LOSS
-        return PipelineStage(
-            module, index, self._n_stages, device, input_args=examples[0], output_args=examples[1]
-        )
+        return StagePart(module, index, self._n_stages, device, tuple(ops), *examples)
 
     def _part(self, stage: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
         """Makes the part of a stage; returns it, the values that it reads, and those that it makes."""

@@ -8,35 +8,36 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 from torch._library.custom_ops import OPDEFS
 
-from envs.runtime.device_program import Call, DeviceProgram, ExecutionError, find_function
+from envs.runtime.device_program import ExecutionError, find_function
 from graphs.system.user_code import users_code
 
 MAIN = "__main__"
 
 
-def modules_with_ops(programs: Iterable[DeviceProgram], module: nn.Module) -> tuple[str, ...]:
-    """Names the Python modules that may define operators of device programs, from their ops and the model.
+def modules_with_ops(functions: Iterable[str], module: nn.Module) -> tuple[str, ...]:
+    """Names the Python modules that may define operators, from those that the operators name and the model.
 
     The script that runs is left out, as it may start processes where it is imported.
     """
-    ops = (OPDEFS.get("::".join(name.split(".")[:2])) for each in programs for name in _functions(each))
+    ops = (OPDEFS.get("::".join(name.split(".")[:2])) for name in functions)
     of_ops = (op._init_fn.__module__ for op in ops if op is not None)
     of_model = (type(each).__module__ for each in module.modules())
     names = dict.fromkeys(name for name in (*of_ops, *of_model) if not name.startswith("torch."))
     return tuple(name for name in names if name != MAIN)
 
 
-def import_ops(program: DeviceProgram, modules: Sequence[str]) -> None:
-    """Imports modules until this process knows all operators of a device program.
+def import_ops(functions: Sequence[str], modules: Sequence[str]) -> None:
+    """Imports modules until this process knows all operators.
 
     Args:
+        functions: as `function_name` names them.
         modules: as `modules_with_ops` names them.
 
     Raises:
         ExecutionError: an operator is not known afterwards, or a module cannot be imported.
     """
     waiting = list(modules)
-    while (op := _unknown(program)) is not None:
+    while (op := _unknown(functions)) is not None:
         if not waiting:
             raise ExecutionError(
                 f"op '{op}' is not known to the processes of devices, which do not import the script that "
@@ -45,12 +46,8 @@ def import_ops(program: DeviceProgram, modules: Sequence[str]) -> None:
         _import(waiting.pop(0), op)
 
 
-def _functions(program: DeviceProgram) -> list[str]:
-    return [each.function for each in program.instructions if isinstance(each, Call)]
-
-
-def _unknown(program: DeviceProgram) -> str | None:
-    for name in dict.fromkeys(_functions(program)):
+def _unknown(functions: Sequence[str]) -> str | None:
+    for name in functions:
         try:
             find_function(name)
         except ExecutionError:

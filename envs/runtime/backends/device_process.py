@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 
 from envs.runtime.backends.packing import Packed, pack_all, unpack, unpack_all
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport, Transport
 from envs.runtime.device_program import DeviceProgram, TensorSpec
-from envs.runtime.interpreter import Interpreter, OptimizerSettings
+from envs.runtime.interpreter import DeviceState, Interpreter, OptimizerSettings
 from envs.runtime.user_ops import import_ops
 from graphs.system.errors import InputError, is_out_of_memory
 
@@ -22,26 +23,52 @@ Command: TypeAlias = tuple[str, *tuple[Any, ...]]
 """The name of a method of `DeviceHost`, and its arguments."""
 
 
-@dataclass
-class DeviceTask:
+@dataclass(frozen=True, kw_only=True)
+class Task:
     """The task that a device runs from now on.
 
     Attributes:
-        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
         inputs: how and where each input of the model lies in the shared memory, by index.
+        seed: of random numbers.
+    """
+
+    memory_bytes: int
+    inputs: Mapping[int, tuple[TensorSpec, int]]
+    optimizer: OptimizerSettings | None
+    seed: int
+
+    def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> DeviceState:
+        """Makes what runs the steps."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTask(Task):
+    """The device program of a step.
+
+    Attributes:
+        transfer_offsets: where each transfer lies in the shared memory, in bytes, by index.
         state, constants: values of its parameters and buffers, and of the constants that it reads, by name.
         modules: names of Python modules that may define operators of the device program.
     """
 
     program: DeviceProgram
-    memory_bytes: int
     transfer_offsets: Sequence[int]
-    inputs: Mapping[int, tuple[TensorSpec, int]]
     state: dict[str, Packed]
     constants: dict[str, Packed]
-    optimizer: OptimizerSettings | None
-    seed: int
     modules: Sequence[str] = ()
+
+    def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> Interpreter:
+        """Makes the interpreter of the device program."""
+        import_ops(self.program.functions, self.modules)
+        return Interpreter(
+            self.program,
+            state=unpack_all(self.state),
+            constants=unpack_all(self.constants),
+            inputs=inputs,
+            transport=host.transport(self),
+            optimizer=self.optimizer,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,7 @@ class DeviceHost:
     memory: SharedMemory
     inboxes: Sequence[Inbox]
     barrier: Waits
-    _interpreter: Interpreter | None = None
+    _state: DeviceState | None = None
 
     def __call__(self, commands: Sequence[Command]) -> Answer:
         """Does what the only command says."""
@@ -104,26 +131,23 @@ class DeviceHost:
         return getattr(self, name)(*arguments)
 
     @property
-    def interpreter(self) -> Interpreter:
-        """The interpreter of the present device program."""
-        assert self._interpreter is not None, "no device program was loaded"
-        return self._interpreter
+    def loaded(self) -> DeviceState:
+        """What runs the steps of the present task."""
+        assert self._state is not None, "no task was loaded"
+        return self._state
 
-    def load(self, task: DeviceTask) -> None:
-        """Loads a device program and its state in place of any other."""
+    def import_ops(self, functions: Sequence[str], modules: Sequence[str]) -> None:
+        """Imports the operators of the user's that a task names."""
+        import_ops(functions, modules)
+
+    def load(self, task: Task) -> None:
+        """Loads a task and its state in place of any other."""
         self.pin()
-        import_ops(task.program, task.modules)
         torch.manual_seed(task.seed)
-        self._interpreter = None  # frees the memory of the one before
+        self._state = None  # frees the memory of the one before
         self.memory.grow(task.memory_bytes)
-        self._interpreter = Interpreter(
-            task.program,
-            state=unpack_all(task.state),
-            constants=unpack_all(task.constants),
-            inputs={index: self.memory.tensor(*place) for index, place in task.inputs.items()},
-            transport=self.transport(task),
-            optimizer=task.optimizer,
-        )
+        inputs = {index: self.memory.tensor(*place) for index, place in task.inputs.items()}
+        self._state = task.start(self, inputs)
 
     def pin(self) -> None:
         """Runs this process on its cores alone, with one thread on each."""
@@ -140,34 +164,34 @@ class DeviceHost:
         return [self._step(timed_ops) for _ in range(count)]
 
     def _step(self, timed_ops: bool) -> StepRecord:
-        interpreter = self.interpreter
+        loaded = self.loaded
         self.barrier.wait()
         start_s = time.perf_counter()
-        outputs, spans = interpreter.timed_step() if timed_ops else (interpreter.step(), [])
+        outputs, spans = loaded.timed_step() if timed_ops else (loaded.step(), [])
         end_s = time.perf_counter()
         return StepRecord(pack_all(outputs), start_s, end_s, tuple(spans))
 
     def state(self) -> dict[str, Packed]:
         """Returns the parameters and buffers that live here."""
-        return pack_all(self.interpreter.state)  # type: ignore[no-any-return]
+        return pack_all(self.loaded.state)  # type: ignore[no-any-return]
 
     def gradients(self) -> dict[str, Packed]:
         """Returns the gradients of the last step of the parameters that are trained here."""
-        trained = self.interpreter.trained.items()
+        trained = self.loaded.trained.items()
         return pack_all({path: tensor.grad for path, tensor in trained if tensor.grad is not None})  # type: ignore[no-any-return]
 
     def set_state(self, state: dict[str, Packed]) -> None:
         """Sets parameters and buffers, all or some of those that live here."""
         for path, packed in state.items():
-            self.interpreter.state[path].copy_(unpack(packed))
+            self.loaded.state[path].copy_(unpack(packed))
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """Returns what the optimizer keeps of each parameter, by path."""
-        return pack_all(self.interpreter.optimizer_state())  # type: ignore[no-any-return]
+        return pack_all(self.loaded.optimizer_state())  # type: ignore[no-any-return]
 
     def set_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
         """Sets what the optimizer keeps of each parameter, by path."""
-        self.interpreter.set_optimizer_state(unpack_all(state))
+        self.loaded.set_optimizer_state(unpack_all(state))
 
 
 def reason(error: Exception) -> str:

@@ -16,6 +16,7 @@ from envs.runtime.backends.device_process import DeviceHost, DeviceTask
 from envs.runtime.backends.transports import SharedMemory
 from envs.runtime.backends.wire import decode, encode
 from envs.runtime.device_program import ExecutionError, TensorSpec, Transfer, check_timeout
+from envs.runtime.machine import CPU
 
 TIMEOUT_S = 600.0
 LOST = ("Connection", "imed out")
@@ -35,6 +36,8 @@ class TorchrunDevices:
         ExecutionError: torchrun did not start this process.
     """
 
+    is_group = True
+
     def __init__(self, timeout_s: float | None = None) -> None:
         check_timeout(timeout_s)
         self._begun = not dist.is_initialized()
@@ -43,6 +46,7 @@ class TorchrunDevices:
                 raise ExecutionError("no process group; start one process per device by torchrun")
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s or TIMEOUT_S))
         self.rank, self.n_devices = dist.get_rank(), dist.get_world_size()
+        self.names = [CPU] * self.n_devices
         self.memory = SharedMemory(0)
         self._left = False
         cores = tuple(range(torch.get_num_threads()))

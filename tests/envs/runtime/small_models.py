@@ -10,12 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from envs.cluster.presets import get_cluster
-from envs.pipeline.chain import chain_of
-from envs.pipeline.stages import Stages, cut_into_stages
-from envs.problem import Problem
 from envs.runtime.interpreter import OPTIMIZERS
-from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import find_loss
 from graphs.families import (
     bert,
@@ -166,17 +161,6 @@ def random_devices(graph: OpGraph, n_devices: int, seed: int) -> IntArray:
         if group >= 0:
             device_of[op] = of_group.setdefault(group, int(device_of[op]))
     return device_of
-
-
-def random_stages(captured: CapturedStep, n_ranks: int, n_each: int, seed: int) -> Stages:
-    """Draws stages in rounds over devices, and a device for each parameter and input."""
-    rng, graph, n_stages = np.random.default_rng(seed), captured.graph, n_ranks * n_each
-    problem = Problem(graph, get_cluster("4xv100"))
-    chain = chain_of(problem)
-    cuts = np.sort(rng.choice(np.arange(1, chain.n_pieces), n_stages - 1, replace=False))
-    stages = chain.stages(np.array([0, *cuts]), np.tile(rng.permutation(n_ranks), n_each))
-    drawn = rng.integers(n_ranks, size=graph.n_ops)
-    return cut_into_stages(problem, np.where(graph.is_source, drawn, stages.device_of), stages.stage_of)
 
 
 def plain_steps(

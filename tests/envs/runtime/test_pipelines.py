@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,25 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from envs.cluster.presets import get_cluster
-from envs.pipeline.arrays import LISTS
-from envs.pipeline.chain import chain_of
-from envs.pipeline.layout import list_number
 from envs.pipeline.pipeline import Pipeline, PipelineError
-from envs.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, device_actions
 from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import Stages
 from envs.problem import Problem
-from envs.runtime.backends.device_process import DeviceHost
 from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.cut_pipeline import action_kinds, cut_pipeline
-from envs.runtime.device_program import ExecutionError, Send
+from envs.runtime.device_program import ExecutionError
 from envs.runtime.pipeline_runner import PipelineRunner
+from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
-from tests.envs.runtime.recorded_streams import RecordedCuda
-from tests.envs.runtime.small_models import WORDS, make, plain_steps, random_stages, words
+from tests.envs.runtime.custom_ops import scaled
+from tests.envs.runtime.small_models import WORDS, make, plain_steps, words
 from tests.envs.runtime.torchrun_models import Net
-from tests.envs.runtime.watched_process import OneProcess
 
 M, N_STEPS = 4, 2
 
@@ -98,6 +90,22 @@ def bag() -> tuple[nn.Module, list[Any]]:
     return Net(), [(torch.randint(7, (2, 3)),) for _ in range(M)]
 
 
+class Scaling(nn.Module):
+    """Calls an operator of the user's, and has a parameter that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.unused = nn.Linear(6, 6), nn.Linear(6, 1), nn.Linear(2, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled(self.second(scaled(self.first(x), 2.0)).square(), 0.5).mean()
+
+
+def scaling() -> tuple[nn.Module, list[Any]]:
+    return Scaling(), [(torch.randn(2, 6, dtype=torch.float64),) for _ in range(M)]
+
+
 @cache
 def model(make_model: Callable[[], tuple[nn.Module, list[Any]]]) -> tuple[nn.Module, list[Any], CapturedStep]:
     torch.manual_seed(0)
@@ -110,21 +118,18 @@ def runner_of(
     schedule: str,
     n_ranks: int,
     devices: Any,
-    seed: int = 0,
     recomputed: tuple[int, ...] = (),
     actions: tuple[str, ...] = (),
+    **options: Any,
 ) -> PipelineRunner:
+    """Cuts a model into equal stages on devices, the last one first."""
     module, _, captured = model(make_model)
-    pipeline = Pipeline(schedule, M)
-    stages = random_stages(captured, n_ranks, pipeline.stages_per_device, seed)
-    stages = replace(stages, recomputed=recomputed, actions=actions)
-    return PipelineRunner(captured, stages, pipeline, module, devices, options={"lr": 0.1})
-
-
-def equal_stages(captured: CapturedStep, n_stages: int) -> Stages:
-    chain = chain_of(Problem(captured.graph, get_cluster("4xv100")))
-    first = np.arange(n_stages) * chain.n_pieces // n_stages
-    return chain.stages(first, np.arange(n_stages))
+    pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
+    n_stages = n_ranks * pipelined.pipeline.stages_per_device
+    first = np.arange(n_stages) * pipelined.chain.n_pieces // n_stages
+    stages = pipelined.chain.stages(first, -np.arange(n_stages) % n_ranks, recomputed=recomputed)
+    split = TorchStages(pipelined, replace(stages, actions=actions), captured, module)
+    return PipelineRunner(split, devices, options={"lr": 0.1} | options)
 
 
 def assert_trains_as_plain(runner: PipelineRunner, make_model: Any, inputs: Any = None) -> None:
@@ -148,121 +153,64 @@ def processes() -> Iterator[DeviceProcesses]:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "schedule", "n_ranks", "recomputed"),
+    ("make_model", "schedule", "n_ranks", "recomputed", "actions"),
     [
-        (u_net, "gpipe", 3, ()),
-        (transformer, "1f1b", 3, (0, 2)),
-        (gpt2, "interleaved-1f1b:2", 2, (1, 2)),
-        (u_net, "zero-bubble", 2, ()),
+        (u_net, "gpipe", 3, (), ()),
+        (transformer, "1f1b", 3, (0, 2), ()),
+        (gpt2, "interleaved-1f1b:2", 2, (1, 2), ()),
+        (u_net, "zero-bubble", 2, (), ()),
+        (transformer, "searched", 3, (), ("FFFFBBBB", "FFIWFIIFIWWW", "FFIFIIFIWWWW")),
+        (bag, "1f1b", 2, (), ()),
+        (scaling, "gpipe", 2, (), ()),
     ],
 )
 def test_processes_train_as_the_module_that_is_not_split(
-    make_model: Any, schedule: str, n_ranks: int, recomputed: tuple[int, ...], processes: DeviceProcesses
+    make_model: Any,
+    schedule: str,
+    n_ranks: int,
+    recomputed: tuple[int, ...],
+    actions: tuple[str, ...],
+    processes: DeviceProcesses,
 ) -> None:
-    runner = runner_of(make_model, schedule, n_ranks, processes, recomputed=recomputed)
+    before = {key: value.clone() for key, value in model(make_model)[0].state_dict().items()}
+    runner = runner_of(make_model, schedule, n_ranks, processes, recomputed, actions)
     assert_trains_as_plain(runner, make_model)
-    sent = [each.transfer for each in runner.programs[0].instructions if isinstance(each, Send)]
-    assert len({each.target for each in sent}) == n_ranks - 1  # stages are skipped
+    for key, value in model(make_model)[0].state_dict().items():
+        assert torch.equal(value, before[key]), key
+    runner.load_state_dict(before)
+    losses, _, _ = plain_steps(*model(make_model)[:2], 1, "sgd", lr=0.1)
+    assert float(runner.step(model(make_model)[1])) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def _on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the cores of this process alone."""
-    monkeypatch.setattr(DeviceHost, "pin", lambda host: None)
+class Noisy(nn.Module):
+    """Draws random numbers in an op without inputs, and in dropout before statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)) for _ in range(4))
+        )
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x + torch.rand(6, dtype=x.dtype)).square().mean()  # type: ignore[no-any-return]
 
 
-@pytest.mark.usefixtures("_on_any_core")
-@pytest.mark.parametrize(("schedule", "n_ranks"), [("1f1b", 3), ("interleaved-1f1b:2", 2)])
-def test_streams_train_so_with_sparse_gradients_and_parameters_elsewhere(schedule: str, n_ranks: int) -> None:
-    devices = OneProcess(["cuda:0", "cuda:1", "cuda:2"], RecordedCuda())
-    runner = runner_of(bag, schedule, n_ranks, devices, 5)
-    assert any(each.spec.sparse for program in runner.programs for each in program.transfers)
-    assert_trains_as_plain(runner, bag)
-    assert not devices.order.faults
+def noisy() -> tuple[nn.Module, list[Any]]:
+    return Noisy(), [(torch.randn(8, 6, dtype=torch.float64),) for _ in range(M)]
 
 
-@pytest.mark.usefixtures("_on_any_core")
-def test_devices_of_both_kinds_wait_for_each_other() -> None:
-    devices = OneProcess(["cuda:0", "cpu", "cuda:1"], RecordedCuda("query"))
-    assert_trains_as_plain(runner_of(u_net, "1f1b", 3, devices), u_net)
-    assert not devices.order.faults
-
-
-@pytest.mark.usefixtures("_on_any_core")
-def test_one_microbatch_is_the_plain_step() -> None:
-    module, batches, captured = model(bag)
-    devices = OneProcess(["cuda:0", "cuda:1"], RecordedCuda())
-    runner = PipelineRunner(
-        captured, random_stages(captured, 2, 1, 0), Pipeline("1f1b", 1), module, devices, options={"lr": 0.1}
-    )
-    losses, gradients, _ = plain_steps(module, batches[0], N_STEPS, "sgd", lr=0.1)
-    assert [float(runner.step(*batches[0])) for _ in range(N_STEPS)] == pytest.approx(losses, rel=1e-9)  # type: ignore[arg-type]
-    for path, gradient in runner.gradients().items():
-        torch.testing.assert_close(gradient, gradients[path].to_dense(), rtol=1e-9, atol=1e-9)
-
-
-def test_a_parameter_is_sent_once_and_activations_once_for_each_microbatch() -> None:
-    _, _, captured = model(transformer)
-    programs, _ = cut_pipeline(captured, equal_stages(captured, 3), Pipeline("1f1b", M), 3)
-    (tied,) = {value.shape for value in captured.step.state.values() if value.shape[:1] == (WORDS,)}
-    sent = Counter(
-        (each.transfer.target, each.transfer.spec.shape == tied)
-        for each in programs[0].instructions
-        if isinstance(each, Send)
-    )
-    assert sent[2, True] == 1
-    assert sent[1, False] > 0
-    assert sent[1, False] % M == 0
-
-
-def ops_of(pipelined: PipelinedProblem, stages: Stages, device: int, number: int) -> list[int]:
-    """The ops that the simulator has in a list of a device."""
-    _, part_of = pipelined._run(stages, np.zeros(0))
-    parts = pipelined._keeper.parts
-    each = parts.begin[part_of[device], LISTS] + number
-    ops: list[int] = parts.op[parts.op_ptr[each] : parts.op_ptr[each + 1]].tolist()
-    return ops
-
-
-def test_an_order_of_its_own_trains_as_plain(processes: DeviceProcesses) -> None:
-    actions = ("FFFFBBBB", "FFIWFIIFIWWW", "FFIFIIFIWWWW")
-    runner = runner_of(transformer, "searched", 3, processes, recomputed=(1,), actions=actions)
-    assert_trains_as_plain(runner, transformer)
-
-
-@pytest.mark.parametrize("make_model", [transformer, u_net, bag])
-def test_actions_have_the_ops_that_the_simulator_gives_them(make_model: Any) -> None:
-    _, _, captured = model(make_model)
-    mixed = ("FFFFBBBB", "FFFFIIIIWWWW", "FBFBFBFB")
-    for schedule, actions in (("1f1b", ()), ("zero-bubble", ()), ("searched", mixed)):
-        pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline(schedule, M))
-        stages = replace(random_stages(captured, 3, 1, 1), actions=actions)
-        kinds = action_kinds(captured.graph, stages, pipelined.pipeline)
-        for stage, device in enumerate(stages.devices.tolist()):
-            for kind in (FORWARD, BACKWARD, WEIGHT):
-                expected = np.flatnonzero((stages.stage_of == stage) & (kinds == kind))
-                assert ops_of(pipelined, stages, device, list_number(1, 0, kind)) == expected.tolist()
-
-
-def test_action_times_are_those_of_the_schedule(processes: DeviceProcesses) -> None:
-    runner = runner_of(transformer, "1f1b", 2, processes)
-    runner.set_inputs(model(transformer)[1])
-    (step,) = runner.timed_steps(1, timed_ops=True)
-    times = runner.action_times(step)
-    expected = device_actions(runner.pipeline, 2)
-    for device in range(3):
-        own = [each for each in times if each.device == device]
-        bounds = [second for each in own for second in (each.start_s, each.end_s)]
-        assert bounds == sorted(bounds)
-        rank = runner.stages.ranks.tolist().index(device) if device < 2 else None
-        actions = [] if rank is None else [tuple(each) for each in expected[rank]]
-        assert [each[1:4] for each in own] == [*actions, (-1, -1, M)]
-    assert min(each.start_s for each in times) >= 0
-    assert max(each.end_s for each in times) <= step.total_s
-    end_s = {each[1:4]: each.end_s for each in times}
-    for microbatch in range(M):
-        assert end_s[0, 0, microbatch] < end_s[0, 1, microbatch] < end_s[1, 1, microbatch]
-        assert end_s[1, 1, microbatch] < end_s[1, 0, microbatch]
+def test_random_numbers_are_new_in_each_step_and_those_of_the_first_run_in_a_second_one(
+    processes: DeviceProcesses,
+) -> None:
+    found = []
+    for recomputed in ((), (0, 1)):
+        runner = runner_of(noisy, "interleaved-1f1b:2", 1, processes, recomputed, lr=0.0)
+        losses = [float(runner.step(model(noisy)[1])) for _ in range(2)]  # type: ignore[arg-type]
+        assert losses[0] != losses[1]
+        found.append({"losses": torch.tensor(losses)} | runner.gradients() | runner.state_dict())
+    for name, expected in found[0].items():
+        assert torch.equal(found[1][name], expected), name
 
 
 def test_a_whole_batch_is_cut_into_microbatches(processes: DeviceProcesses) -> None:
@@ -297,6 +245,7 @@ def test_other_inputs_are_refused_in_one_line(processes: DeviceProcesses) -> Non
             [*batches[:3], (words(2, 5), words(2, 6))],
             r"^input 0 is torch.int64 \[2, 5\]; it was captured with",
         ),
+        ([(words(2, 6), torch.tensor(1)), *batches[1:]], "^input 1 is torch.int64"),
         (
             (words(7, 6), words(8, 6)),
             r"^input 0 is torch.int64 \[7, 6\]; 4 microbatches have torch.int64 \[8, 6\]$",
@@ -305,29 +254,6 @@ def test_other_inputs_are_refused_in_one_line(processes: DeviceProcesses) -> Non
     ):
         with pytest.raises(ExecutionError, match=reason):
             runner.set_inputs(given)
-
-
-def test_stages_that_cannot_run_are_refused_in_one_line() -> None:
-    _, _, captured = model(transformer)
-    stages = random_stages(captured, 2, 1, 0)
-    swapped = replace(stages, stage_of=np.where(stages.stage_of < 0, -1, 1 - stages.stage_of))
-    for wrong, schedule, reason in (
-        (
-            stages,
-            "interleaved-1f1b:2",
-            "^schedule 'interleaved-1f1b:2' has 2 stages on each device, in rounds",
-        ),
-        (replace(stages, stage_of=np.minimum(stages.stage_of, 0)), "1f1b", "^stage 1 has no forward ops"),
-        (replace(stages, stage_of=stages.stage_of[1:]), "1f1b", r"^the stages are of \d+ ops; the step has"),
-        (
-            replace(stages, devices=np.array([0, 4])),
-            "1f1b",
-            "^the stages use device 4, but there are 3 devices",
-        ),
-        (swapped, "1f1b", "^the schedule cannot run these stages: device . and another wait for each other"),
-    ):
-        with pytest.raises(PipelineError, match=reason):
-            cut_pipeline(captured, wrong, Pipeline(schedule, M), 3)
 
 
 class Counting(nn.Module):
@@ -344,11 +270,19 @@ class Counting(nn.Module):
         return y.sum()
 
 
-def test_a_buffer_that_a_later_stage_changes_is_refused() -> None:
-    captured = capture_step(Counting(), (torch.ones(2, 3),), optimizer="sgd")
-    stages = equal_stages(captured, 2)
-    with pytest.raises(ExecutionError, match=r"^buffer 'count' is read before the stage that"):
-        cut_pipeline(captured, stages, Pipeline("1f1b", M), 2)
+def counting() -> tuple[nn.Module, list[Any]]:
+    return Counting(), [(torch.ones(2, 3),) for _ in range(M)]
+
+
+def test_what_torch_cannot_run_is_refused_in_one_line(processes: DeviceProcesses) -> None:
+    with pytest.raises(PipelineError, match=r"^buffer 'count' changes, and stages 0 and 1 use it"):
+        runner_of(counting, "1f1b", 2, processes)
+    with pytest.raises(PipelineError, match=r"^torch runs a stage again for each of its parameters with"):
+        runner_of(transformer, "zero-bubble", 2, processes, recomputed=(0,))
+    mixed = DeviceProcesses(1)
+    mixed.n_devices, mixed.names = 2, ["cpu", "cuda:0"]
+    with pytest.raises(PipelineError, match=r"^torch runs a pipeline on CPUs or on GPUs, not on both"):
+        runner_of(transformer, "1f1b", 2, mixed)
 
 
 def test_a_device_that_dies_is_named(processes: DeviceProcesses) -> None:

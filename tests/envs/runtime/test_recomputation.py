@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,30 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from agent import Pipeline, place
 from envs.cluster.presets import get_cluster
-from envs.pipeline.layout import list_number
-from envs.pipeline.schedules import RECOMPUTE
-from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
-from envs.problem import Problem
-from envs.runtime.backends.device_process import DeviceHost
-from envs.runtime.cut import cut
-from envs.runtime.cut_pipeline import N_KINDS, _run_again, action_kinds, cut_pipeline
-from envs.runtime.device_program import Call
-from envs.runtime.interpreter import Interpreter
-from envs.runtime.module_state import constants_of, state_of
 from envs.runtime.torch_split import StageModule
-from tests.envs.runtime.recorded_streams import RecordedCuda
-from tests.envs.runtime.small_models import random_stages
-from tests.envs.runtime.test_pipelines import (
-    M,
-    assert_trains_as_plain,
-    model,
-    ops_of,
-    runner_of,
-    transformer,
-    u_net,
-)
-from tests.envs.runtime.watched_process import OneProcess
 
 
 class Dropping(nn.Module):
@@ -60,89 +36,8 @@ class Dropping(nn.Module):
         return self.layers(x).square().mean()  # type: ignore[no-any-return]
 
 
-def dropping() -> tuple[nn.Module, list[Any]]:
-    return Dropping(), [(torch.randn(64, 64, dtype=torch.float64),) for _ in range(M)]
-
-
-@pytest.fixture
-def _on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the cores of this process alone."""
-    monkeypatch.setattr(DeviceHost, "pin", lambda host: None)
-
-
-@pytest.mark.usefixtures("_on_any_core")
-def test_streams_train_as_the_module_that_is_not_split() -> None:
-    devices = OneProcess(["cuda:0", "cuda:1"], RecordedCuda())
-    assert_trains_as_plain(runner_of(u_net, "zero-bubble", 2, devices, recomputed=(0, 1)), u_net)
-    assert not devices.order.faults
-
-
-@pytest.mark.usefixtures("_on_any_core")
-def test_the_second_run_draws_the_random_numbers_of_the_first() -> None:
-    found = []
-    for recomputed in ((), (0, 1)):
-        devices = OneProcess(["cuda:0"], RecordedCuda())
-        runner = runner_of(dropping, "interleaved-1f1b:2", 1, devices, recomputed=recomputed)
-        losses = torch.stack([runner.step(model(dropping)[1]) for _ in range(2)])  # type: ignore[arg-type]
-        found.append({"losses": losses} | runner.gradients() | runner.state_dict())
-    for name, expected in found[0].items():
-        assert torch.equal(found[1][name], expected), name
-
-
-@pytest.mark.parametrize("make_model", [transformer, u_net, dropping])
-def test_the_ops_that_run_again_are_those_of_the_simulator(make_model: Any) -> None:
-    _, _, captured = model(make_model)
-    graph, stages = captured.graph, replace(random_stages(captured, 3, 1, 1), recomputed=(0, 2))
-    pipelined = PipelinedProblem(Problem(graph, get_cluster("4xv100")), Pipeline("1f1b", M))
-    _, _, runs = pipelined._second_runs
-    place_of = stages.stage_of * N_KINDS + action_kinds(graph, stages, pipelined.pipeline)
-    parts = cut(captured, np.where(stages.stage_of < 0, 3 * N_KINDS, place_of), 3 * N_KINDS + 1)
-    for stage in stages.recomputed:
-        _run_again(parts, stage * N_KINDS)
-        calls = parts[stage * N_KINDS + 3].instructions
-        ran = sorted(each.op for each in calls if isinstance(each, Call) and each.op >= 0)
-        again = ops_of(pipelined, stages, int(stages.devices[stage]), list_number(1, 0, RECOMPUTE))
-        assert ran == runs.first[again].tolist() != []
-
-
 def tensors_in(values: Any) -> Iterator[Tensor]:
     return (each for each in tree_leaves(values) if isinstance(each, Tensor))
-
-
-class NoTransport:
-    """Stands in for the transport of the only device."""
-
-    def begin_step(self) -> None:
-        pass
-
-
-def test_bytes_between_the_instructions_of_a_device_fall_as_simulated() -> None:
-    module, batches, captured = model(u_net)
-    pipelined = PipelinedProblem(Problem(captured.graph, get_cluster("4xv100")), Pipeline("gpipe", M))
-    simulated, measured = list[float](), list[int]()
-    for recomputed in ((), (0,)):
-        stages = pipelined.chain.stages(np.array([0]), np.array([0]), recomputed=recomputed)
-        simulated.append(pipelined.simulate(stages).peak_bytes[0])
-        (program,), _ = cut_pipeline(captured, stages, pipelined.pipeline, 1)
-        device = Interpreter(
-            program,
-            state=state_of(captured, copy.deepcopy(module)),
-            constants=constants_of(captured),
-            inputs=dict(enumerate(each for batch in batches for each in captured.step.flat_inputs(batch))),
-            transport=NoTransport(),  # type: ignore[arg-type]
-            optimizer=None,
-        )
-        values, peak = device.begin(), 0
-        for run in device.runnables:
-            with torch.no_grad():
-                run(values)
-            held = {
-                each.data_ptr(): each.nbytes() for each in map(Tensor.untyped_storage, tensors_in(values))
-            }
-            peak = max(peak, sum(held.values()))
-        measured.append(peak)
-    assert measured[1] < 0.6 * measured[0]
-    assert measured[0] - measured[1] == pytest.approx(simulated[0] - simulated[1], rel=0.15)
 
 
 class HeldBytes(TorchDispatchMode):

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.pipeline.pipeline import Pipeline
 from envs.runtime.backends.device_process import DeviceTask, StepRecord
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import Call
 from envs.runtime.step_meter import StepMeter
 from graphs.capture.capture import capture_step
-from tests.envs.runtime.small_models import make, random_stages
+from tests.envs.runtime.small_models import make
 
 
 class CountingProcesses(DeviceProcesses):
@@ -56,12 +55,3 @@ def test_an_op_takes_the_time_of_the_views_before_it(meter: StepMeter) -> None:
     assert seconds[updates].sum() == pytest.approx(1)
     seconds[updates] = 0
     assert seconds.tolist() == expected.tolist()
-
-
-def test_a_pipeline_is_timed(meter: StepMeter) -> None:
-    stages = random_stages(meter.captured, 2, 1, 0)
-    measured = meter.measure((stages, Pipeline("gpipe", 3)), 2)
-    assert (measured.failure, measured.n_steps) == ("", 2)
-    ran = [task.program for task in meter.processes.tasks]  # type: ignore[attr-defined]
-    outputs = [index for program in ran for index, _ in program.outputs]
-    assert sorted(outputs) == [0, 1, 2]

@@ -24,13 +24,10 @@ import sys
 import torch
 from agent import place
 from envs.runtime.cut import cut
-from envs.runtime.cut_pipeline import cut_pipeline
 from envs.runtime.device_program import ExecutionError
 from envs.placements.placement import Placement
 from dataclasses import replace
-from envs.pipeline.pipeline import Pipeline
-from envs.runtime.pipeline_runner import PipelineRunner
-from tests.envs.runtime.small_models import plain_steps, random_devices, random_stages
+from tests.envs.runtime.small_models import plain_steps, random_devices
 from tests.envs.runtime.torchrun_models import Net, INPUTS
 
 def kinds_sent(programs):
@@ -63,17 +60,15 @@ if sys.argv[1:] == ["fail"]:
     except ExecutionError as error:
         print(f"told: {error}", flush=True)
         sys.exit(3)
-batches, pipeline = [((INPUTS[0] + at) % 7,) for at in range(4)], Pipeline("1f1b", 4)
-losses, _, state = plain_steps(module, batches, 2, "sgd", lr=0.1)
-draws = (random_stages(plan.captured, 2, 1, seed) for seed in range(99))
-stages = next(each for each in draws if True in kinds_sent(cut_pipeline(plan.captured, each, pipeline, 2)[0]))
-runner = PipelineRunner(plan.captured, stages, pipeline, module, runner.processes, options={"lr": 0.1})
+words = (INPUTS[0].repeat(4, 1) + torch.arange(8)[:, None]) % 7
+settings = {"pipeline": "1f1b", "split": 4, "placer": "equal-time", "optimizer": "sgd"}
+plan = place(module, words, cluster="4xv100:2", **settings)
+losses, _, state = plain_steps(module, [(each,) for each in words.chunk(4)], 2, "sgd", lr=0.1)
+runner = plan.compile(module, devices="torchrun", lr=0.1)
 for expected in losses:
-    torch.testing.assert_close(runner.step(batches).item(), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(runner.step(words).item(), expected, rtol=1e-9, atol=1e-9)
 for key, value in runner.state_dict().items():
     torch.testing.assert_close(value, state[key], rtol=1e-9, atol=1e-9)
-(step,) = runner.timed_steps(1, timed_ops=True)
-assert len(runner.action_times(step)) == 2 * (2 * 4 + 1)
 runner.close()
 sys.stdout.write(f"rank {runner.processes.rank} equal\\n")  # at once, as two processes write
 """

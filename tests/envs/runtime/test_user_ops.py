@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agent import place
-from envs.runtime.device_program import Call, DeviceProgram, ExecutionError, Slot
+from envs.runtime.device_program import ExecutionError
 from envs.runtime.user_ops import import_ops, modules_with_ops
 from tests.envs.runtime.custom_ops import scaled
 from tests.envs.runtime.small_models import plain_steps
@@ -28,11 +28,6 @@ class Net(nn.Module):
         return scaled(self.second(scaled(self.first(x), 2.0)).square(), 0.5).mean()
 
 
-def calling(*functions: str) -> DeviceProgram:
-    calls = tuple(Call(0, function, (), {}, Slot(0)) for function in functions)
-    return DeviceProgram(0, 1, calls, ((),) * len(calls), (), (), (), (), (), ())
-
-
 def test_a_step_with_custom_ops_equals_the_plain_step() -> None:
     module, inputs = Net().double(), (torch.arange(24.0).view(4, 6).double() / 24,)
     plan = place(module, inputs, cluster="2xk80", placer="round-robin", optimizer="sgd")
@@ -46,17 +41,17 @@ def test_a_step_with_custom_ops_equals_the_plain_step() -> None:
 
 
 def test_modules_that_define_ops_come_before_those_of_the_model() -> None:
-    programs = [calling("getitem", "aten.mm.default", "placewalk_tests.scaled.default")]
-    assert modules_with_ops(programs, Net()) == ("tests.envs.runtime.custom_ops", __name__)
-    assert modules_with_ops([calling("aten.mm.default")], nn.Linear(1, 1)) == ()
+    names = ["getitem", "aten.mm.default", "placewalk_tests.scaled.default"]
+    assert modules_with_ops(names, Net()) == ("tests.envs.runtime.custom_ops", __name__)
+    assert modules_with_ops(["aten.mm.default"], nn.Linear(1, 1)) == ()
 
 
 def test_an_op_of_the_script_that_runs_is_refused_in_one_line() -> None:
-    program = calling("aten.mm.default", "placewalk_tests.missing.default")
+    names = ["aten.mm.default", "placewalk_tests.missing.default"]
     with pytest.raises(
         ExecutionError, match=r"^op 'placewalk_tests.missing.default' is not known to the processes"
     ):
-        import_ops(program, modules_with_ops([program], Net()))
+        import_ops(names, modules_with_ops(names, Net()))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +69,8 @@ def test_a_module_that_cannot_be_imported_is_one_line(
     monkeypatch.syspath_prepend(tmp_path)
     said = f"cannot import 'ops_that_fail', which may define op 'placewalk_tests.missing.default': {reason}"
     with pytest.raises(ExecutionError, match=f"^{re.escape(said)}$"):
-        import_ops(calling("placewalk_tests.missing.default"), ["ops_that_fail"])
+        import_ops(["placewalk_tests.missing.default"], ["ops_that_fail"])
 
 
 def test_ops_that_are_known_import_nothing() -> None:
-    import_ops(calling("aten.mm.default", "placewalk_tests.scaled.default"), ["not_there"])
+    import_ops(["aten.mm.default", "placewalk_tests.scaled.default"], ["not_there"])

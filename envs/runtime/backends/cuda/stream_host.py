@@ -104,7 +104,7 @@ class StreamHost:
         return DeviceHost(self.cores, self.memory, self.inboxes, self.barrier, interpreter)
 
     def _part(self, task: DeviceTask, arriving: dict[int, tuple[Tensor, Any]]) -> _Part:
-        import_ops(task.program, task.modules)
+        import_ops(task.program.functions, task.modules)
         index = task.program.device
         lane = self._lanes[index]
         self.cuda.use(lane.compute)  # which state and inputs are allocated on

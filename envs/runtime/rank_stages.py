@@ -1,0 +1,142 @@
+"""The stages of one rank, which torch's schedules run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
+from envs.runtime.torch_split import PART, StagePart
+
+SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
+SEVERAL = {
+    INTERLEAVED: ScheduleInterleaved1F1B,
+    ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    SEARCHED: _PipelineScheduleRuntime,
+}
+"""Torch's schedules that take a list of stages; the last one takes any order."""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What all ranks of a pipeline share.
+
+    Attributes:
+        schedule: name of the schedule.
+        csv: the actions of each rank in a row, as torch loads them in format `compute_only`.
+        inputs: name of each input of the module, and whether it is cut; scalars go to all microbatches.
+        shared: paths of the parameters that several stages use, with these stages.
+    """
+
+    schedule: str
+    microbatches: int
+    n_ranks: int
+    csv: str
+    inputs: tuple[tuple[str, bool], ...]
+    shared: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class RankStages:
+    """The stages of one rank of a process group, whose parameters `step` gives gradients.
+
+    Args:
+        parts: of this rank, at least one; they are moved to its device.
+        group: of the ranks; None for that of all processes.
+    """
+
+    def __init__(
+        self, plan: RankPlan, parts: Sequence[StagePart], group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._plan, self._device, self._group = plan, parts[0].device, group
+        self.stages = [part.stage(group) for part in parts]
+        tensors = [each for part in parts for each in part.tensors.items()]
+        self.tensors = {name.removeprefix(PART): tensor for name, tensor in tensors if name.startswith(PART)}
+        """Parameters and buffers by their paths in the module."""
+        self._shared = [
+            (tensor, self._give_equal_values(tensor, stages))
+            for path, stages in plan.shared
+            if len({stage % plan.n_ranks for stage in stages}) > 1
+            and isinstance(tensor := self.tensors.get(path), nn.Parameter)
+        ]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by their paths in the module."""
+        return {path: each for path, each in self.tensors.items() if isinstance(each, nn.Parameter)}
+
+    def step(self, cut: Sequence[Sequence[Tensor]]) -> Tensor | None:
+        """Replaces the parameters' gradients by those of the mean loss of a batch.
+
+        Args:
+            cut: each input, in microbatches.
+
+        Returns:
+            The loss of each microbatch, (n_microbatches,), on the rank of the last stage; None on others.
+        """
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        named = {
+            name: (torch.cat(list(each)) if is_cut else each[0]).to(self._device)
+            for (name, is_cut), each in zip(self._plan.inputs, cut, strict=True)
+        }
+        losses: list[Tensor] = []
+        target = torch.zeros(self._plan.microbatches, device=self._device)
+        self.schedule.step(target=target, losses=losses, return_outputs=False, **named)
+        for parameter, group in self._shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= self._plan.microbatches
+        return torch.stack(losses).detach() if losses else None
+
+    @cached_property
+    def schedule(self) -> Any:
+        """The schedule of these stages, as torch's class runs it."""
+        count, name = self._plan.microbatches, self._plan.schedule
+        settings: dict[str, Any] = {
+            "loss_fn": _loss,
+            "scale_grads": False,
+            "kwargs_chunk_spec": {
+                name: TensorChunkSpec(0) if is_cut else _Replicate()  # type: ignore[no-untyped-call]
+                for name, is_cut in self._plan.inputs
+            },
+        }
+        if name in SINGLE:
+            return SINGLE[name](self.stages[0], count, **settings)
+        schedule = SEVERAL[name](list(self.stages), count, **settings)
+        if name == SEARCHED:
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write(self._plan.csv)
+                file.flush()
+                schedule._load_csv(file.name)
+        return schedule
+
+    def _give_equal_values(self, parameter: nn.Parameter, stages: Sequence[int]) -> dist.ProcessGroup:
+        """Gives a parameter the values of its first rank; returns the group of the ranks that have it."""
+        world = self._group or dist.distributed_c10d._get_default_group()
+        ranks = [stage % self._plan.n_ranks for stage in stages]
+        everywhere = [dist.get_global_rank(world, rank) for rank in ranks]
+        group: dist.ProcessGroup = dist.new_group(sorted(set(everywhere)), use_local_synchronization=True)
+        dist.broadcast(parameter.detach(), min(everywhere), group=group)
+        return group
+
+
+def _loss(made: tuple[Tensor], _: Tensor) -> Tensor:
+    return made[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.calibration.op_tables import ITEM_BYTES, OpTable
+from agent.calibration.timed_ops import ITEM_BYTES, OpTable
 from envs.cluster.kinds import Kind
 from envs.costs.calibration import ClassFit, model_type
 from envs.costs.efficiency import Machine, MatmulModel, MatmulWork, Model

@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from agent.calibration.fit import fit_class, fit_line
-from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError, tables
-from agent.calibration.timed_ops import TimedOp, largest_side, ops_to_time, time_op, time_runs
+from agent.calibration.timed_ops import (
+    MeasuredOp,
+    MeasuredOpsError,
+    TimedOp,
+    largest_side,
+    ops_to_time,
+    tables,
+    time_op,
+    time_runs,
+)
 from envs.cluster.cluster import Cluster, Device
 from envs.cluster.files import write_cluster
 from envs.cluster.kinds import LAUNCH_S, Kind
@@ -158,7 +166,7 @@ def measured_rows(
     """
     timed = [(str(op), lambda op=op: timer(op)) for op in ops]
     seconds = measured_seconds(path, kind, timed, report)
-    return [op.row(kind, each) for op, each in zip(ops, seconds, strict=True)]
+    return [op.row(each) for op, each in zip(ops, seconds, strict=True)]
 
 
 def calibrate_device(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Calibration:
@@ -265,9 +273,8 @@ def measure_processes(
     """
     import torch
 
-    from envs.runtime.backends.processes import DeviceProcesses
+    from envs.runtime.backends.processes import DeviceProcesses, n_cores
     from envs.runtime.link_times import time_transfers
-    from envs.runtime.machine import n_cores
 
     if not 2 <= n_processes <= n_cores():
         raise MeasuredOpsError(f"{n_processes} processes on {n_cores()} cores; give from 2 to that many")

@@ -1,17 +1,25 @@
-"""The ops that are timed to calibrate a machine, and how PyTorch runs them."""
+"""The ops that are timed to calibrate a machine, how PyTorch runs them, and tables of their times."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.calibration.op_tables import ITEM_BYTES, MeasuredOp
-from envs.costs.op_classes import MATMULS, TENSOR
+import numpy as np
+from numpy.typing import NDArray
 
+from envs.costs.op_classes import MATMULS, TENSOR
+from graphs.system.array_types import FloatArray
+from graphs.system.errors import InputError
+
+ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0}
+"""Bytes of an element by the dtypes that are measured; fp32 is without TF32."""
 MIN_SECONDS = 0.01
 """Time that the runs of a repeat take at least, so that the clock is fine enough."""
 PASSES = {
@@ -26,6 +34,78 @@ PASSES = {
 """Reads and writes of each element by an op; the optimizer is Adam."""
 KERNEL = 9
 """Elements of the kernel of a convolution that is timed, 3x3."""
+
+
+class MeasuredOpsError(InputError):
+    """Measured times that cannot be used; the message says where and what would be right."""
+
+
+@dataclass(frozen=True)
+class MeasuredOp:
+    """One measured op.
+
+    Attributes:
+        op_class: one of `envs.costs.op_classes.CLASSES`, or `TENSOR`.
+        dtype: of the arithmetic.
+        shape: batch, m, n and k of a matrix product; else 1, rows, elements of a row and 1.
+        image: height and width of the output of a convolution, else 0.
+    """
+
+    op_class: str
+    dtype: str
+    shape: tuple[int, int, int, int]
+    flops: float
+    bytes_moved: float
+    seconds: float
+    image: tuple[int, int] = (0, 0)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Says whether the row judges a fit instead of making it: every second shape, the same on all
+        devices.
+        """
+        return zlib.crc32(f"{self.op_class} {self.shape}".encode()) % 2 == 1
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """Rows of one op class as arrays; see `MeasuredOp`.
+
+    Attributes:
+        held_out: whether each row judges the fit, bool (n,).
+    """
+
+    op_class: str
+    dtype: str
+    shape: FloatArray
+    bytes_moved: FloatArray
+    seconds: FloatArray
+    image: FloatArray
+    held_out: NDArray[np.bool_]
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> OpTable:
+        """Returns some of the rows, by a mask or by indices."""
+        own: dict[str, Any] = {key: each for key, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, **{key: each[rows] for key, each in own.items()})
+
+
+def tables(rows: Sequence[MeasuredOp]) -> list[OpTable]:
+    """Sorts the rows of a device into one table for each op class; equal shapes stay apart."""
+    groups: dict[str, list[MeasuredOp]] = defaultdict(list)
+    for row in rows:
+        groups[row.op_class].append(row)
+    return [
+        OpTable(
+            op_class,
+            group[0].dtype,
+            np.array([row.shape for row in group], dtype=np.float64),
+            np.array([row.bytes_moved for row in group]),
+            np.array([row.seconds for row in group]),
+            np.array([row.image for row in group], dtype=np.float64),
+            np.array([row.is_held_out for row in group]),
+        )
+        for op_class, group in sorted(groups.items())
+    ]
 
 
 @dataclass(frozen=True)
@@ -44,7 +124,7 @@ class TimedOp:
         """Dtype of its arithmetic."""
         return "fp16" if self.op_class == TENSOR else "fp32"
 
-    def row(self, kind: str, seconds: float) -> MeasuredOp:
+    def row(self, seconds: float) -> MeasuredOp:
         """Returns the op as a measured one."""
         batch, m, n, k = self.shape
         if self.op_class in PASSES:
@@ -53,7 +133,7 @@ class TimedOp:
             read = m * k // KERNEL if self.op_class == "conv" else m * k
             flops, elements = 2.0 * batch * m * n * k, batch * (read + k * n + m * n)
         size = ITEM_BYTES[self.dtype] * elements
-        return MeasuredOp(kind, self.op_class, self.dtype, self.shape, flops, size, seconds, self.image)
+        return MeasuredOp(self.op_class, self.dtype, self.shape, flops, size, seconds, self.image)
 
 
 def ops_to_time(largest: int, *, tensor_cores: bool = False) -> list[TimedOp]:

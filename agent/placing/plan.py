@@ -133,10 +133,9 @@ class PlacedGraph:
             ExecutionError: a graph without module was placed, this machine lacks a device, the module is
                 another one, or the step cannot be run.
         """
-        from envs.runtime.backends.processes import DeviceProcesses
+        from envs.runtime.backends.processes import DeviceProcesses, torch_devices
         from envs.runtime.backends.torchrun import TorchrunDevices
         from envs.runtime.device_program import ExecutionError
-        from envs.runtime.machine import torch_devices
 
         if self.captured is None:
             raise ExecutionError("only a graph was placed; place the module to run it")

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from envs.cluster.cluster import Cluster
 from envs.problem import Problem
-from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.machine import torch_devices
+from envs.runtime.backends.processes import DeviceProcesses, torch_devices
 from envs.runtime.runnable_model import RunnableModel
-from envs.runtime.step_meter import StepMeter
-from envs.runtime.step_time_store import StepTimeStore
+from envs.runtime.step_meter import StepMeter, StepTimeStore
 from graphs.system.array_types import IntArray
 from graphs.system.errors import printable
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from envs.runtime.backends.device_process import DeviceTask, StepRecord
-from envs.runtime.backends.packing import pack
+from envs.runtime.backends.device_process import DeviceTask
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.backends.transports import offsets_of
+from envs.runtime.backends.wire import StepRecord, pack
 from envs.runtime.device_program import DeviceProgram, Instruction, Receive, Send, Slot, TensorSpec, Transfer
 
 

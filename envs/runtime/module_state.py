@@ -1,11 +1,17 @@
-"""Reads from a module what a captured step of it needs to run: parameters, buffers and constants."""
+"""What users give to a runner: parameters, buffers and constants of a module; and checks of values."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from envs.runtime.device_program import ExecutionError
+from envs.runtime.interpreter import OPTIMIZERS
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.values import constant_value
 
@@ -65,3 +71,59 @@ def keys_of(captured: CapturedStep, module: nn.Module) -> dict[str, str]:
     path_of = {id(state[path]): path for path in captured.step.state if path in state}
     kept = module.state_dict(keep_vars=True)
     return {key: path_of[id(value)] for key, value in kept.items() if id(value) in path_of}
+
+
+def check_options(optimizer: str | None, options: Mapping[str, Any]) -> None:
+    """Checks the keywords of an optimizer by making one.
+
+    Raises:
+        ExecutionError: a number is not finite, or the optimizer does not take a keyword or its value.
+    """
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ExecutionError(f"{name} is {value}; give the optimizer a finite number")
+    if optimizer is None:
+        return
+    try:
+        OPTIMIZERS[optimizer]([nn.Parameter(torch.zeros(1))], **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise ExecutionError(f"optimizer '{optimizer}' does not take {given}: {error}") from None
+
+
+def check_values(what: str, value: Any) -> None:
+    """Checks that something is a tensor whose values lie densely in memory.
+
+    Raises:
+        ExecutionError: it is none.
+    """
+    if not isinstance(value, Tensor):
+        raise ExecutionError(f"{what} is {type(value).__name__}; give a tensor")
+    if value.is_meta:
+        raise ExecutionError(f"{what} is a meta tensor, which has no values; give one that has")
+    if value.layout is not torch.strided:
+        raise ExecutionError(f"{what} is a sparse tensor; give a dense one, as .to_dense() makes")
+
+
+def check_mapping(what: str, value: Any) -> None:
+    """Checks that something is a mapping.
+
+    Raises:
+        ExecutionError: it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise ExecutionError(f"{what} is {type(value).__name__}; give a mapping, as the runner returns it")
+
+
+def check_optimizer_state(state: Any) -> None:
+    """Checks that what an optimizer is to keep of each parameter are dense tensors and numbers.
+
+    Raises:
+        ExecutionError: something else is.
+    """
+    check_mapping("the optimizer's state", state)
+    for path, kept in state.items():
+        check_mapping(f"'{path}' of the optimizer's state", kept)
+        for key, value in kept.items():
+            if value is not None and not isinstance(value, int | float):
+                check_values(f"'{key}' of '{path}' of the optimizer's state", value)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from envs.pipeline.pipeline import PipelineError
-from envs.runtime.backends.packing import pack, pack_all
+from envs.runtime.backends.wire import pack, pack_all
 from envs.runtime.device_program import ExecutionError
 from envs.runtime.interpreter import OptimizerSettings
 from envs.runtime.microbatches import cut_inputs, say_if_no_mean
 from envs.runtime.module_state import state_of
+from envs.runtime.rank_stages import HOST, StageTask
 from envs.runtime.runner import Devices, StepRunner, joined
-from envs.runtime.stage_worker import HOST, StageTask
 from envs.runtime.torch_split import PART, StagePart, with_tensors
 from envs.runtime.torch_stages import TorchStages
 from envs.runtime.user_ops import modules_with_ops

@@ -10,9 +10,8 @@ import numpy as np
 
 from envs.cluster.cluster import Cluster
 from envs.cluster.own_machine import own_folder
-from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.backends.processes import DeviceProcesses, torch_devices
 from envs.runtime.device_program import ExecutionError
-from envs.runtime.machine import torch_devices
 from envs.runtime.runnable_model import RunnableModel
 from envs.runtime.step_meter import StepMeter
 from graphs.identity import content_hash

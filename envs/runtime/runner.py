@@ -12,14 +12,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from envs.runtime.backends.device_process import DeviceTask, StepRecord
-from envs.runtime.backends.packing import pack, pack_all, unpack, unpack_all
+from envs.runtime.backends.device_process import DeviceTask
 from envs.runtime.backends.transports import SharedMemory, offsets_of
-from envs.runtime.checks import check_mapping, check_optimizer_state, check_options, check_values
+from envs.runtime.backends.wire import StepRecord, pack, pack_all, unpack, unpack_all
 from envs.runtime.cut import cut
 from envs.runtime.device_program import ExecutionError, TensorSpec
 from envs.runtime.interpreter import OptimizerSettings
-from envs.runtime.module_state import constants_of, keys_of, state_of
+from envs.runtime.module_state import (
+    check_mapping,
+    check_optimizer_state,
+    check_options,
+    check_values,
+    constants_of,
+    keys_of,
+    state_of,
+)
 from envs.runtime.user_ops import modules_with_ops
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.loss import CaptureError

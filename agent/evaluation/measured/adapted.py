@@ -12,7 +12,7 @@ from agent.adaptation.adapt import adapt
 from agent.adaptation.corrections import models_of
 from agent.evaluation.results import Trial
 from envs.problem import Problem
-from envs.runtime.step_time_store import StepTimeStore
+from envs.runtime.step_meter import StepTimeStore
 from envs.simulator.simulate import step_time_s
 from graphs.system.array_types import IntArray
 

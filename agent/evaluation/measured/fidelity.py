@@ -11,8 +11,7 @@ from scipy.stats import kendalltau, spearmanr
 from agent.placers.base import PLACERS, Budget
 from agent.placing.trial_runner import TrialRunner
 from envs.problem import Problem
-from envs.runtime.step_meter import MeasuredStep, pooled
-from envs.runtime.step_time_store import StepTimeStore
+from envs.runtime.step_meter import MeasuredStep, StepTimeStore, pooled
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph

@@ -23,12 +23,10 @@ from envs.cluster.presets import DEFAULT_CLUSTER
 from envs.placements.files import read_placement, write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.runtime.backends.processes import DeviceProcesses
-from envs.runtime.machine import torch_devices
+from envs.runtime.backends.processes import DeviceProcesses, torch_devices
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
-from envs.runtime.step_meter import StepMeter
-from envs.runtime.step_time_store import StepTimeStore
+from envs.runtime.step_meter import StepMeter, StepTimeStore
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.csv_files import write_csv

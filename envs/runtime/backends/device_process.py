@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from envs.runtime.backends.packing import Packed, pack_all, unpack, unpack_all
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport, Transport
+from envs.runtime.backends.wire import Packed, StepRecord, pack_all, unpack, unpack_all
 from envs.runtime.device_program import DeviceProgram, TensorSpec
 from envs.runtime.interpreter import DeviceState, Interpreter, OptimizerSettings
 from envs.runtime.user_ops import import_ops
@@ -69,22 +69,6 @@ class DeviceTask(Task):
             transport=host.transport(self),
             optimizer=self.optimizer,
         )
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """The report of one device on one step.
-
-    Attributes:
-        outputs: of the step, by index.
-        start_s, end_s: on the clock that all processes of a machine share.
-        spans: start and end of each instruction and of the updates, if they were asked for.
-    """
-
-    outputs: dict[int, Packed]
-    start_s: float
-    end_s: float
-    spans: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The processes of a machine's devices: they start together, receive commands, and end together."""
+"""The processes of the devices of this machine, and which of its devices stand for those of a cluster."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from envs.cluster.cluster import Cluster
+from envs.cluster.kinds import CPU_KINDS
 from envs.runtime.backends.cuda.stream_host import StreamHost
 from envs.runtime.backends.cuda.streams import Cuda
 from envs.runtime.backends.device_process import Answer, Command, DeviceHost
 from envs.runtime.backends.signals import Barrier, Inbox
 from envs.runtime.backends.transports import SharedMemory
 from envs.runtime.device_program import DeviceLostError, ExecutionError, check_timeout
-from envs.runtime.machine import CPU, check_devices
 from graphs.system.worker_process import Death, WorkerProcess, answers_of
+
+CPU = "cpu"
 
 
 class DeviceProcesses:
@@ -137,3 +142,53 @@ def cores_of(n_devices: int) -> list[tuple[int, ...]]:
         return [(cores[index % len(cores)],) for index in range(n_devices)]
     share = len(cores) // n_devices
     return [tuple(cores[index * share : (index + 1) * share]) for index in range(n_devices)]
+
+
+def torch_devices(cluster: Cluster) -> list[str]:
+    """Names the torch device that each device of a cluster runs on: `cpu`, or the next of `cuda:0`, ...
+
+    Raises:
+        ExecutionError: this machine lacks one.
+    """
+    names: list[str] = []
+    n_gpus, n_there = 0, torch.cuda.device_count()
+    for device in cluster.devices:
+        if device.kind.startswith(CPU_KINDS):
+            names.append(CPU)
+            continue
+        if n_gpus == n_there:
+            raise ExecutionError(
+                f"cluster '{cluster.name}': '{device.name}' is a {device.kind}, and this machine has only "
+                f"{n_there} CUDA devices; place on a cluster of this machine, such as 2xcpu"
+            )
+        names.append(f"cuda:{n_gpus}")
+        n_gpus += 1
+    return names
+
+
+def check_devices(names: Sequence[str], n_there: int) -> None:
+    """Checks the names of torch devices.
+
+    Args:
+        n_there: number of CUDA devices that this machine has.
+
+    Raises:
+        ExecutionError: a name is unknown, is given twice, or is that of a device that is not there.
+    """
+    for index, name in enumerate(names):
+        kind, _, number = name.partition(":")
+        if name == CPU:
+            continue
+        if kind != "cuda" or not number.isdecimal() or number != str(int(number)):
+            raise ExecutionError(f"device {index} is '{name}'; use cpu, or cuda:0 and so on")
+        if name in names[:index]:
+            raise ExecutionError(f"device {index} is '{name}' again; name each CUDA device once")
+        if int(number) >= n_there:
+            raise ExecutionError(
+                f"device {index} is '{name}', and this machine has {n_there} CUDA devices; use others, or cpu"
+            )
+
+
+def n_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,6 @@ from envs.runtime.backends.device_process import DeviceHost, DeviceTask
 from envs.runtime.backends.transports import SharedMemory
 from envs.runtime.backends.wire import decode, encode
 from envs.runtime.device_program import ExecutionError, TensorSpec, Transfer, check_timeout
-from envs.runtime.machine import CPU
 
 TIMEOUT_S = 600.0
 LOST = ("Connection", "imed out")
@@ -46,7 +45,7 @@ class TorchrunDevices:
                 raise ExecutionError("no process group; start one process per device by torchrun")
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s or TIMEOUT_S))
         self.rank, self.n_devices = dist.get_rank(), dist.get_world_size()
-        self.names = [CPU] * self.n_devices
+        self.names = ["cpu"] * self.n_devices
         self.memory = SharedMemory(0)
         self._left = False
         cores = tuple(range(torch.get_num_threads()))

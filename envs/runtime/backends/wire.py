@@ -1,19 +1,78 @@
-"""Answers of devices as bytes that are safe to read: tensors as safetensors, all else as JSON."""
+"""What devices are given and answer: plain data for pipes, and bytes that are safe to read.
+
+Bytes hold tensors as safetensors, all else as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from envs.runtime.backends.device_process import StepRecord
-from envs.runtime.backends.packing import Packed, pack, unpack
 from envs.runtime.device_program import ExecutionError
 
 SHAPE = "shape"
 """Key of the metadata under which the shape of an answer stands."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A dense tensor as bytes; `stride` is in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    content: bytes
+
+
+def pack(tensor: Tensor) -> Packed:
+    """Copies a tensor's values into bytes; a sparse tensor becomes dense."""
+    tensor = (tensor.to_dense() if tensor.is_sparse else tensor).detach().cpu()
+    raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return Packed(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, raw)
+
+
+def unpack(packed: Packed) -> Tensor:
+    """Makes a tensor of its own memory, with the layout of the packed one."""
+    if not packed.content:
+        return torch.empty(packed.shape, dtype=packed.dtype)
+    values = torch.frombuffer(bytearray(packed.content), dtype=packed.dtype).view(packed.shape)
+    return torch.empty_strided(packed.shape, packed.stride, dtype=packed.dtype).copy_(values)
+
+
+def pack_all(nested: Any) -> Any:
+    """Packs the tensors in a mapping, of any nesting; other values are unchanged."""
+    if isinstance(nested, Mapping):
+        return {key: pack_all(value) for key, value in nested.items()}
+    return pack(nested) if isinstance(nested, Tensor) else nested
+
+
+def unpack_all(nested: Any) -> Any:
+    """Undoes `pack_all`."""
+    if isinstance(nested, Mapping):
+        return {key: unpack_all(value) for key, value in nested.items()}
+    return unpack(nested) if isinstance(nested, Packed) else nested
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The report of one device on one step.
+
+    Attributes:
+        outputs: of the step, by index.
+        start_s, end_s: on the clock that all processes of a machine share.
+        spans: start and end of each instruction and of the updates, if they were asked for.
+    """
+
+    outputs: dict[int, Packed]
+    start_s: float
+    end_s: float
+    spans: tuple[tuple[float, float], ...] = ()
 
 
 def encode(answer: Any) -> bytes:

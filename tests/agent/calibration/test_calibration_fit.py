@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.calibration.fit import fit_class, predict
-from agent.calibration.op_tables import MeasuredOp, OpTable, tables
+from agent.calibration.fit import fit_class, fit_line, predict
+from agent.calibration.timed_ops import MeasuredOp, OpTable, tables
 from envs.cluster.kinds import KINDS
 from envs.costs.calibration import calibration_of
 
@@ -20,12 +20,12 @@ def synthetic(kind: str, op_class: str, n: int = 300) -> OpTable:
     rng = np.random.default_rng(0)
     shape = np.ones((n, 4))
     shape[:, 1:] = 2.0 ** rng.integers(6, 13, (n, 3)) * rng.integers(1, 4, (n, 3))
-    flops, bytes_moved = 2 * shape.prod(axis=1), 4 * (shape[:, 1] * shape[:, 2])
+    bytes_moved = 4 * (shape[:, 1] * shape[:, 2])
     image, held_out = np.zeros((n, 2)), np.arange(n) % 2 == 1
     if op_class == "conv":
         image[:] = rng.choice([4, 6, 7, 8], (n, 1))
         shape[:, 1], shape[:, 3] = 32 * image.prod(axis=1), 9 * shape[:, 3]
-    table = OpTable(kind, op_class, "fp32", shape, flops, bytes_moved, np.ones(n), image, held_out)
+    table = OpTable(op_class, "fp32", shape, bytes_moved, np.ones(n), image, held_out)
     exact = predict(calibration.classes[op_class].model, table, KINDS[kind])
     return replace(table, seconds=exact * np.exp(rng.normal(0, 0.02, n)))
 
@@ -46,12 +46,21 @@ def test_a_fit_depends_on_its_rows_alone() -> None:
     assert fit_class(table, kind) == before
 
 
-def test_the_split_is_by_shape_alone() -> None:
-    rows = [
-        MeasuredOp(kind, "gemm", "fp32", (1, m, 64, 64), 1.0, 1.0, 1.0)
-        for kind in ("t4", "l4")
-        for m in range(1, 200)
-    ]
-    l4, t4 = tables(rows)
-    np.testing.assert_array_equal(t4.held_out, l4.held_out)
-    assert 60 < t4.held_out.sum() < 140
+def test_about_half_of_the_shapes_are_held_out() -> None:
+    rows = [MeasuredOp("gemm", "fp32", (1, m, 64, 64), 1.0, 1.0, 1.0) for m in range(1, 200)]
+    (table,) = tables(rows)
+    assert 60 < table.held_out.sum() < 140
+    assert tables(rows[:1])[0].held_out.tolist() == table.held_out[:1].tolist()
+
+
+SIZES = 2.0 ** np.arange(11, 29)
+
+
+@pytest.mark.parametrize("alpha_s", [2e-6, 5e-5])
+@pytest.mark.parametrize("bandwidth", [4e9, 3e11])
+def test_a_line_is_found_again_from_relative_errors(alpha_s: float, bandwidth: float) -> None:
+    rng = np.random.default_rng(1)
+    seconds = (alpha_s + SIZES / bandwidth) * np.exp(rng.normal(0, 0.01, len(SIZES)))
+    seconds[5] *= 3  # an outlier
+    found = fit_line(SIZES, seconds)
+    assert found == pytest.approx((alpha_s, bandwidth), rel=0.03)

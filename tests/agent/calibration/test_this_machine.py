@@ -11,10 +11,9 @@ import torch
 
 from agent.calibration import this_machine, timed_ops
 from agent.calibration.__main__ import main
-from agent.calibration.op_tables import MeasuredOp, MeasuredOpsError
 from agent.calibration.quick import get_or_measure_cluster
 from agent.calibration.this_machine import Effort, OwnDevice, calibrate_device, kind_of_rows, measured_rows
-from agent.calibration.timed_ops import PASSES, TimedOp, ops_to_time, time_op
+from agent.calibration.timed_ops import PASSES, MeasuredOp, MeasuredOpsError, TimedOp, ops_to_time, time_op
 from envs.cluster.cluster import ClusterError
 from envs.cluster.kinds import KINDS
 from envs.cluster.own_machine import own_cluster_file
@@ -35,7 +34,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ideal(op: TimedOp) -> list[float]:
-    row = op.row("k", 1.0)
+    row = op.row(1.0)
     seconds = 1e-6 + max(row.flops / PEAK, row.bytes_moved / BANDWIDTH)
     return [seconds, seconds * 0.9, seconds * 1.5]
 
@@ -91,9 +90,9 @@ def test_a_measured_device_is_calibrated(tmp_path: Path) -> None:
 
 def test_tensor_cores_since_ampere_take_bf16_and_tf32() -> None:
     rows = [
-        MeasuredOp("gpu", "gemm", "fp32", (1, 64, 64, 64), 1e9, 1e6, 1e-3),
-        MeasuredOp("gpu", TENSOR, "fp16", (1, 64, 64, 64), 1e9, 1e6, 1e-4),
-        MeasuredOp("gpu", "elementwise", "fp32", (1, 64, 64, 1), 1e4, 1e6, 1e-5),
+        MeasuredOp("gemm", "fp32", (1, 64, 64, 64), 1e9, 1e6, 1e-3),
+        MeasuredOp(TENSOR, "fp16", (1, 64, 64, 64), 1e9, 1e6, 1e-4),
+        MeasuredOp("elementwise", "fp32", (1, 64, 64, 1), 1e4, 1e6, 1e-5),
     ]
     older, newer = (
         kind_of_rows(OwnDevice("cuda:0", "gpu", 1e10, 4, 4e6, since_ampere), rows).peaks
@@ -150,7 +149,7 @@ def test_caches_are_fitted(tmp_path: Path) -> None:
     """A device that streams ten times as fast where its caches hold the data."""
 
     def cached(op: TimedOp) -> list[float]:
-        row = op.row("k", 1.0)
+        row = op.row(1.0)
         speed = BANDWIDTH * (1 + 9 / (1 + (row.bytes_moved / 1e6) ** 2))
         return [1e-6 + max(row.flops / PEAK, row.bytes_moved / speed)]
 

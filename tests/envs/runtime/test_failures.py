@@ -24,8 +24,7 @@ from envs.cluster.presets import get_cluster
 from envs.runtime.backends.processes import DeviceProcesses
 from envs.runtime.device_program import DeviceLostError, ExecutionError
 from envs.runtime.runner import StepRunner
-from envs.runtime.step_meter import StepMeter
-from envs.runtime.step_time_store import StepTimeStore
+from envs.runtime.step_meter import StepMeter, StepTimeStore
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from tests.envs.runtime.small_models import random_devices

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.runtime.backends.device_process import DeviceTask, StepRecord
+from envs.runtime.backends.device_process import DeviceTask
 from envs.runtime.backends.processes import DeviceProcesses
+from envs.runtime.backends.wire import StepRecord
 from envs.runtime.device_program import Call
 from envs.runtime.step_meter import StepMeter
 from graphs.capture.capture import capture_step

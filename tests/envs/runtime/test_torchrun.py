@@ -3,100 +3,82 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from envs.runtime.backends.device_process import StepRecord
-from envs.runtime.backends.packing import pack, unpack
-from envs.runtime.backends.torchrun import TorchrunDevices
-from envs.runtime.backends.wire import decode, encode
-from envs.runtime.device_program import ExecutionError
-from tests.agent.contexts.worker_cases import free_port
-
-ROOT = Path(__file__).parents[3]
-SCRIPT = """
-import sys
-import torch
 from agent import place
-from envs.runtime.cut import cut
-from envs.runtime.device_program import ExecutionError
 from envs.placements.placement import Placement
-from dataclasses import replace
+from envs.runtime.backends.torchrun import TorchrunDevices
+from envs.runtime.backends.wire import StepRecord, decode, encode, pack, unpack
+from envs.runtime.cut import cut
+from envs.runtime.device_program import DeviceProgram, ExecutionError
+from envs.runtime.runner import StepRunner
+from tests.agent.contexts.worker_cases import free_port
 from tests.envs.runtime.small_models import plain_steps, random_devices
-from tests.envs.runtime.torchrun_models import Net, INPUTS
+from tests.envs.runtime.torchrun_models import INPUTS, Net
+from tests.faults.processes import PATIENCE_S
+from tests.fork_server import context
 
-def kinds_sent(programs):
+OPTIONS: dict[str, Any] = {"devices": "torchrun", "timeout_s": 60, "lr": 0.1}
+WORDS = (INPUTS[0].repeat(4, 1) + torch.arange(8)[:, None]) % 7
+
+
+def train(port: int) -> None:
+    """Trains as two ranks do that torchrun starts, this process and one that ends before the last step."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    module = Net()
+    plan = place(module, INPUTS, cluster="2xk80", placer="heft", optimizer="sgd")
+    draws = (random_devices(plan.graph, 2, seed) for seed in range(99))
+    placed = next(each for each in draws if kinds_sent(cut(plan.captured, each, 2)) == {True, False})
+    plan = replace(plan, placement=Placement(placed))
+    settings: dict[str, Any] = {"pipeline": "1f1b", "split": 4, "placer": "equal-time", "optimizer": "sgd"}
+    pipelined = place(module, WORDS, cluster="4xv100:2", **settings)
+    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    other = get_context("fork").Process(target=as_rank, args=(1, ranks, module, plan, pipelined))
+    other.start()
+    runner = as_rank(0, ranks, module, plan, pipelined)
+    other.join()
+    assert other.exitcode == 0
+    with pytest.raises(ExecutionError, match=r"^device 0: another device has ended"):
+        runner.step(*INPUTS)
+
+
+def kinds_sent(programs: list[DeviceProgram]) -> set[bool]:
     return {each.spec.sparse for program in programs for each in program.transfers}
 
 
-torch.manual_seed(0)
-module = Net()
-plan = place(module, INPUTS, cluster="2xk80", placer="heft", optimizer="sgd")
-draws = (random_devices(plan.graph, 2, seed) for seed in range(99))
-placed = next(each for each in draws if kinds_sent(cut(plan.captured, each, 2)) == {True, False})
-plan = replace(plan, placement=Placement(placed))
-losses, gradients, state = plain_steps(module, INPUTS, 3, "sgd", lr=0.1)
-runner = plan.compile(module, devices="torchrun", timeout_s=60, lr=0.1)
-for expected in losses:
-    torch.testing.assert_close(runner.step(*INPUTS).item(), expected, rtol=1e-9, atol=1e-9)
-found = runner.state_dict()
-assert found.keys() == state.keys()
-for key, value in state.items():
-    torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9)
-for key, value in runner.gradients().items():
-    torch.testing.assert_close(value, gradients[key].to_dense(), rtol=1e-9, atol=1e-9)
-runner.load_state_dict(module.state_dict())
-torch.testing.assert_close(runner.step(*INPUTS).item(), losses[0], rtol=1e-9, atol=1e-9)
-if sys.argv[1:] == ["fail"]:
-    if runner.processes.rank == 1:
-        sys.exit(7)
-    try:
-        runner.step(*INPUTS)
-    except ExecutionError as error:
-        print(f"told: {error}", flush=True)
-        sys.exit(3)
-words = (INPUTS[0].repeat(4, 1) + torch.arange(8)[:, None]) % 7
-settings = {"pipeline": "1f1b", "split": 4, "placer": "equal-time", "optimizer": "sgd"}
-plan = place(module, words, cluster="4xv100:2", **settings)
-losses, _, state = plain_steps(module, [(each,) for each in words.chunk(4)], 2, "sgd", lr=0.1)
-runner = plan.compile(module, devices="torchrun", lr=0.1)
-for expected in losses:
-    torch.testing.assert_close(runner.step(words).item(), expected, rtol=1e-9, atol=1e-9)
-for key, value in runner.state_dict().items():
-    torch.testing.assert_close(value, state[key], rtol=1e-9, atol=1e-9)
-runner.close()
-sys.stdout.write(f"rank {runner.processes.rank} equal\\n")  # at once, as two processes write
-"""
+def as_rank(rank: int, ranks: dict[str, str], module: Net, plan: Any, pipelined: Any) -> StepRunner:
+    """Compares steps with those of the module, and returns the runner of the placement."""
+    os.environ |= ranks | {"RANK": str(rank)}
+    losses, gradients, state = plain_steps(module, INPUTS, 3, "sgd", lr=0.1)
+    runner: StepRunner = plan.compile(module, **OPTIONS)
+    assert [float(runner.step(*INPUTS)) for _ in range(3)] == pytest.approx(losses, rel=1e-9)  # type: ignore[arg-type]
+    assert_equal(runner.state_dict(), state)
+    assert_equal(runner.gradients(), {path: each.to_dense() for path, each in gradients.items()})
+    runner.load_state_dict(module.state_dict())
+    assert float(runner.step(*INPUTS)) == pytest.approx(losses[0], rel=1e-9)  # type: ignore[arg-type]
+    losses, _, state = plain_steps(module, [(each,) for each in WORDS.chunk(4)], 2, "sgd", lr=0.1)
+    stages = pipelined.compile(module, **OPTIONS)
+    assert [float(stages.step(WORDS)) for _ in range(2)] == pytest.approx(losses, rel=1e-9)
+    assert_equal(stages.state_dict(), state)
+    return runner
 
 
-def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    return subprocess.run(
-        [sys.executable, *command, str(folder / "train.py"), *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def assert_equal(found: dict[str, torch.Tensor], expected: Any) -> None:
+    torch.testing.assert_close(found, dict(expected), rtol=1e-9, atol=1e-9)
 
 
-def test_two_processes_of_torchrun_equal_the_plain_step(tmp_path: Path) -> None:
-    ended = torchrun(tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert {"rank 0 equal", "rank 1 equal"} <= set(ended.stdout.splitlines())
-
-
-def test_a_rank_that_is_gone_is_noticed(tmp_path: Path) -> None:
-    ended = torchrun(tmp_path, "fail")
-    assert ended.returncode != 0
-    assert "told: device 0: another device has ended" in ended.stdout
+def test_two_processes_of_torchrun_equal_the_plain_step_and_notice_that_one_is_gone() -> None:
+    process = context.Process(target=train, args=(free_port(),))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
 
 
 def test_without_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,12 @@ from envs.runtime.backends.device_process import (
     Command,
     DeviceHost,
     DeviceTask,
-    StepRecord,
     Waits,
     reason,
 )
-from envs.runtime.backends.packing import pack_all, unpack_all
 from envs.runtime.backends.signals import Inbox
 from envs.runtime.backends.transports import SharedMemory, SharedMemoryTransport
+from envs.runtime.backends.wire import StepRecord, pack_all, unpack_all
 from envs.runtime.device_program import Call, DeviceProgram
 from envs.runtime.interpreter import Interpreter
 from envs.runtime.user_ops import import_ops

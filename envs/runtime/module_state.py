@@ -1,4 +1,4 @@
-"""What users give to a runner: parameters, buffers and constants of a module; and checks of values."""
+"""Inputs of a runner from users: parameters, buffers and constants of a module; and checks of values."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class PipelineRunner(StepRunner):
                 inputs=dict(enumerate(inputs)),
                 optimizer=optimizer,
                 seed=seed + device,
-                plan=stages.plan,
+                settings=stages.settings,
                 parts=with_tensors(own, lambda _, tensor: tensor.to("meta")),
                 values=values,
                 unused=pack_all(unused) if device == 0 else {},

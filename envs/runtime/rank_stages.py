@@ -22,13 +22,13 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from envs.pipeline.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SEARCHED, ZERO_BUBBLE
-from envs.runtime.backends.device_process import DeviceHost, Task
+from envs.runtime.backends.device_process import DeviceHost, HostTask
 from envs.runtime.backends.wire import Packed, unpack, unpack_all
 from envs.runtime.interpreter import DeviceState
 from envs.runtime.torch_split import PART, StagePart, with_tensors
 
 HOST = "127.0.0.1"
-"""Where the processes of a machine meet."""
+"""Address at which the processes of a machine meet."""
 
 SINGLE = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
 SEVERAL = {
@@ -40,8 +40,8 @@ SEVERAL = {
 
 
 @dataclass(frozen=True)
-class RankPlan:
-    """What all ranks of a pipeline share.
+class RankSettings:
+    """The settings that all ranks of a pipeline share.
 
     Attributes:
         schedule: name of the schedule.
@@ -67,17 +67,17 @@ class RankStages:
     """
 
     def __init__(
-        self, plan: RankPlan, parts: Sequence[StagePart], group: dist.ProcessGroup | None = None
+        self, settings: RankSettings, parts: Sequence[StagePart], group: dist.ProcessGroup | None = None
     ) -> None:
-        self._plan, self._device, self._group = plan, parts[0].device, group
+        self._settings, self._device, self._group = settings, parts[0].device, group
         self.stages = [part.stage(group) for part in parts]
         tensors = [each for part in parts for each in part.tensors.items()]
         self.tensors = {name.removeprefix(PART): tensor for name, tensor in tensors if name.startswith(PART)}
         """Parameters and buffers by their paths in the module."""
         self._shared = [
             (tensor, self._give_equal_values(tensor, stages))
-            for path, stages in plan.shared
-            if len({stage % plan.n_ranks for stage in stages}) > 1
+            for path, stages in settings.shared
+            if len({stage % settings.n_ranks for stage in stages}) > 1
             and isinstance(tensor := self.tensors.get(path), nn.Parameter)
         ]
 
@@ -99,10 +99,10 @@ class RankStages:
             parameter.grad = None
         named = {
             name: (torch.cat(list(each)) if is_cut else each[0]).to(self._device)
-            for (name, is_cut), each in zip(self._plan.inputs, cut, strict=True)
+            for (name, is_cut), each in zip(self._settings.inputs, cut, strict=True)
         }
         losses: list[Tensor] = []
-        target = torch.zeros(self._plan.microbatches, device=self._device)
+        target = torch.zeros(self._settings.microbatches, device=self._device)
         self.schedule.step(target=target, losses=losses, return_outputs=False, **named)
         for parameter, group in self._shared:
             if parameter.grad is None:
@@ -110,27 +110,27 @@ class RankStages:
             dist.all_reduce(parameter.grad, group=group)
         for parameter in self.parameters.values():
             if parameter.grad is not None:
-                parameter.grad /= self._plan.microbatches
+                parameter.grad /= self._settings.microbatches
         return torch.stack(losses).detach() if losses else None
 
     @cached_property
     def schedule(self) -> Any:
         """The schedule of these stages, as torch's class runs it."""
-        count, name = self._plan.microbatches, self._plan.schedule
-        settings: dict[str, Any] = {
+        count, name = self._settings.microbatches, self._settings.schedule
+        keywords: dict[str, Any] = {
             "loss_fn": _loss,
             "scale_grads": False,
             "kwargs_chunk_spec": {
                 name: TensorChunkSpec(0) if is_cut else _Replicate()  # type: ignore[no-untyped-call]
-                for name, is_cut in self._plan.inputs
+                for name, is_cut in self._settings.inputs
             },
         }
         if name in SINGLE:
-            return SINGLE[name](self.stages[0], count, **settings)
-        schedule = SEVERAL[name](list(self.stages), count, **settings)
+            return SINGLE[name](self.stages[0], count, **keywords)
+        schedule = SEVERAL[name](list(self.stages), count, **keywords)
         if name == SEARCHED:
             with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-                file.write(self._plan.csv)
+                file.write(self._settings.csv)
                 file.flush()
                 schedule._load_csv(file.name)
         return schedule
@@ -138,7 +138,7 @@ class RankStages:
     def _give_equal_values(self, parameter: nn.Parameter, stages: Sequence[int]) -> dist.ProcessGroup:
         """Gives a parameter the values of its first rank; returns the group of the ranks that have it."""
         world = self._group or dist.distributed_c10d._get_default_group()
-        ranks = [stage % self._plan.n_ranks for stage in stages]
+        ranks = [stage % self._settings.n_ranks for stage in stages]
         everywhere = [dist.get_global_rank(world, rank) for rank in ranks]
         group: dist.ProcessGroup = dist.new_group(sorted(set(everywhere)), use_local_synchronization=True)
         dist.broadcast(parameter.detach(), min(everywhere), group=group)
@@ -150,7 +150,7 @@ def _loss(made: tuple[Tensor], _: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTask(Task):
+class StageTask(HostTask):
     """The stages of a device, which may have none.
 
     Attributes:
@@ -160,7 +160,7 @@ class StageTask(Task):
         port: of the store in which the ranks meet; None if the processes are a group already.
     """
 
-    plan: RankPlan
+    settings: RankSettings
     parts: Sequence[StagePart] = ()
     values: dict[str, Packed] = field(default_factory=dict)
     unused: dict[str, Packed] = field(default_factory=dict)
@@ -175,14 +175,14 @@ class StageWorker(DeviceState):
     """Runs the stages of a device, step by step; stands where an `Interpreter` does for other steps."""
 
     def __init__(self, task: StageTask, inputs: Mapping[int, Tensor]) -> None:
-        self._inputs, self._count = inputs, task.plan.microbatches
+        self._inputs, self._count = inputs, task.settings.microbatches
         self._stages: RankStages | None = None
         state, trained = unpack_all(task.unused), dict[str, Tensor]()
         if task.parts:
             group = _join(task, task.parts[0])
             device = task.parts[0].device
             parts = with_tensors(task.parts, lambda name, _: unpack(task.values[name]).to(device))
-            self._stages = RankStages(task.plan, parts, group)
+            self._stages = RankStages(task.settings, parts, group)
             state |= {path: tensor.detach() for path, tensor in self._stages.tensors.items()}
             trained |= {path: each for path, each in self._stages.parameters.items() if each.requires_grad}
         super().__init__(state, trained, task.optimizer)
@@ -201,7 +201,7 @@ class StageWorker(DeviceState):
 
 def _join(task: StageTask, first: StagePart) -> dist.ProcessGroup | None:
     """Joins the group of the ranks; None stands for that of all processes."""
-    n_ranks = task.plan.n_ranks
+    n_ranks = task.settings.n_ranks
     if task.port is None:
         if n_ranks == dist.get_world_size():
             return None

@@ -18,7 +18,7 @@ from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
 from envs.runtime.microbatches import cut_inputs, say_if_no_mean
 from envs.runtime.module_state import keys_of, state_of
-from envs.runtime.rank_stages import RankPlan, RankStages
+from envs.runtime.rank_stages import RankSettings, RankStages
 from envs.runtime.torch_split import SplitStep, StagePart
 from graphs.capture.captured_step import CapturedStep
 from graphs.capture.step import unwrapped
@@ -134,14 +134,14 @@ class TorchStages:
         return self._rank.schedule
 
     @cached_property
-    def plan(self) -> RankPlan:
-        """What all ranks share.
+    def settings(self) -> RankSettings:
+        """The settings that all ranks share.
 
         Raises:
             PipelineError: torch cannot split the module.
         """
         names = zip(self._split.inputs, self.captured.step.tensors, strict=True)
-        return RankPlan(
+        return RankSettings(
             schedule=self.pipeline.name,
             microbatches=self.pipeline.microbatches,
             n_ranks=self.n_ranks,
@@ -168,7 +168,7 @@ class TorchStages:
                 f"the plan has {self.n_ranks} devices, and {n_there} processes are there; start one each "
                 "by torchrun, and call torch.distributed.init_process_group"
             )
-        return RankStages(self.plan, self.parts(dist.get_rank(), self._device))
+        return RankStages(self.settings, self.parts(dist.get_rank(), self._device))
 
 
 def _is_called_in(module: nn.Module) -> Callable[[str], bool]:

@@ -24,7 +24,7 @@ Command: TypeAlias = tuple[str, *tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class HostTask:
     """The task that a device runs from now on.
 
     Attributes:
@@ -38,12 +38,12 @@ class Task:
     seed: int
 
     def start(self, host: DeviceHost, inputs: Mapping[int, Tensor]) -> DeviceState:
-        """Makes what runs the steps."""
+        """Makes the runner of its steps."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTask(Task):
+class DeviceTask(HostTask):
     """The device program of a step.
 
     Attributes:
@@ -116,7 +116,7 @@ class DeviceHost:
 
     @property
     def loaded(self) -> DeviceState:
-        """What runs the steps of the present task."""
+        """The runner of the steps of the present task."""
         assert self._state is not None, "no task was loaded"
         return self._state
 
@@ -124,7 +124,7 @@ class DeviceHost:
         """Imports the operators of the user's that a task names."""
         import_ops(functions, modules)
 
-    def load(self, task: Task) -> None:
+    def load(self, task: HostTask) -> None:
         """Loads a task and its state in place of any other."""
         self.pin()
         torch.manual_seed(task.seed)

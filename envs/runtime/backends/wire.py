@@ -1,4 +1,4 @@
-"""What devices are given and answer: plain data for pipes, and bytes that are safe to read.
+"""Data that devices are given and answer: plain for pipes, or as bytes that are safe to read.
 
 Bytes hold tensors as safetensors, all else as JSON.
 """

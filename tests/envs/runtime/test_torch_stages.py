@@ -31,7 +31,7 @@ def test_processes_of_a_pipeline_equal_plain_steps(tmp_path: Path) -> None:
 
 
 def test_cuts_move_to_the_nearest_modules_and_the_step_is_that_of_the_new_stages() -> None:
-    module, batch = make("transformer")
+    module, batch = make()
     plan = place(module, batch, cluster="4xv100:3", pipeline="1f1b", split=4, budget=60, optimizer=None)
     stages = plan.pipeline_stages(module)
     cuts = stages.cuts

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from agent.calibration.timed_ops import ITEM_BYTES, OpTable
+from agent.calibration.timed_ops import ITEM_BYTES, MeasuredOp
 from envs.cluster.kinds import Kind
 from envs.costs.calibration import ClassFit, model_type
 from envs.costs.efficiency import Machine, MatmulModel, MatmulWork, Model
@@ -59,40 +60,36 @@ OUTLIER = 0.05
 """Error from which a row's weight in a fit falls."""
 
 
-def predict(model: Model, table: OpTable, kind: Kind) -> FloatArray:
-    """Computes the seconds that measured ops would take on a kind, launch included, (n,)."""
-    item_bytes = ITEM_BYTES[table.dtype]
+def predictor(rows: Sequence[MeasuredOp], kind: Kind) -> Callable[[Any], FloatArray]:
+    """Returns a function of a model that computes the seconds of ops on a kind, launch included, (n,).
+
+    Args:
+        rows: of one op class and dtype, (n,).
+    """
+    dtype, item_bytes = rows[0].dtype, ITEM_BYTES[rows[0].dtype]
     machine = Machine(kind.bytes_per_s, kind.multiprocessors, kind.l2_bytes)
-    if isinstance(model, MatmulModel):
-        n = len(table.seconds)
-        peak = kind.peaks[table.dtype]
-        work = MatmulWork(
-            table.shape, table.bytes_moved, np.full(n, item_bytes), np.full(n, peak), table.image
-        )
-        return model.timed_alone(work, machine)
-    return model.launch_s + model.seconds(table.bytes_moved, item_bytes * table.shape[:, 2], machine)
+    shape = np.array([row.shape for row in rows], dtype=np.float64)
+    bytes_moved = np.array([row.bytes_moved for row in rows])
+    if not issubclass(model_type(rows[0].op_class), MatmulModel):
+        return lambda model: model.launch_s + model.seconds(bytes_moved, item_bytes * shape[:, 2], machine)
+    n, image = len(rows), np.array([row.image for row in rows], dtype=np.float64)
+    work = MatmulWork(shape, bytes_moved, np.full(n, item_bytes), np.full(n, kind.peaks[dtype]), image)
+    return lambda model: model.timed_alone(work, machine)
 
 
-def fit_class(table: OpTable, kind: Kind) -> ClassFit:
+def fit_class(rows: Sequence[MeasuredOp], kind: Kind) -> ClassFit:
     """Fits the model of a device kind and op class on the rows not held out, and judges it on the others.
 
     Returns:
         The fit, with parameters of five digits.
     """
-    train, test = table.select(~table.held_out), table.select(table.held_out)
-    model = _fit(train, kind) if len(train.seconds) else _fit(table, kind)
-    if not len(test.seconds):
-        return ClassFit(model, len(train.seconds))
-    errors = np.abs(predict(model, test, kind) / test.seconds - 1)
+    train, test = ([row for row in rows if row.is_held_out == held_out] for held_out in (False, True))
+    model = _fit(train or rows, kind)
+    if not test:
+        return ClassFit(model, len(train))
+    errors = np.abs(predictor(test, kind)(model) / [row.seconds for row in test] - 1)
     median, p90 = (round(float(q), 4) for q in np.quantile(errors, [0.5, 0.9]))
-    return ClassFit(model, len(train.seconds), len(test.seconds), median, p90)
-
-
-def _thinned(table: OpTable) -> OpTable:
-    """Returns at most `MAX_ROWS` rows, taken evenly."""
-    if len(table.seconds) <= MAX_ROWS:
-        return table
-    return table.select(np.linspace(0, len(table.seconds) - 1, MAX_ROWS).astype(np.int64))
+    return ClassFit(model, len(train), len(test), median, p90)
 
 
 def _limits(op_class: str) -> Mapping[str, Parameter]:
@@ -102,10 +99,13 @@ def _limits(op_class: str) -> Mapping[str, Parameter]:
     return CONVOLUTION if op_class == "conv" else MATMUL
 
 
-def _fit(table: OpTable, kind: Kind) -> Model:
+def _fit(rows: Sequence[MeasuredOp], kind: Kind) -> Model:
     from scipy.optimize import least_squares
 
-    table, limits, build = _thinned(table), _limits(table.op_class), model_type(table.op_class)
+    if len(rows) > MAX_ROWS:
+        rows = [rows[at] for at in np.linspace(0, len(rows) - 1, MAX_ROWS).astype(np.int64)]
+    limits, build = _limits(rows[0].op_class), model_type(rows[0].op_class)
+    predict, seconds = predictor(rows, kind), np.array([row.seconds for row in rows])
     start, low, high = (
         np.log([getattr(p, key) for p in limits.values()]) for key in ("start", "low", "high")
     )
@@ -113,7 +113,7 @@ def _fit(table: OpTable, kind: Kind) -> Model:
 
     def residuals(logs: FloatArray) -> FloatArray:
         model = build(**dict(zip(limits, np.exp(logs).tolist(), strict=True)))
-        misfit = np.log(predict(model, table, kind) / table.seconds)
+        misfit = np.log(predict(model) / seconds)
         scale = math.sqrt(300 / len(misfit))
         return np.concatenate([misfit * scale, stiffness * (logs - start)])
 

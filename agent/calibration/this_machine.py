@@ -21,7 +21,6 @@ from agent.calibration.timed_ops import (
     TimedOp,
     largest_side,
     ops_to_time,
-    tables,
     time_op,
     time_runs,
 )
@@ -172,8 +171,9 @@ def measured_rows(
 def calibrate_device(device: OwnDevice, rows: Sequence[MeasuredOp]) -> Calibration:
     """Fits the models of a device to its times, and writes its calibration into the user's folder."""
     kind = kind_of_rows(device, rows)
-    fits = {table.op_class: fit_class(table, kind) for table in tables(rows)}
-    origin = f"measured ({', '.join(sorted(fits))})"
+    classes = sorted({row.op_class for row in rows})
+    fits = {each: fit_class([row for row in rows if row.op_class == each], kind) for each in classes}
+    origin = f"measured ({', '.join(fits)})"
     calibration = Calibration(device.kind, origin, "this machine", "", device.parallel, device.l2_bytes, fits)
     path = own_calibration_file(device.kind)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The ops that are timed to calibrate a machine, how PyTorch runs them, and tables of their times."""
+"""The ops that are timed to calibrate a machine, how PyTorch runs them, and their times."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import itertools
 import math
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from envs.costs.op_classes import MATMULS, TENSOR
-from graphs.system.array_types import FloatArray
 from graphs.system.errors import InputError
 
 ITEM_BYTES = {"fp32": 4.0, "fp16": 2.0}
@@ -65,47 +60,6 @@ class MeasuredOp:
         devices.
         """
         return zlib.crc32(f"{self.op_class} {self.shape}".encode()) % 2 == 1
-
-
-@dataclass(frozen=True)
-class OpTable:
-    """Rows of one op class as arrays; see `MeasuredOp`.
-
-    Attributes:
-        held_out: whether each row judges the fit, bool (n,).
-    """
-
-    op_class: str
-    dtype: str
-    shape: FloatArray
-    bytes_moved: FloatArray
-    seconds: FloatArray
-    image: FloatArray
-    held_out: NDArray[np.bool_]
-
-    def select(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> OpTable:
-        """Returns some of the rows, by a mask or by indices."""
-        own: dict[str, Any] = {key: each for key, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(self, **{key: each[rows] for key, each in own.items()})
-
-
-def tables(rows: Sequence[MeasuredOp]) -> list[OpTable]:
-    """Sorts the rows of a device into one table for each op class; equal shapes stay apart."""
-    groups: dict[str, list[MeasuredOp]] = defaultdict(list)
-    for row in rows:
-        groups[row.op_class].append(row)
-    return [
-        OpTable(
-            op_class,
-            group[0].dtype,
-            np.array([row.shape for row in group], dtype=np.float64),
-            np.array([row.bytes_moved for row in group]),
-            np.array([row.seconds for row in group]),
-            np.array([row.image for row in group], dtype=np.float64),
-            np.array([row.is_held_out for row in group]),
-        )
-        for op_class, group in sorted(groups.items())
-    ]
 
 
 @dataclass(frozen=True)

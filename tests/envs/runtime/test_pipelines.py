@@ -26,8 +26,7 @@ from envs.runtime.torch_stages import TorchStages
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
 from tests.envs.runtime.custom_ops import scaled
-from tests.envs.runtime.small_models import WORDS, make, plain_steps, words
-from tests.envs.runtime.torchrun_models import Net
+from tests.envs.runtime.small_models import WORDS, Net, make, plain_steps, words
 
 M, N_STEPS = 4, 2
 

@@ -32,10 +32,9 @@ from envs.runtime.device_program import (
 from envs.runtime.runner import StepRunner
 from graphs.capture.capture import capture_step
 from graphs.capture.captured_step import CapturedStep
-from tests.envs.runtime import torchrun_models
-from tests.envs.runtime.recorded_streams import RecordedCuda
+from tests.envs.runtime import small_models
+from tests.envs.runtime.recorded_streams import OneProcess, RecordedCuda
 from tests.envs.runtime.small_models import make, plain_steps, random_devices
-from tests.envs.runtime.watched_process import OneProcess
 
 NAMES = ["cuda:0", "cuda:1", "cuda:2"]
 WITH_CPU = ["cuda:0", "cpu", "cuda:1"]
@@ -52,7 +51,7 @@ def _on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(name: str) -> tuple[nn.Module, tuple[Tensor, ...], CapturedStep]:
     if name == "bag":
         torch.manual_seed(0)
-        module, inputs = torchrun_models.Net(), torchrun_models.INPUTS
+        module, inputs = small_models.Net(), small_models.INPUTS
     else:
         module, inputs = make(name)  # type: ignore[assignment]
     return module, inputs, capture_step(module, inputs, optimizer="sgd", gpu=None)
@@ -199,7 +198,7 @@ def test_processes_of_both_kinds_train_as_the_plain_step() -> None:
             assert np.ptp(spans) <= record.end_s - record.start_s
         os.kill(multiprocessing.active_children()[0].pid or 0, 9)
         with pytest.raises(ExecutionError, match=r"^device (0, 2|1): worker killed by SIGKILL$"):
-            runner.step(*torchrun_models.INPUTS)
+            runner.step(*small_models.INPUTS)
     assert not multiprocessing.active_children()
 
 

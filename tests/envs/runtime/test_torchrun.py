@@ -19,8 +19,7 @@ from envs.runtime.cut import cut
 from envs.runtime.device_program import DeviceProgram, ExecutionError
 from envs.runtime.runner import StepRunner
 from tests.agent.contexts.worker_cases import free_port
-from tests.envs.runtime.small_models import plain_steps, random_devices
-from tests.envs.runtime.torchrun_models import INPUTS, Net
+from tests.envs.runtime.small_models import INPUTS, Net, plain_steps, random_devices
 from tests.faults.processes import PATIENCE_S
 from tests.fork_server import context
 

@@ -14,8 +14,8 @@ from importlib import import_module
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.policy.placers import learned_placer
 from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster

@@ -25,7 +25,6 @@ ROOMS = (
     ("envs",),
     ("agent.calibration", "agent.bounds"),
     ("agent.placers", "agent.instances"),
-    ("agent.pipelines",),
     ("agent.policy", "agent.adaptation"),
     ("agent.training", "agent.placing"),
     ("agent.evaluation",),

@@ -11,8 +11,8 @@ from itertools import chain
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
-from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
+from agent.placers.pipeline.search import PIPELINE_PLACERS, check_pipeline
 from agent.placing.handover.pipeline import PipelineBaselines, pipeline_baselines
 from agent.placing.policies import EvaluatedPolicy
 from agent.placing.request import check_placers, pipeline_row_names, row_names

@@ -17,8 +17,8 @@ from agent.instances.instance import Instance, find_instances, find_names, pipel
 from agent.instances.profiles import DATA
 from agent.lab.pivot import Statistic
 from agent.lab.rows import ExperimentError, Row, Rows, grouped, read_table, write_rows
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.placing.policies import make_placer, open_policy
 from agent.placing.trial_runner import TrialRunner
 from agent.policy.placers import LEARNED

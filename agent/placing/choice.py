@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from agent.pipelines.search import check_pipeline
 from agent.placers.base import Budget
+from agent.placers.pipeline.search import check_pipeline
 from agent.placing.trial_runner import PipelineRun, TrialRunner
 from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem

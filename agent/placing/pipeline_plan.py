@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.pipelines.data_parallel import DataParallelPipeline
+from agent.placers.pipeline.data_parallel import DataParallelPipeline
 from agent.placing.exports.export import PlacedModules
 from agent.placing.handover.pipeline import (
     PipelineBaselines,

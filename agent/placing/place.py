@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 from agent.bounds.lower_bound import lower_bound_s
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, Placer, PlacerError
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.placing.choice import counts_to_try, try_pipelines
 from agent.placing.handover.pipeline import pipeline_baselines
 from agent.placing.pipeline_plan import PipelinePlan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget, PlacerError
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines

@@ -8,9 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
-from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import Budget, PlacementResult, Placer, SearchState
+from agent.placers.pipeline.data_parallel import simulate_data_parallel_pipeline
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.placing.request import DATA_PARALLEL
 from envs.cluster.cluster import Cluster
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime

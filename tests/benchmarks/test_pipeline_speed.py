@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import shifted
-from agent.pipelines.search import PipelineSearch
 from agent.placers.base import Budget
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import shifted
+from agent.placers.pipeline.search import PipelineSearch
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from agent.commands import evaluate
 from agent.lab import command
 from agent.lab.experiment import EXPERIMENTS, RESULTS
-from agent.pipelines.search import PIPELINE_PLACERS
 from agent.placers.base import PLACERS, Budget
+from agent.placers.pipeline.search import PIPELINE_PLACERS
 from agent.policy.placers import LEARNED, draws_at_random, learned_placer
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy

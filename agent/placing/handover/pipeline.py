@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
-from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from agent.placers.pipeline.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
+from agent.placers.pipeline.search import place_pipeline
 from agent.placing.handover.explain import WORTH_IT
 from agent.placing.handover.trace import DEVICES, complete, named
 from envs.pipeline.pipeline import GPIPE, Pipeline

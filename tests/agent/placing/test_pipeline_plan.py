@@ -15,9 +15,9 @@ from agent import Pipeline, PipelinePlan, place
 from agent.bounds.pipeline_bound import pipeline_bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
-from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
+from agent.placers.pipeline.data_parallel import simulate_data_parallel_pipeline
+from agent.placers.pipeline.search import place_pipeline
 from agent.placing.choice import counts_to_try
 from agent.placing.handover.pipeline import pipeline_advice
 from envs.cluster.presets import get_cluster

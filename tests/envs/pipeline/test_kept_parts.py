@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import neighbour, shifted
-from agent.pipelines.search import PipelineSearch
 from agent.placers.base import Budget
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import neighbour, shifted
+from agent.placers.pipeline.search import PipelineSearch
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages

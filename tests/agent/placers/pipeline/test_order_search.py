@@ -8,9 +8,9 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from agent.pipelines.orders import neighbour, pattern, starts
-from agent.pipelines.search import PipelineSearch, place_pipeline
 from agent.placers.base import Budget
+from agent.placers.pipeline.orders import neighbour, pattern, starts
+from agent.placers.pipeline.search import PipelineSearch, place_pipeline
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import LETTERS, device_actions, is_order
 from envs.pipeline.simulate import PipelinedProblem

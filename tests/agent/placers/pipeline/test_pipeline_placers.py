@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.pipelines import annealing
-from agent.pipelines.equal import balanced, cut_equally
-from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch, place_pipeline
 from agent.placers.base import Budget
+from agent.placers.pipeline import annealing
+from agent.placers.pipeline.equal import balanced, cut_equally
+from agent.placers.pipeline.search import PIPELINE_PLACERS, Cuts, PipelineSearch, place_pipeline
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem

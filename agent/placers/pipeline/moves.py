@@ -9,8 +9,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.search import Cuts, PipelineSearch
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.search import Cuts, PipelineSearch
 
 Move = Callable[[PipelineSearch, Cuts, np.random.Generator], Cuts | None]
 """Draws a plan next to another; None where there is none of its kind."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.pipelines.max_load import StageCosts, StageSums
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
+from agent.placers.pipeline.max_load import StageCosts, StageSums
+from agent.placers.pipeline.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import kinds

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from agent.pipelines.orders import anneal_orders, starts
 from agent.placers.base import Budget, PlacerError, SearchState
+from agent.placers.pipeline.orders import anneal_orders, starts
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 from envs.pipeline.pipeline import INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -223,7 +223,7 @@ def place_pipeline(
 
 MODULES = ("annealing", "equal", "pipedream")
 PIPELINE_PLACERS = Registry[PipelinePlacer](
-    "placer of pipelines", PlacerError, [f"agent.pipelines.{module}" for module in MODULES]
+    "placer of pipelines", PlacerError, [f"agent.placers.pipeline.{module}" for module in MODULES]
 )
 """Every placer of pipelines, by name; a new module is added to `MODULES`."""
 

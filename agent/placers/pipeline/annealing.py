@@ -9,10 +9,10 @@ from itertools import chain, permutations
 
 import numpy as np
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import neighbour, shifted, toggled
-from agent.pipelines.pipedream import pipedream
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import neighbour, shifted, toggled
+from agent.placers.pipeline.pipedream import pipedream
+from agent.placers.pipeline.search import Cuts, PipelineSearch, pipeline_placer
 from agent.placers.scores import OVER_BYTES, TOTAL_S
 from envs.problem import kinds
 from graphs.system.array_types import IntArray

@@ -86,8 +86,8 @@ def anneal_orders(
 ) -> None:
     """Anneals the best of some orders; bytes over the memory limits count as time.
 
-    As in `agent.pipelines.annealing`, the greatest cost of an order that replaces the present one is drawn
-    before it is scored.
+    As in `agent.placers.pipeline.annealing`, the greatest cost of an order that replaces the present one is
+    drawn before it is scored.
 
     Args:
         score: simulates an order; returns bytes over the limits, which may be infinite where the step takes

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent.pipelines.cutting import cut_by_load
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
+from agent.placers.pipeline.cutting import cut_by_load
+from agent.placers.pipeline.search import Cuts, PipelineSearch, pipeline_placer
 from envs.pipeline.stages import phases_of
 from graphs.granularity import with_granularity
 from graphs.system.array_types import FloatArray

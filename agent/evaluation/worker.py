@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from agent.bounds.lower_bound import lower_bound_s
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import bound_s
 from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
@@ -14,11 +14,7 @@ from agent.placing.policies import make_placer
 from agent.placing.request import DATA_PARALLEL
 from agent.placing.trial_runner import TrialRunner
 from agent.policy.seen import NOT_SEEN
-from envs.pipeline.simulate import PipelinedProblem
 from envs.placements.placement import Placement
-from envs.problem import Problem
-from envs.simulator.data_parallel import simulate_data_parallel
-from envs.simulator.fastest_single import fastest_single
 from graphs.system.running_time import running_cpu_s, running_s
 
 Outcome = tuple[Trial, Placement | None] | Failure
@@ -36,8 +32,6 @@ class Worker:
     def run(self, task: Task) -> tuple[Trial, Placement | None]:
         """Makes one trial; returns it and its placement, or None for data parallelism."""
         self._load(task)
-        if self._pipelined is not None:
-            return self._run_pipeline(task, self._pipelined)
         if task.placer == DATA_PARALLEL:
             return self._data_parallel(task), None
         found = self._place(task)
@@ -48,6 +42,7 @@ class Worker:
             cpu_s=found.cpu_s,
             improvements=found.improvements,
             lower_bound_s=max(trial.lower_bound_s, found.lower_bound_s),
+            bubble_share=getattr(found.step_time, "bubble_share", 0.0),
         )
         return trial, found.placement
 
@@ -61,62 +56,40 @@ class Worker:
     def _load(self, task: Task) -> None:
         if (task.graph, task.cluster) != self._at:
             self._at = (-1, -1)  # until all of it is loaded
-            self._problem = Problem(self.spec.graphs[task.graph], self.spec.clusters[task.cluster])
-            pipeline = self.spec.pipeline
-            self._pipelined = None if pipeline is None else PipelinedProblem(self._problem, pipeline)
-            if self._pipelined is not None:
-                self._bound_s = pipeline_bound_s(self._pipelined)
-                self._baselines = self.spec.baselines(self._pipelined)
-                step = self._baselines.single
-                self._single_s, self._single_fits = step.total_s, step.fits
-            else:
-                self._bound_s = lower_bound_s(self._problem)
-                single = fastest_single(self._problem)
-                self._single_s, self._single_fits = single.step_s, single.fits
+            self._objective = self.spec.objective(
+                self.spec.graphs[task.graph], self.spec.clusters[task.cluster]
+            )
+            self._bound_s = bound_s(self._objective)
+            self._single_s, self._single_fits = self._objective.single_step
             self._at = (task.graph, task.cluster)
 
     def _place(self, task: Task) -> PlacementResult:
         given = self.spec.given.get(self.spec.key(task)[:3])
         if given is not None:
-            return self._runner.score(self._problem, given.device_of)
+            return self._runner.score(self._objective, given)
         name, order = task.placer, task.order
         return self._runner.place(
             make_placer(name, self.spec.policy, order),
-            self._problem,
+            self._objective,
             self.spec.budget,
             order=order,
             seed=task.seed,
         )
 
-    def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
-        given = self.spec.given.get(self.spec.key(task)[:3])
-        spec = self.spec
-        found = self._runner.run_pipeline(task.placer, pipelined, spec.budget, given, seed=task.seed)
-        if task.placer == DATA_PARALLEL:
-            parallel = self._baselines.data_parallel
-            found = found._replace(step_time_s=parallel.step_s, fits=parallel.fits)
-        trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
-        trial = replace(
-            trial,
-            wall_s=found.wall_s,
-            cpu_s=found.cpu_s,
-            pipeline=pipelined.pipeline.schedule,
-            microbatches=pipelined.pipeline.microbatches,
-            throughput_per_s=pipelined.pipeline.microbatches / found.step_time_s,
-            bubble_share=found.bubble_share,
-        )
-        return trial, found.placement
-
     def _data_parallel(self, task: Task) -> Trial:
         began, cpu_began = running_s(), running_cpu_s()
-        found = simulate_data_parallel(self._problem)
+        found = self._objective.data_parallel()
         wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
         trial = self._trial(task, found.seconds_per_batch, found.fits, found.evaluations)
         return replace(trial, wall_s=wall_s, cpu_s=cpu_s)
 
     def _trial(self, task: Task, step_time_s: float, feasible: bool, evaluations: int) -> Trial:
         """A trial that took no time."""
-        problem = self._problem
+        problem, pipeline = self._objective.problem, self.spec.pipeline
+        columns: dict[str, Any] = {}
+        if pipeline:
+            columns = {"pipeline": pipeline.schedule, "microbatches": pipeline.microbatches}
+            columns["throughput_per_s"] = pipeline.microbatches / step_time_s
         return Trial(
             graph=problem.graph.name,
             family=problem.graph.family,
@@ -133,4 +106,5 @@ class Worker:
             single_fits=self._single_fits,
             seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),
             granularity=self.spec.granularity,
+            **columns,
         )

@@ -13,6 +13,7 @@ from agent.evaluation.spec import EvaluationSpec
 from agent.placing.exports.export import EXPORTS, PlacedModules, export_text
 from agent.placing.handover.files import write_handover, write_trace
 from agent.placing.handover.pipeline import write_pipeline_handover
+from envs.objective import PipelineObjective
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
 from envs.placements.files import read_placement
@@ -62,7 +63,9 @@ def _write_pipelines(
     spec: EvaluationSpec, pipelined: PipelinedProblem, group: Iterable[WrittenPlacement]
 ) -> dict[WrittenPlacement, list[str]]:
     """Writes files beside each pipeline of a graph and cluster; returns the lines on each."""
-    baselines, found = spec.baselines(pipelined), {}
+    objective, found = spec.objective(pipelined.problem.graph, pipelined.problem.cluster), {}
+    assert isinstance(objective, PipelineObjective)
+    baselines = objective.baselines
     for kept in group:
         stages = stages_of(pipelined.problem, kept.placement)
         step = pipelined.simulate(stages)

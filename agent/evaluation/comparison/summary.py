@@ -12,7 +12,6 @@ from statistics import fmean, stdev
 from agent.evaluation.comparison.ratios import Where, geometric_mean, ratio_to_bound
 from agent.evaluation.results import Key, Trial, best_times, ratio_to_best
 from agent.placers.base import PLACERS
-from agent.policy.placers import LEARNED
 from graphs.system.csv_files import write_csv
 
 DATA_PARALLEL_NOTE = (
@@ -159,7 +158,7 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
 
 
 def _is_search(placer: str) -> bool:
-    return placer in LEARNED or (placer in PLACERS and not PLACERS[placer].is_start)
+    return placer in PLACERS and PLACERS[placer].is_search
 
 
 def _found_beside(search: Trial, trial: Trial) -> float | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.placing.trial_runner import TrialRunner
+from envs.objective import STEP, Objective
 from envs.problem import Problem
 from envs.runtime.step_meter import MeasuredStep, pooled
 from envs.runtime.step_time_store import StepTimeStore
@@ -197,9 +198,9 @@ def _found(problem: Problem) -> Iterator[tuple[str, IntArray]]:
     for device in range(problem.n_devices):
         yield f"device {device}", np.full(problem.graph.n_ops, device)
     runner = TrialRunner()
-    for name, placer in PLACERS.items():
+    for name in names_of(STEP, learned=False):
         if name not in STOPPED_BY_TIME:
-            found = runner.place(placer, problem, Budget(BUDGET), order="", seed=0)
+            found = runner.place(PLACERS[name], Objective(problem), Budget(BUDGET), order="", seed=0)
             yield name, found.placement.device_of
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.evaluation.comparison.ratios import Where
 from agent.evaluation.results import Trial
-from agent.policy.placers import LEARNED
+from agent.placers.base import PLACERS
 
 MOST = 6
 """Graphs that are shown one by one; each takes some hundred kilobytes."""
@@ -33,7 +33,7 @@ class Pair:
 
 def is_learned(trial: Trial) -> bool:
     """Says whether a placer that uses a policy made a trial."""
-    return trial.placer in LEARNED
+    return trial.placer in PLACERS and PLACERS[trial.placer].is_learned
 
 
 def pairs(trials: Sequence[Trial]) -> list[Pair]:

@@ -21,9 +21,9 @@ from agent.evaluation.comparison.ratios import (
 )
 from agent.evaluation.report.rendering import render
 from agent.evaluation.results import Trial, name_of
+from agent.placers.base import PLACERS
 from agent.placing.handover.explain import WORTH_IT
 from agent.placing.request import DATA_PARALLEL
-from agent.policy.placers import LEARNED
 
 LEAST = 0.0005
 """Differences below this share are none."""
@@ -79,10 +79,11 @@ def learned_line(trials: Sequence[Trial]) -> str:
 
 
 def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
-    other = next((run for run in ranked if run[0] not in LEARNED), None)
+    learned = {name: placer.is_hybrid for name, placer in PLACERS.items() if placer.is_learned}
+    other = next((run for run in ranked if run[0] not in learned), None)
     sentences = []
     for is_hybrid, kind in ((False, "learned placer"), (True, "hybrid of a policy and search")):
-        own = next((r for r in ranked if r[0] in LEARNED and LEARNED[r[0]].is_hybrid == is_hybrid), None)
+        own = next((r for r in ranked if learned.get(r[0]) == is_hybrid), None)
         if own and other and (ratio := compared(runs[own], runs[other])):
             best_other = f"{name_of(*other)}, the best placer that learned nothing"
             difference = _difference(ratio, best_other, _solved(runs[own]))

@@ -20,9 +20,6 @@ from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec
 from agent.placing.request import DATA_PARALLEL
 from envs.cluster.cluster import Cluster
-from envs.pipeline.simulate import PipelinedProblem
-from envs.problem import Problem
-from envs.simulator.data_parallel import simulate_data_parallel
 from graphs.op_graph import OpGraph
 from graphs.system.json_files import write_bytes_atomic
 
@@ -87,9 +84,5 @@ def with_data_parallel(trials: Sequence[Trial], spec: EvaluationSpec | None) -> 
 @lru_cache(maxsize=1024)
 def _seconds_per_batch(spec: EvaluationSpec, graph: OpGraph, cluster: Cluster) -> tuple[float, bool]:
     """Simulates data parallelism once, however often a report is refreshed; says whether it fits."""
-    problem = Problem(graph, cluster)
-    if spec.pipeline is not None:
-        pipelined = spec.baselines(PipelinedProblem(problem, spec.pipeline)).data_parallel
-        return pipelined.step_s, pipelined.fits
-    step = simulate_data_parallel(problem)
+    step = spec.objective(graph, cluster).data_parallel()
     return step.seconds_per_batch, step.fits

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from agent.placers.base import Budget
-from agent.placers.pipeline.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
-from agent.placers.pipeline.search import place_pipeline
 from agent.placing.handover.explain import WORTH_IT
 from agent.placing.handover.trace import DEVICES, complete, named
-from envs.pipeline.pipeline import GPIPE, Pipeline
+from envs.objective import PipelineBaselines
 from envs.pipeline.schedules import LETTERS
 from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
-from envs.problem import Problem
 from graphs.system.csv_files import write_csv
 from graphs.system.errors import shortened
 from graphs.system.json_files import write_bytes_atomic, write_json_atomic
@@ -123,45 +119,6 @@ def action_name(action: ActionTime) -> str:
     if action.stage < 0:
         return UPDATE
     return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
-
-
-@dataclass(frozen=True)
-class PipelineBaselines:
-    """Steps of the same batch without a pipeline, cut into as many microbatches or, if that is faster, whole.
-
-    Attributes:
-        single: on the fastest device that has the memory; where none has, on the fastest.
-        data_parallel: on the devices that make the step shortest.
-        uncut: words on the batch uncut on one device; none if it is slower there.
-    """
-
-    single: PipelineTime
-    data_parallel: DataParallelPipeline
-    uncut: str = ""
-
-    def steps(self) -> dict[str, tuple[float, bool]]:
-        """Returns the seconds of each step by its name, and whether it has the memory."""
-        single, parallel = self.single, self.data_parallel
-        return {
-            "one device": (single.total_s, single.fits),
-            "data parallelism": (parallel.step_s, parallel.fits),
-        }
-
-
-def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | str = "") -> PipelineBaselines:
-    """Simulates the steps without a pipeline.
-
-    Args:
-        whole: step of the batch that is not cut into microbatches, or why there is none.
-    """
-    uncut = whole if isinstance(whole, Problem) else None
-    ways = [pipelined, *([PipelinedProblem(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
-    steps = [place_pipeline("single", way, Budget(way.problem.n_devices)).step for way in ways]
-    best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
-    told = f", cut, as the whole batch is not compared: {whole}" if whole and not uncut else ""
-    told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
-    parallel = simulate_data_parallel_pipeline(pipelined, uncut)
-    return PipelineBaselines(steps[best], parallel, ", the batch uncut" if best else told)
 
 
 def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import pipeline_bound_s
 from agent.commands.evaluate import main
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
@@ -96,7 +96,7 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
         (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
         (
             ["--pipeline", "1f1b", "--placers", "heft"],
-            "placer 'heft' places one batch at a time, no pipelines; use annealing",
+            "placer 'heft' places one batch at a time, no pipelines; use single, annealing",
         ),
         (
             ["--pipeline", "1f1b", "--cluster", "8xa100"],

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import _Action
 
 from agent import place
 from agent.placing.exports.export import EXPORTS, ExportError, PlacedModules, export_text
-from agent.placing.pipeline_plan import PipelinePlan
+from agent.placing.plan import PipelinePlan
 from envs.cluster.cluster import Cluster
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline

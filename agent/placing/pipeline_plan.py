@@ -17,8 +17,8 @@ from agent.placing.handover.pipeline import (
     pipeline_lines,
     stage_rows,
     write_pipeline_handover,
-    write_pipeline_trace,
 )
+from agent.placing.handover.trace import pipeline_trace, write_trace
 from agent.placing.plan import PlacedGraph
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem, PipelineTime
@@ -84,7 +84,7 @@ class PipelinePlan(PlacedGraph):
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_pipeline_trace(path, self._pipelined, self.step_time)
+        write_trace(path, pipeline_trace(self._pipelined, self.step_time))
 
     def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
         """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.

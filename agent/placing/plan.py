@@ -13,10 +13,9 @@ import numpy as np
 
 from agent.placing.exports.export import PlacedModules, export_text
 from agent.placing.handover.device_map import DeviceMap, project
-from agent.placing.handover.explain import Explanation, explain
-from agent.placing.handover.explain_text import advice_line
-from agent.placing.handover.files import explanation_lines, write_handover, write_trace
-from agent.placing.handover.tables import OpRow, op_rows
+from agent.placing.handover.explain import Explanation, advice_line, explain
+from agent.placing.handover.files import OpRow, explanation_lines, op_rows, write_handover
+from agent.placing.handover.trace import step_trace, write_trace
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
 from envs.placements.files import write_placement
@@ -212,14 +211,14 @@ class Plan(PlacedGraph):
     @cached_property
     def explanation(self) -> Explanation:
         """The bounds of the step, and the time that removing each would save, in numbers."""
-        return explain(self._problem, self.placement.device_of)
+        return explain(self._problem, self.placement.device_of, self.step_time)
 
     def explain(self) -> str:
         """Says what bounds the step, what removing it would give, and whether one device does as well.
 
         By module, block or layer it also says what a short search by op finds, and which modules to split.
         """
-        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of, self.step_time))
 
     def device_map(self) -> DeviceMap:
         """Makes the nearest device map that accelerate can run, with the loss of step time.
@@ -235,10 +234,10 @@ class Plan(PlacedGraph):
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, self._problem, self.placement.device_of)
+        write_trace(path, step_trace(self._problem, self.placement.device_of, self.step_time))
 
     def _hand_over(self, folder: Path) -> None:
-        write_handover(folder, self.placer, self._problem, self.placement.device_of)
+        write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
 
     def _runner(
         self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any

@@ -34,13 +34,18 @@ class PipelineRun(NamedTuple):
     step_time_s: float
     fits: bool
     evaluations: int
-    bubble_share: float = 0.0
+    step_time: PipelineTime | None = None
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
+    @property
+    def bubble_share(self) -> float:
+        """Share of the devices' time in which they compute nothing; 0 where unknown."""
+        return self.step_time.bubble_share if self.step_time else 0.0
+
 
 def _timed(placement: Placement, step: PipelineTime, evaluations: int) -> PipelineRun:
-    return PipelineRun(placement, step.total_s, step.fits, evaluations, step.bubble_share)
+    return PipelineRun(placement, step.total_s, step.fits, evaluations, step)
 
 
 class TrialRunner:

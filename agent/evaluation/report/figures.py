@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
 
@@ -54,9 +55,9 @@ def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
     settings = _settings() | {"svg.fonttype": "none", "svg.hashsalt": label}
     file = io.StringIO()
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
         draw(figure, PAGE)
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # `savefig` lays it out twice
     return _slim(file.getvalue(), label)
 
 
@@ -79,6 +80,7 @@ def _settings() -> dict[str, Any]:
         "text.color": PAGE.ink,
         "axes.labelcolor": PAGE.ink,
         "axes.edgecolor": PAGE.muted,
+        "axes.facecolor": "none",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "xtick.color": PAGE.muted,

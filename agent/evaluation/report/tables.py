@@ -9,13 +9,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from agent.evaluation.answers import placement_path
 from agent.evaluation.comparison.cells import Case, by_case, figures, milliseconds, number, title
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import Run, Where, geometric_mean, ratio_to_bound, ratio_to_single
 from agent.evaluation.comparison.summary import Line
 from agent.evaluation.report.rendering import Cell, Rows, Table, render
 from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
-from agent.evaluation.run import placement_path
 
 MOST_ROWS = 25
 """Rows that a table shows without scrolling."""

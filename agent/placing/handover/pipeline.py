@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
 from agent.pipelines.search import place_pipeline
 from agent.placers.base import Budget
-from agent.placing.handover.explain import WORTH_IT
-from agent.placing.handover.trace import DEVICES, complete, named
+from agent.placing.handover.explain import what_to_use
+from agent.placing.handover.module_devices import around
+from agent.placing.handover.trace import pipeline_trace, write_trace
 from envs.pipeline.pipeline import GPIPE, Pipeline
-from envs.pipeline.schedules import LETTERS
-from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
 from envs.problem import Problem
-from graphs.system.csv_files import write_csv
+from graphs.system.csv_files import write_rows
 from graphs.system.errors import shortened
-from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+from graphs.system.json_files import write_bytes_atomic
 from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
-UPDATE = "update"
+SIMPLEST_FIRST = ("one device", "the pipeline", "data parallelism")
 
 
 @dataclass(frozen=True)
@@ -88,41 +86,8 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
 
 def _outermost(modules: Iterator[str]) -> list[str]:
     """Module paths without repeats and without those inside another one; the root has no path."""
-    names = [name for name in dict.fromkeys(modules) if name]
-    known = set(names)
-
-    def is_inside(name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[:end]) in known for end in range(1, len(parts)))
-
-    return [name for name in names if not is_inside(name)]
-
-
-def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str, Any]:
-    """Makes the trace of a pipelined step: a track per device, times in microseconds.
-
-    Source: the trace-event format, "JSON Object Format" with complete events ("X").
-    """
-    devices = enumerate(pipelined.problem.cluster.devices)
-    events = [named("thread_name", DEVICES, index, device.name) for index, device in devices]
-    events += [
-        complete(
-            action_name(action),
-            (DEVICES, action.device),
-            (action.start_s, action.end_s),
-            {"stage": action.stage, "microbatch": action.microbatch},
-        )
-        for action in step.actions
-        if action.end_s > action.start_s
-    ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def action_name(action: ActionTime) -> str:
-    """Names an action as tables of schedules do, such as `2F0`: stage, kind, microbatch."""
-    if action.stage < 0:
-        return UPDATE
-    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
+    names = dict.fromkeys(name for name in modules if name)
+    return [name for name in names if names.keys().isdisjoint([*around(name)][1:])]
 
 
 @dataclass(frozen=True)
@@ -165,20 +130,14 @@ def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | str = "") -
 
 
 def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
-    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster.
-
-    As in a report, the pipeline must be 2 % faster than one device, and data parallelism than both.
-    """
+    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster."""
     steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
     steps |= baselines.steps()
-    fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
-    if not fitting:
+    seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
+    best = what_to_use({name: seconds.get(name) for name in SIMPLEST_FIRST})
+    if not best:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
-    seconds, best = {name: step_s for step_s, name in fitting}, ""
-    for name in ("one device", "the pipeline", "data parallelism"):
-        if name in seconds and (not best or seconds[name] < (1 - WORTH_IT) * seconds[best]):
-            best = name
-    others = ((step_s, name) for step_s, name in fitting if name != best)
+    others = sorted((step_s, name) for name, step_s in seconds.items() if name != best)
     clauses = [f"{step_s / seconds[best]:.3g}x as fast as {name}" for step_s, name in others]
     clauses += [f"no memory for {name}" for name, (_, fits) in steps.items() if not fits]
     return f"use {best}: {', '.join(clauses)}"
@@ -212,13 +171,6 @@ def pipeline_lines(
     return lines
 
 
-def write_pipeline_trace(
-    path: str | os.PathLike[str], pipelined: PipelinedProblem, step: PipelineTime
-) -> None:
-    """Writes the trace of a pipelined step, which Perfetto and chrome://tracing read."""
-    write_json_atomic(path, pipeline_trace(pipelined, step), indent=None)
-
-
 def write_pipeline_handover(
     folder: Path,
     name: str,
@@ -234,9 +186,8 @@ def write_pipeline_handover(
     Args:
         name: what the file names begin with.
     """
-    columns = [item.name for item in fields(StageRow)]
-    write_csv(folder / f"{name}.stages.csv", columns, map(astuple, stage_rows(pipelined, stages, step)))
-    write_pipeline_trace(folder / f"{name}.trace.json", pipelined, step)
+    write_rows(folder / f"{name}.stages.csv", StageRow, stage_rows(pipelined, stages, step))
+    write_trace(folder / f"{name}.trace.json", pipeline_trace(pipelined, step))
     lines = pipeline_lines(pipelined, stages, step, baselines)
     write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
     return lines

@@ -8,12 +8,13 @@ import time
 import numpy as np
 import pytest
 
+from agent.evaluation.answers import placement_path
 from agent.evaluation.comparison.ratios import geometric_mean
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
 from agent.evaluation.results import COLUMNS, write_results
-from agent.evaluation.run import evaluate, open_folder, placement_path
+from agent.evaluation.run import evaluate, open_folder
 from agent.evaluation.spec import _check_names
 from agent.placers.base import PLACERS
 from agent.placers.completion import complete_placement

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from agent.evaluation.report.chosen import pairs
 from agent.evaluation.report.curves import lines_of
-from agent.evaluation.report.details import detail_section
+from agent.evaluation.report.details import detail_section, pairs
 from agent.evaluation.report.figures import as_svg
 from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
@@ -56,8 +55,8 @@ def reported(tmp_path_factory):
     """Folder of a small evaluation with its report."""
     folder = tmp_path_factory.mktemp("evaluation")
     spec = small_spec(placers=("single", "heft", "annealing", DATA_PARALLEL))
-    trials = evaluate(spec, folder, report=quiet).trials
-    write_report(folder / "report.html", trials, "evaluate.py", spec=spec)
+    found = evaluate(spec, folder, report=quiet)
+    write_report(folder / "report.html", found.trials, "evaluate.py", answers=found.answers)
     return folder
 
 
@@ -121,8 +120,8 @@ def test_1000_graphs_take_at_most_5_mb(tmp_path):
 def test_single_graphs_take_at_most_1_5_mb(tmp_path):
     graphs = tuple(training_graph(60, 6, name=f"large{index}") for index in range(7))
     spec = small_spec(graphs=graphs, clusters=(make_cluster(4, 1e13),), placers=("heft", "random"), seeds=1)
-    trials = evaluate(spec, tmp_path, report=quiet).trials
-    section = detail_section(spec, tmp_path, pairs(trials))
+    found = evaluate(spec, tmp_path, report=quiet)
+    section = detail_section(found.answers, pairs(found.trials))
     assert section.count("<option") == 6
     assert len(section) < 1.5e6
 
@@ -158,8 +157,8 @@ def test_headline_ends_with_the_lower_bound(bound_s, said):
 
 def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):
     spec = small_spec(graphs=(training_graph(60, 6),), clusters=(make_cluster(4, 1e13),), placers=("heft",))
-    trials = evaluate(spec, tmp_path, report=quiet).trials
-    write_report(tmp_path / "report.html", trials, "evaluate.py", spec=spec)
+    found = evaluate(spec, tmp_path, report=quiet)
+    write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
     text = (tmp_path / "report.html").read_text()
     assert "<b>Use data parallelism</b>: it is" in text
     assert text.count("data-parallel") == 1  # where it is explained; in no table

@@ -13,13 +13,13 @@ from torch import nn
 
 from agent import place
 from agent.placing.handover.device_map import project
-from agent.placing.handover.explain import explain
-from agent.placing.handover.explain_text import advice_line, explain_lines
+from agent.placing.handover.explain import advice_line, explain, explain_lines
 from agent.placing.handover.files import granularity_lines
-from agent.placing.handover.trace import trace_events
+from agent.placing.handover.trace import step_trace
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
 from envs.simulator.fastest_single import fastest_single
+from envs.simulator.simulate import simulate_problem
 from graphs.dataset import load_family
 from graphs.granularity import with_granularity
 from graphs.op_graph import build_graph
@@ -28,13 +28,20 @@ from tests.envs.hand_made_problems import chain_problem
 
 
 def test_a_trace_has_each_op_and_copy_at_its_time():
-    events = trace_events(chain_problem(), np.array([0, 1]))["traceEvents"]
+    problem, device_of = chain_problem(), np.array([0, 1])
+    trace = step_trace(problem, device_of, simulate_problem(problem, device_of))
+    events = trace["traceEvents"]
     spans = {(e["pid"], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
     assert spans == {(0, "a"): (0, 2e6), (0, "b"): (2.75e6, 0.5e6), (1, "a"): (2e6, 0.5e6)}
 
 
+def explain_cut_chain():
+    problem, device_of = chain_problem(), np.array([0, 1])
+    return explain(problem, device_of, simulate_problem(problem, device_of))
+
+
 def test_the_copy_is_what_bounds_a_chain_that_is_cut():
-    found = explain(chain_problem(), np.array([0, 1]))
+    found = explain_cut_chain()
     assert found.total_s == 3.25
     assert found.no_copies_s == pytest.approx(2.5)
     assert found.critical_path_s == 2.5
@@ -46,7 +53,7 @@ def test_the_copy_is_what_bounds_a_chain_that_is_cut():
 
 
 def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
-    found = replace(explain(chain_problem(), np.array([0, 1])), link_busy_s=0.05)
+    found = replace(explain_cut_chain(), link_busy_s=0.05)
     assert found.bottleneck == "link"
     assert advice_line(found).endswith("placing saves nothing, as waiting for copies bounds it")
     line = "waiting for copies bounds it: slow out is busy for 50 ms of 3,250 ms"
@@ -54,7 +61,7 @@ def test_a_step_that_waits_for_copies_of_an_idle_link_says_so():
 
 
 def test_the_advice_is_data_parallelism_only_where_it_is_faster():
-    found = explain(chain_problem(), np.array([0, 1]))
+    found = explain_cut_chain()
     batch = replace(found.data_parallel, devices=(0, 1), step_s=2.0, fits=True)
     twice = replace(found, data_parallel=batch)
     assert advice_line(twice) == "use data parallelism: 3.25 times as fast per batch as this placement"

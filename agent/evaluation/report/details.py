@@ -9,11 +9,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from agent.evaluation.answers import Answer, Answers, placement_path
-from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.ratios import Where
+from agent.evaluation.comparison.summary import milliseconds
 from agent.evaluation.report import timelines
 from agent.evaluation.report.figures import as_svg
-from agent.evaluation.report.rendering import Table, render
+from agent.evaluation.report.tables import Table, render
 from agent.evaluation.results import Trial
 from agent.placing.handover.pipeline import stage_rows
 from agent.policy.placers import LEARNED

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import (
     Run,
@@ -19,7 +18,8 @@ from agent.evaluation.comparison.ratios import (
     ratio_to_bound,
     ratio_to_single,
 )
-from agent.evaluation.report.rendering import render
+from agent.evaluation.comparison.summary import milliseconds
+from agent.evaluation.report.tables import render
 from agent.evaluation.results import Trial, name_of
 from agent.placing.handover.explain import what_to_use
 from agent.placing.request import DATA_PARALLEL

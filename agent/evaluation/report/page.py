@@ -9,12 +9,10 @@ from pathlib import Path
 from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
-from agent.evaluation.report.curves import curve_charts
 from agent.evaluation.report.details import detail_section, pairs
-from agent.evaluation.report.figures import LIGHT
+from agent.evaluation.report.figures import LIGHT, curve_charts
 from agent.evaluation.report.headline import headline
-from agent.evaluation.report.rendering import render
-from agent.evaluation.report.tables import graph_table, main_tables, order_maps
+from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
 from agent.placing.request import DATA_PARALLEL
 from graphs.system.json_files import write_bytes_atomic

@@ -46,7 +46,7 @@ class Export:
 
 
 EXPORTS = Registry[Export](
-    "export", ExportError, [f"{__package__}.{name}" for name in ("pytorch", "trainers", "servers")]
+    "export", ExportError, [f"{__package__}.{name}" for name in ("trainers", "servers")]
 )
 
 

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from agent.evaluation.report.curves import lines_of
 from agent.evaluation.report.details import detail_section, pairs
-from agent.evaluation.report.figures import as_svg
+from agent.evaluation.report.figures import as_svg, lines_of
 from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps

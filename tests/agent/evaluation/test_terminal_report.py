@@ -8,8 +8,14 @@ from dataclasses import replace
 import pytest
 
 from agent.evaluation.comparison.summary import summarise
-from agent.evaluation.terminal_report import EXPENDABLE, HEADINGS, LEGEND, print_tables, table_lines
-from agent.evaluation.text_table import text_table
+from agent.evaluation.terminal_report import (
+    EXPENDABLE,
+    HEADINGS,
+    LEGEND,
+    print_tables,
+    table_lines,
+    text_table,
+)
 from tests.agent.trial_cases import trial
 
 FAMILY = "recommenders-with-embedding-bags-and-a-long-name"

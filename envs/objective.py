@@ -57,6 +57,10 @@ class Objective:
         """Simulates the step under a placement."""
         return simulate_problem(self.problem, placement.device_of)
 
+    def staged(self, placement: Placement) -> tuple[Pipeline | None, Stages | None]:
+        """Returns the pipeline, and the stages that a placement cuts it into; None without a pipeline."""
+        return None, None
+
     @cached_property
     def single_step(self) -> tuple[float, bool]:
         """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
@@ -190,6 +194,14 @@ class PipelineObjective(Objective):
             PipelineError: the schedule cannot run it.
         """
         return self.pipelined.simulate(stages_of(self.problem, placement))
+
+    def staged(self, placement: Placement) -> tuple[Pipeline, Stages]:
+        """Returns the pipeline, and the stages that a placement cuts it into.
+
+        Raises:
+            PipelineError: it cuts it into none.
+        """
+        return self.pipeline, stages_of(self.problem, placement)
 
     @cached_property
     def single_step(self) -> tuple[float, bool]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.run import file_name
+from agent.evaluation.answers import file_name
 from agent.instances.best_known import SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.instances.profiles import DATA

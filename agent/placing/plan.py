@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.placing.exports.export import PlacedModules, export_text
+from agent.placing.exports.export import export_text, placed_modules
 from agent.placing.handover.device_map import DeviceMap, project
-from agent.placing.handover.explain import Explanation, explain
-from agent.placing.handover.explain_text import advice_line
-from agent.placing.handover.files import explanation_lines, write_handover, write_trace
-from agent.placing.handover.pipeline import (
-    StageRow,
-    pipeline_lines,
-    stage_rows,
-    write_pipeline_handover,
-    write_pipeline_trace,
-)
-from agent.placing.handover.tables import OpRow, op_rows
+from agent.placing.handover.explain import Explanation, advice_line, explain
+from agent.placing.handover.files import OpRow, explanation_lines, op_rows, write_handover
+from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows, write_pipeline_handover
+from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
 from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
@@ -112,10 +105,7 @@ class Plan:
         Raises:
             ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
         """
-        return export_text(target, replace(self._placed_modules(), layers=layers))
-
-    def _placed_modules(self) -> PlacedModules:
-        return PlacedModules(self._problem, self.placement)
+        return export_text(target, placed_modules(self.objective, self.placement, layers))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a placement file, which `evaluate.py --placements` reads."""
@@ -206,14 +196,14 @@ class Plan:
     @cached_property
     def explanation(self) -> Explanation:
         """The bounds of the step, and the time that removing each would save, in numbers."""
-        return explain(self._problem, self.placement.device_of)
+        return explain(self._problem, self.placement.device_of, self.step_time)
 
     def explain(self) -> str:
         """Says what bounds the step, what removing it would give, and whether one device does as well.
 
         By module, block or layer it also says what a short search by op finds, and which modules to split.
         """
-        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of, self.step_time))
 
     def device_map(self) -> DeviceMap:
         """Makes the nearest device map that accelerate can run, with the loss of step time.
@@ -229,10 +219,10 @@ class Plan:
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, self._problem, self.placement.device_of)
+        write_trace(path, step_trace(self._problem, self.placement.device_of, self.step_time))
 
     def _hand_over(self, folder: Path) -> None:
-        write_handover(folder, self.placer, self._problem, self.placement.device_of)
+        write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
 
     def _runner(
         self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
@@ -311,7 +301,7 @@ class PipelinePlan(Plan):
 
     @cached_property
     def _lines(self) -> Sequence[str]:
-        return pipeline_lines(self.objective.pipelined, self.stages, self.step_time, self.baselines)
+        return pipeline_lines(self.objective, self.stages, self.step_time)
 
     def explain(self) -> str:
         """Says what to use, what each stage takes (forward, backward, memory), and what `auto` tried."""
@@ -324,7 +314,7 @@ class PipelinePlan(Plan):
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_pipeline_trace(path, self.objective.pipelined, self.step_time)
+        write_trace(path, pipeline_trace(self.objective.pipelined, self.step_time))
 
     def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
         """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.
@@ -348,13 +338,8 @@ class PipelinePlan(Plan):
         placed = self.objective.pipelined, self.stages
         return TorchStages(*placed, self.captured, module, device=device, batch_dim=self.batch_dim)
 
-    def _placed_modules(self) -> PlacedModules:
-        return PlacedModules(self._problem, self.placement, self.pipeline, self.stages)
-
     def _hand_over(self, folder: Path) -> None:
-        write_pipeline_handover(
-            folder, self.placer, self.objective.pipelined, self.stages, self.step_time, self.baselines
-        )
+        write_pipeline_handover(folder, self.placer, self.objective, self.stages, self.step_time)
 
     def _runner(
         self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
@@ -123,15 +124,18 @@ def _row(
         granularity=granularity,
         source=source,
         predicted_s=float(simulated.total_s),
-        measured_s=measured.median_s if measured.feasible else None,
-        low_s=measured.low_s if measured.feasible else None,
-        high_s=measured.high_s if measured.feasible else None,
         first_s=rounds[0].median_s if measured.feasible else None,
         last_s=rounds[-1].median_s if measured.feasible else None,
-        n_steps=measured.n_steps,
         transfer_bytes=float(np.sum(simulated.transfer_bytes)),
-        failure=measured.failure,
+        **measured_cells(measured),
     )
+
+
+def measured_cells(measured: MeasuredStep) -> dict[str, Any]:
+    """Returns the columns of a row that a measurement fills; seconds are None if it could not be run."""
+    times_s = {"measured_s": measured.median_s, "low_s": measured.low_s, "high_s": measured.high_s}
+    cells: dict[str, Any] = dict(times_s) if measured.feasible else dict.fromkeys(times_s)
+    return cells | {"n_steps": measured.n_steps, "failure": measured.failure}
 
 
 def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:

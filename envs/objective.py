@@ -18,11 +18,15 @@ from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from envs.simulator.simulate import StepTime, simulate_problem
+from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
+from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import shortened
 
 STEP, PIPELINE = "step", "pipeline"
 """Kinds of objectives."""
+OVER_BYTES, TOTAL_S = range(2)
+"""Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
+and step time in seconds; a smaller tuple is better."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,19 @@ class Objective:
     def simulate(self, placement: Placement) -> StepTime | PipelineTime:
         """Simulates the step under a placement."""
         return simulate_problem(self.problem, placement.device_of)
+
+    def scores(self, devices_of: IntArray) -> FloatArray:
+        """Simulates placements for search, on all cores if there is enough to do.
+
+        Args:
+            devices_of: device of each op, one placement a row, int (n, n_ops).
+
+        Returns:
+            Columns `OVER_BYTES` and `TOTAL_S`, (n, 2).
+        """
+        total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(devices_of))
+        over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+        return np.stack([over_bytes, total_s], axis=1)
 
     def staged(self, placement: Placement) -> tuple[Pipeline | None, Stages | None]:
         """Returns the pipeline, and the stages that a placement cuts it into; None without a pipeline."""

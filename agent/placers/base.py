@@ -125,25 +125,27 @@ class Placer:
 
 
 MODULES = (
-    "placers.heuristics.fill",
-    "placers.heuristics.list_scheduling",
-    "placers.heuristics.single",
-    "placers.search.annealing",
-    "placers.heuristics.contiguous",
-    "placers.search.cross_entropy",
-    "placers.exact.solver",
-    "placers.heuristics.m_sct",
-    "placers.heuristics.metis",
-    "placers.search.refine",
-    "placers.search.rollout",
-    "placers.heuristics.by_rule",
-    "placers.pipeline.equal",
-    "placers.pipeline.pipedream",
-    "policy.placers",
-    "policy.auto",
+    "heuristics.fill",
+    "heuristics.list_scheduling",
+    "heuristics.single",
+    "search.annealing",
+    "heuristics.contiguous",
+    "search.cross_entropy",
+    "exact.solver",
+    "heuristics.m_sct",
+    "heuristics.metis",
+    "search.refine",
+    "search.rollout",
+    "heuristics.by_rule",
+    "pipeline.equal",
+    "pipeline.pipedream",
 )
+LEARNED = ("agent.policy.placers", "agent.policy.auto")
 PLACERS = Registry[Placer](
-    "placer", PlacerError, [f"agent.{module}" for module in MODULES], group="placewalk.placers"
+    "placer",
+    PlacerError,
+    [*(f"agent.placers.{module}" for module in MODULES), *LEARNED],
+    group="placewalk.placers",
 )
 """Every placer by name; a new module is added to `MODULES`."""
 

@@ -11,18 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.placers.improvements import Improvement, Improvements
-from envs.objective import Cuts, Objective, PipelineObjective
+from envs.objective import OVER_BYTES, TOTAL_S, Cuts, Objective, PipelineObjective
 from envs.pipeline.simulate import PipelineTime
 from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime, simulate_many
+from envs.simulator.simulate import StepTime
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.errors import InputError
 from graphs.system.running_time import Clock, running_cpu_s, running_s
 
-OVER_BYTES, TOTAL_S = range(2)
-"""Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
-and step time in seconds; a smaller tuple is better."""
 BATCH = 64
 """Placements scored between two readings of the clock."""
 N_LEADERS = 3
@@ -260,14 +257,13 @@ class SearchState:
         done = 0
         while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
             batch, began = devices_of[done : done + n], self.budget.clock()
-            total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
-            over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+            found = self.objective.scores(batch)
             self.evaluations += len(batch)
             self.simulation_s = (self.budget.clock() - began) / len(batch)
             self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
-            for row in np.lexsort((total_s, over_bytes))[:1]:
-                self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
-            scores.append(np.stack([over_bytes, total_s], axis=1))
+            best = int(np.lexsort((found[:, TOTAL_S], found[:, OVER_BYTES]))[0])
+            self.keep(batch[best], float(found[best, TOTAL_S]), float(found[best, OVER_BYTES]))
+            scores.append(found)
             done += len(batch)
         return np.concatenate(scores)
 

@@ -18,8 +18,7 @@ from agent.placers.memory_limits import retry_until_feasible
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from agent.placers.search.walks import WalkTooLongError
-from agent.placers.state import OVER_BYTES
-from envs.objective import STEP
+from envs.objective import OVER_BYTES, STEP
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
 

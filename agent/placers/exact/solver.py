@@ -21,7 +21,7 @@ from agent.placers.base import PlacerError, SearchState, placer
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
-from agent.placers.state import TOTAL_S
+from envs.objective import TOTAL_S
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

@@ -12,8 +12,8 @@ import numpy as np
 from agent.placers.pipeline.equal import balanced
 from agent.placers.pipeline.moves import neighbour, shifted, toggled
 from agent.placers.pipeline.pipedream import pipedream
-from agent.placers.state import OVER_BYTES, TOTAL_S, SearchState
-from envs.objective import Cuts
+from agent.placers.state import SearchState
+from envs.objective import OVER_BYTES, TOTAL_S, Cuts
 from envs.problem import kinds
 from graphs.system.array_types import IntArray
 

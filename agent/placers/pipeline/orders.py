@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.placers.state import OVER_BYTES, TOTAL_S, SearchState
+from agent.placers.state import SearchState
+from envs.objective import OVER_BYTES, TOTAL_S
 from envs.pipeline.schedules import is_order
 
 FOR_CUTS = 0.75

@@ -19,8 +19,7 @@ import numpy as np
 
 from agent.placers.base import SearchState, placer
 from agent.placers.pipeline.max_load import StageCosts, StageSums
-from agent.placers.state import OVER_BYTES
-from envs.objective import PIPELINE, Cuts
+from envs.objective import OVER_BYTES, PIPELINE, Cuts
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import kinds
 from graphs.limits import ROUNDING

@@ -13,8 +13,8 @@ from agent.placers.heuristics.single import single
 from agent.placers.pipeline import annealing as annealing_of_pipelines
 from agent.placers.search.annealing_kernels import OVERFLOW_COST, anneal
 from agent.placers.search.annealing_moves import AnnealingChain
-from agent.placers.state import OVER_BYTES, TOTAL_S
 from agent.placers.units import Units, units_by_layer, units_by_program, units_of
+from envs.objective import OVER_BYTES, TOTAL_S
 from envs.problem import Problem
 from envs.simulator.resume import new_pair
 from graphs.granularity import module_paths

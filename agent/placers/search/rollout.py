@@ -9,7 +9,7 @@ from agent.placers.base import SearchState, placer
 from agent.placers.completion import complete_placement
 from agent.placers.memory_limits import MemoryLimits, retry_until_feasible
 from agent.placers.search.walks import TAKE_BEST, Decider, Group, GroupWalk, WalkTooLongError
-from agent.placers.state import OVER_BYTES
+from envs.objective import OVER_BYTES
 from envs.placement.episodes import EpisodeBatch, MdpError
 from envs.placement.observation.features import COLUMN, HORIZONS
 from envs.placement.transition import advance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.placers.base import PLACERS, Budget, SearchState
-from agent.placers.state import TOTAL_S
+from envs.objective import TOTAL_S
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph

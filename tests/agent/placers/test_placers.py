@@ -12,9 +12,9 @@ from agent.placers.base import PLACERS, Budget, PlacerError, SearchState, names_
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.heuristics.list_scheduling import upward_rank_order
-from agent.placers.state import OVER_BYTES
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
+from envs.objective import OVER_BYTES
 from envs.placements.placement import check_placement
 from envs.problem import Problem
 from envs.simulator.checked import simulate

@@ -64,9 +64,9 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     gpu = _gpu(config, clusters)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
     pipeline = request.wanted
-    if pipeline is not None and AUTO in (config.pipeline, config.split):
+    if AUTO in (config.pipeline, config.split):
         pipeline = _chosen(config, request, clusters, gather)
-    gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
+    gathered = gather(pipeline.microbatches if pipeline and config.split else None)
     graphs = [request.prepared(graph, clusters) for graph in gathered]
     whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, request, clusters)}
     given = read_given(config.placements, graphs, clusters, pipeline)

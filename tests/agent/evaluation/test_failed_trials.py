@@ -67,7 +67,7 @@ def test_a_problem_that_cannot_be_made_is_not_mixed_up_with_the_one_before(monke
     first, second = spec.tasks()
     worker.run(first)
     with monkeypatch.context() as broken:
-        broken.setattr("agent.evaluation.worker.lower_bound_s", lambda problem: 1 / 0)
+        broken.setattr("agent.evaluation.worker.bound_s", lambda objective: 1 / 0)
         assert "ZeroDivisionError" in worker.outcome(second).reason
     assert worker.run(second)[0].graph == "b"
     assert worker.run(first)[0].step_time_s == Worker(spec).run(first)[0].step_time_s

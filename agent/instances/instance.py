@@ -57,7 +57,7 @@ class Instance:
 
     @cached_property
     def objective(self) -> Objective:
-        """What a placement is to make short."""
+        """The step that a placement is to make short."""
         return objective_of(self.problem, self.pipeline)
 
     @cached_property

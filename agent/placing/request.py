@@ -58,7 +58,7 @@ def check_placers(names: Iterable[str], kind: str = STEP, known: Sequence[str] =
 
 @dataclass(frozen=True)
 class Request:
-    """What is made short, how long the search may take, and what one decision places.
+    """The step to make short, the limits of each search, and what one decision places.
 
     Attributes:
         pipeline: a pipeline, or its schedule alone; empty = the step of one batch.

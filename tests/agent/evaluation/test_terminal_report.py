@@ -16,7 +16,7 @@ from agent.evaluation.terminal_report import (
     table_lines,
     text_table,
 )
-from tests.agent.trial_cases import trial
+from tests.agent.evaluation_cases import trial
 
 FAMILY = "recommenders-with-embedding-bags-and-a-long-name"
 PLACER = "my-own-placement-of-the-recommender"

@@ -19,7 +19,7 @@ from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import IntArray
 
 BUDGET = 10_000
 """Evaluations of the searches whose placements are measured."""
@@ -140,19 +140,10 @@ def measured_cells(measured: MeasuredStep) -> dict[str, Any]:
 
 def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:
     """Compares predictions with measurements; None with fewer than two placements that could be run."""
-    pairs = [(row.predicted_s, row.measured_s) for row in rows if row.measured_s is not None]
-    if len(pairs) < 2:
+    ran = [row for row in rows if row.measured_s is not None]
+    if len(ran) < 2:
         return None
-    rounds = [(row.first_s, row.last_s) for row in rows if row.first_s is not None]
-    return agreement(*np.array(pairs).T, *np.array(rounds).T)
-
-
-def agreement(predicted: FloatArray, measured: FloatArray, first: FloatArray, last: FloatArray) -> Fidelity:
-    """Compares predictions with measurements, all (n_placements,).
-
-    Args:
-        first, last: two measurements of the same.
-    """
+    predicted, measured = np.array([(row.predicted_s, row.measured_s) for row in ran], dtype=float).T
     ratios = predicted / measured
     errors = np.abs(ratios - 1)
     return Fidelity(
@@ -163,7 +154,7 @@ def agreement(predicted: FloatArray, measured: FloatArray, first: FloatArray, la
         spearman=float(spearmanr(predicted, measured).statistic),
         kendall=float(kendalltau(predicted, measured).statistic),
         regret=float(measured[np.argmin(predicted)] / measured.min() - 1),
-        retest=float(kendalltau(first, last).statistic),
+        retest=float(kendalltau([row.first_s for row in ran], [row.last_s for row in ran]).statistic),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from graphs.system.numbers import in_ms
 GRAPH = "graph.json.gz"
 EVALUATIONS = 1_000
 """Placements by op that are tried."""
+_BY_OP_S: WeakKeyDictionary[Problem, float | None] = WeakKeyDictionary()
+"""What the search by op found: an evaluation hands over one placement of a problem after the other."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,6 @@ def op_rows(graph: OpGraph, cluster: Cluster, device_of: IntArray) -> Iterator[O
         )
 
 
-def memory_rows(cluster: Cluster, step: StepTime) -> list[MemoryRow]:
-    """Lists the peak memory of all devices."""
-    return [
-        MemoryRow(device.name, peak, device.memory_bytes, peak / device.memory_bytes)
-        for device, peak in zip(cluster.devices, step.peak_bytes.tolist(), strict=True)
-    ]
-
-
 def write_handover(
     folder: Path, name: str, problem: Problem, device_of: IntArray, step: StepTime
 ) -> list[str]:
@@ -105,7 +99,11 @@ def write_handover(
     lines = explanation_lines(problem, device_of, step)
     write_graphs(folder / GRAPH, [graph])
     write_rows(folder / f"{name}.ops.csv", OpRow, op_rows(graph, cluster, device_of))
-    write_rows(folder / f"{name}.memory.csv", MemoryRow, memory_rows(cluster, step))
+    memory = [
+        MemoryRow(device.name, peak, device.memory_bytes, peak / device.memory_bytes)
+        for device, peak in zip(cluster.devices, step.peak_bytes.tolist(), strict=True)
+    ]
+    write_rows(folder / f"{name}.memory.csv", MemoryRow, memory)
     write_trace(folder / f"{name}.trace.json", step_trace(problem, device_of, step))
     mapped: list[str] = []
     if any(graph.modules):
@@ -128,7 +126,9 @@ def explanation_lines(problem: Problem, device_of: IntArray, step: StepTime) -> 
 
 def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
     """Says in a line of 80 characters what placing by module, block or layer costs; no line by op."""
-    by_op_s, budget = _by_op_s(problem), f"in {EVALUATIONS:,} evaluations"
+    if problem not in _BY_OP_S:
+        _BY_OP_S[problem] = _search_by_op(problem)
+    by_op_s, budget = _BY_OP_S[problem], f"in {EVALUATIONS:,} evaluations"
     if by_op_s is None:
         return []
     if by_op_s > (1.0 - WORTH_IT) * placed_s:
@@ -137,16 +137,11 @@ def granularity_lines(problem: Problem, placed_s: float) -> list[str]:
     return [f"refine by op finds {in_ms(by_op_s)} {budget}: {times} as fast"]
 
 
-@lru_cache(maxsize=1)
-def _by_op_s(problem: Problem) -> float | None:
-    """Step by op, infinite if none is feasible; None for a graph that is by op.
-
-    An evaluation asks for it with one placement of a problem after the other.
-    """
+def _search_by_op(problem: Problem) -> float | None:
+    """Returns the step by op, infinite if none is feasible; None for a graph that is by op."""
     by_op = graph_by_op(problem.graph)
     if by_op is None:
         return None
-    found = PLACERS["refine"].place(
-        Problem(by_op, problem.cluster), Budget(EVALUATIONS), np.random.default_rng(0)
-    )
+    finer = Problem(by_op, problem.cluster)
+    found = PLACERS["refine"].place(finer, Budget(EVALUATIONS), np.random.default_rng(0))
     return found.step_time.total_s if found.feasible else math.inf

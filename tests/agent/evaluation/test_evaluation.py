@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.evaluation.answers import placement_path
+from agent.evaluation.answers import Answers, placement_path
 from agent.evaluation.comparison.ratios import geometric_mean
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
@@ -95,6 +95,18 @@ def test_processes_find_what_one_process_finds(tmp_path):
     alone = evaluate(small_spec(), tmp_path / "x", report=quiet).trials
     shared = evaluate(small_spec(), tmp_path / "y", jobs=2, report=quiet).trials
     assert [(t.key, t.step_time_s) for t in alone] == [(t.key, t.step_time_s) for t in shared]
+
+
+def test_answers_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch):
+    spec = small_spec()
+    found = evaluate(spec, tmp_path, report=quiet)
+    in_memory = list(found.answers.best(found.trials))
+    assert len(in_memory) == 4
+    monkeypatch.setattr("agent.evaluation.answers.MOST_IN_MEMORY", 1)
+    for one, other in zip(in_memory, Answers(spec, tmp_path).best(found.trials), strict=True):
+        assert one.trial == other.trial
+        assert one.step.total_s == other.step.total_s == one.trial.step_time_s
+        np.testing.assert_array_equal(one.device_of, other.device_of)
 
 
 def test_given_placements_are_scored_under_their_name(tmp_path):

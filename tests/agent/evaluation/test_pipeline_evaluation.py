@@ -79,9 +79,12 @@ def test_placements_keep_their_stages_and_are_scored_again(graph_file: Path, tmp
     assert float(again[0]["step_time_s"]) == pytest.approx(float(found[0]["step_time_s"]))
 
 
-def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
-    evaluated(graph_file, tmp_path, "--pipeline", "1f1b", "--placers", "equal-layers", "refine")
+def test_report_draws_the_pipeline_from_memory_and_from_files(graph_file: Path, tmp_path: Path) -> None:
+    words = ["--pipeline", "1f1b", "--placers", "equal-layers", "refine"]
+    evaluated(graph_file, tmp_path, *words)
     page = (tmp_path / "report.html").read_text()
+    evaluated(graph_file, tmp_path, *words)
+    assert (tmp_path / "report.html").read_text() == page
     assert "pipeline of gpt-00 on 4xv100 by refine" in page
     assert "% bubble" in page
 

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.agent.trial_cases import trial
 
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.terminal_report import (
@@ -17,6 +16,7 @@ from agent.evaluation.terminal_report import (
     table_lines,
     text_table,
 )
+from tests.agent.evaluation_cases import trial
 
 FAMILY = "recommenders-with-embedding-bags-and-a-long-name"
 PLACER = "my-own-placement-of-the-recommender"

@@ -25,7 +25,7 @@ def make_fail(monkeypatch, name, error):
     def strategy(search, rng):
         raise error
 
-    entry = replace(PLACERS[name], strategy=strategy)  # loads the registry, which makes a new `_entries`
+    entry = replace(PLACERS[name], strategies={"step": strategy})  # loads the registry, which makes a new `_entries`
     monkeypatch.setitem(PLACERS._entries, name, entry)
 
 

@@ -25,7 +25,8 @@ def make_fail(monkeypatch, name, error):
     def strategy(search, rng):
         raise error
 
-    entry = replace(PLACERS[name], strategies={"step": strategy})  # loads the registry, which makes a new `_entries`
+    # The look-up loads the registry, which makes a new `_entries`.
+    entry = replace(PLACERS[name], strategies={"step": strategy})
     monkeypatch.setitem(PLACERS._entries, name, entry)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.placing.pipeline_plan import PipelinePlan
     from agent.placing.place import place
-    from agent.placing.plan import Plan
+    from agent.placing.plan import PipelinePlan, Plan
     from envs.pipeline.pipeline import Pipeline
 
 for _name in ("envs", "graphs"):

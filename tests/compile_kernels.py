@@ -14,13 +14,11 @@ from importlib import import_module
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import PLACERS, Budget
-from agent.policy.placers import learned_placer
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.serialization import read_policy
 from envs.cluster.cluster import Cluster
+from envs.objective import STEP, PipelineObjective
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from tests.agent.placement_cases import make_cluster, training_graph
@@ -40,14 +38,15 @@ def compile_for(cluster: Cluster) -> None:
     batch = EpisodeBatch([problem], 1)
     batch.begin(0, 0, 0, np.random.default_rng(0))
     batch.step(np.zeros(1, dtype=np.int64))
-    for placer in (*PLACERS.values(), learned_placer("policy-sample", policy, "topo")):
+    placers = [PLACERS[name] for name in names_of(STEP, learned=False)]
+    for placer in (*placers, PLACERS["policy-sample"].with_policy(policy, "topo")):
         placer.place(problem, Budget(evaluations=200), np.random.default_rng(0))
     lower_bound_s(problem)
     if problem.arrays.slows is None:  # few tests have pipelines on devices that copies slow
         in_pairs = Problem(problem.graph, replace(cluster, sharing="pair"))
         for name in ("equal-time", "refine"):
-            pipelined = PipelinedProblem(in_pairs, Pipeline("1f1b", 2))
-            PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations=30), np.random.default_rng(0))
+            objective = PipelineObjective(in_pairs, Pipeline("1f1b", 2))
+            PLACERS[name].place(objective, Budget(evaluations=30), np.random.default_rng(0))
 
 
 def main() -> None:

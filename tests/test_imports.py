@@ -25,7 +25,6 @@ ROOMS = (
     ("envs",),
     ("agent.calibration", "agent.bounds"),
     ("agent.placers", "agent.instances"),
-    ("agent.pipelines",),
     ("agent.policy", "agent.adaptation"),
     ("agent.training", "agent.placing"),
     ("agent.evaluation",),
@@ -152,7 +151,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 
 def test_a_first_placement_waits_for_no_solver_and_no_figures() -> None:
     report = (
-        "import sys; from agent.evaluation import inputs, run, processes\n"
+        "import sys; from agent.evaluation import inputs, run, worker\n"
         "from agent.placing import trial_runner\n"
         "from agent.placers.base import PLACERS; list(PLACERS)\n"
         "print(*sys.modules.keys() & {'scipy.optimize', 'matplotlib', 'torch'})"

@@ -63,7 +63,7 @@ def classes(path: Path) -> list[str]:
 
 def test_a_plan_is_what_place_returns() -> None:
     plans = [(path.name, name) for path in MODULES for name in classes(path) if re.search(r"Plans?\b", name)]
-    assert plans == [("pipeline_plan.py", "PipelinePlan"), ("plan.py", "Plan")]
+    assert plans == [("plan.py", "Plan"), ("plan.py", "PipelinePlan")]
 
 
 @pytest.mark.parametrize("top", ["agent/bounds", "agent/placers"])

@@ -20,10 +20,9 @@ from graphs.system.settings import field_types
 
 if TYPE_CHECKING:
     from agent.evaluation.measured.session import MeasuringSession
-    from agent.evaluation.processes import TrialMaker
-    from agent.evaluation.results import Trial
     from agent.evaluation.run import EvaluationResult
     from agent.evaluation.spec import EvaluationSpec
+    from agent.evaluation.worker import TrialMaker
 
 
 MANY_GRAPHS = 1000
@@ -56,23 +55,23 @@ def _main(words: Sequence[str]) -> int:
             open_folder(out, spec)
             _tell_left_out(left_out)
             command = shlex.join(["python", NAME, *words])
-            found, n_failed = _compare(spec, out, run, command)
+            found = _compare(spec, out, run, command)
             if run.trace or config.model is not None:
-                _hand_over(spec, out, found, run.trace)
-            without = _export(spec, out, found, run) if run.export else []
+                _hand_over(found, run.trace)
+            without = _export(found, run) if run.export else []
             if run.tensorboard:
-                _write_events(spec, out, found)
+                _write_events(found)
             if measuring:
-                _measure(measuring, run, spec, found, out)
+                _measure(measuring, run, found, out)
     except KeyboardInterrupt:
         print(
             f"{NAME}: interrupted; run the same command again to resume in {printable(str(out))}",
             file=sys.stderr,
         )
         return 1
-    if without and not n_failed:
+    if without and not found.failures:
         raise EvaluationError(f"no placement could be exported to {', '.join(without)}")
-    return 1 if n_failed else 0
+    return 1 if found.failures else 0
 
 
 def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) -> None:
@@ -122,9 +121,7 @@ def _profiled(measuring: MeasuringSession, spec: EvaluationSpec) -> EvaluationSp
         return measuring.profile(spec, report)
 
 
-def _measure(
-    measuring: MeasuringSession, run: RunFlags, spec: EvaluationSpec, trials: Sequence[Trial], out: Path
-) -> None:
+def _measure(measuring: MeasuringSession, run: RunFlags, found: EvaluationResult, out: Path) -> None:
     """Makes the requested measurements and prints them."""
     from agent.evaluation.measured.terminal_lines import fidelity_lines, measured_lines
     from agent.evaluation.terminal_report import print_lines
@@ -132,13 +129,13 @@ def _measure(
 
     if run.measured:
         with progress_bars() as report:
-            rows = measuring.best(spec, trials, run.measured, report, adapts=run.adapt)
+            rows = measuring.best(found.answers, found.trials, run.measured, report, adapts=run.adapt)
         print_lines(measured_lines(rows))
         if run.adapt:
             print(f"placements of the shortest measured steps: {out / 'adapted'}")
     if run.fidelity:
         with progress_bars() as report:
-            fidelity = measuring.fidelity(spec, run.fidelity, report)
+            fidelity = measuring.fidelity(found.answers.spec, run.fidelity, report)
         print_lines(fidelity_lines(fidelity))
 
 
@@ -148,8 +145,8 @@ def _tell_left_out(left_out: Sequence[str]) -> None:
         print(f"{count} left out because the policy was trained on them; --include-seen keeps them")
 
 
-def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tuple[list[Trial], int]:
-    """Makes the trials, the tables and the report; returns the trials, and how many failed."""
+def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> EvaluationResult:
+    """Makes the trials, the tables and the report."""
     from agent.evaluation.comparison.summary import summarise
     from agent.evaluation.report.headline import learned_line
     from agent.evaluation.run import evaluate
@@ -164,20 +161,19 @@ def _compare(spec: EvaluationSpec, out: Path, run: RunFlags, command: str) -> tu
             trial_timeout_s=run.trial_timeout,
             make_trials=_trial_maker(run.engine),
             report=partial(report, "trials"),
-            write_partial=lambda found: _write_report(spec, out, found, command),
+            write_partial=lambda found: _write_report(out, found, command),
         )
-    lines, n_failed = summarise(found.trials), len(found.failures)
-    print_tables(lines, n_failed, spec.uncalibrated)
+    print_tables(summarise(found.trials), len(found.failures), spec.uncalibrated)
     if learned := learned_line(found.trials):
         print_lines([learned])
     if len(spec.graphs) >= MANY_GRAPHS:
         print(f"writing a report of {len(spec.graphs):,} graphs ...", file=sys.stderr)
-    _write_report(spec, out, found, command)
+    _write_report(out, found, command)
     print(f"rows: {out / 'results.csv'}\nreport: {out / 'report.html'}\nplacements: {out / 'placements'}")
-    return found.trials, n_failed
+    return found
 
 
-def _write_report(spec: EvaluationSpec, out: Path, found: EvaluationResult, command: str) -> None:
+def _write_report(out: Path, found: EvaluationResult, command: str) -> None:
     """Writes `report.html`, of all trials or of those that are made so far."""
     from agent.evaluation.report.page import write_report
 
@@ -185,15 +181,15 @@ def _write_report(spec: EvaluationSpec, out: Path, found: EvaluationResult, comm
         out / "report.html",
         found.trials,
         command,
-        spec=spec,
+        answers=found.answers,
         n_failed=len(found.failures),
-        n_trials=len(spec.tasks()),
+        n_trials=len(found.answers.spec.tasks()),
     )
 
 
 def _trial_maker(engine: str) -> TrialMaker:
     if engine == LOCAL:
-        from agent.evaluation.processes import run_trials
+        from agent.evaluation.worker import run_trials
 
         return run_trials
     from agent.contexts.ray_evaluation import run_trials_on_ray
@@ -201,29 +197,29 @@ def _trial_maker(engine: str) -> TrialMaker:
     return run_trials_on_ray
 
 
-def _hand_over(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], trace: bool) -> None:
+def _hand_over(found: EvaluationResult, trace: bool) -> None:
     """Writes the files for other tools, and prints what limits the best placement of a model."""
     from agent.evaluation.terminal_report import print_lines
     from agent.evaluation.written import write_handovers
 
-    print_lines(write_handovers(spec, out, trials, trace=trace))
+    print_lines(write_handovers(found.answers, found.trials, trace=trace))
 
 
-def _export(spec: EvaluationSpec, out: Path, trials: Sequence[Trial], run: RunFlags) -> list[str]:
+def _export(found: EvaluationResult, run: RunFlags) -> list[str]:
     """Writes placements for other runtimes and prints what could not be; returns exports without a file."""
     from agent.evaluation.terminal_report import print_lines
     from agent.evaluation.written import write_exports
 
-    lines, without = write_exports(spec, out, trials, run.export, run.export_layers)
+    lines, without = write_exports(found.answers, found.trials, run.export, run.export_layers)
     print_lines(lines)
     return without
 
 
-def _write_events(spec: EvaluationSpec, out: Path, trials: Sequence[Trial]) -> None:
+def _write_events(found: EvaluationResult) -> None:
     """Writes what TensorBoard shows, and prints where it is."""
-    from agent.evaluation.tensorboard.events import write_events
+    from agent.evaluation.events import write_events
 
-    print(f"tensorboard: {write_events(spec, out, trials)}")
+    print(f"tensorboard: {write_events(found.answers, found.trials)}")
 
 
 if __name__ == "__main__":

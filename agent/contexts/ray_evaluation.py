@@ -1,13 +1,12 @@
-"""Makes the trials of an evaluation on a Ray cluster, as `agent.evaluation.processes` does here."""
+"""Makes the trials of an evaluation on a Ray cluster, as `agent.evaluation.worker` does here."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
 from agent.contexts.workers.ray_cluster import ray_cluster
-from agent.evaluation.processes import run_in_processes
 from agent.evaluation.spec import EvaluationSpec, Task
-from agent.evaluation.worker import Outcome, Worker
+from agent.evaluation.worker import Outcome, Worker, run_in_processes
 
 
 def run_trials_on_ray(

@@ -16,25 +16,16 @@ from agent.evaluation.config import ALL, EvaluationConfig, EvaluationError
 from agent.evaluation.spec import EvaluationSpec
 from agent.instances.instance import Instance, find_instances, names_instance
 from agent.placers.base import PLACERS, Budget
-from agent.placing.choice import counts_to_try, try_pipelines
 from agent.placing.policies import open_policy
-from agent.placing.request import (
-    check_placers,
-    make_budget,
-    make_pipeline,
-    pipeline_row_names,
-    prepared,
-    row_names,
-)
+from agent.placing.request import Request, check_placers, row_names, try_each
 from agent.placing.trial_runner import TrialRunner
-from agent.policy.placers import LEARNED
 from agent.policy.seen import SEEN
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
+from envs.objective import PIPELINE, Objective, kind_of, objective_of
 from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
-from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import phases_of, stages_of
+from envs.pipeline.stages import phases_of
 from envs.placements.files import NamedPlacement, read_named_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
@@ -68,19 +59,19 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
     _check_flags(config)
     instances = find_instances(filter(names_instance, config.graphs))
     clusters, home = _clusters(config, instances)
-    pipeline = _pipeline(config, instances)
-    placers = _placers(config, pipeline)
+    request = _request(config, instances)
+    placers = _placers(config, kind_of(request.wanted))
     gpu = _gpu(config, clusters)
     gather = cache(partial(_gather_graphs, config, [each.graph for each in instances], gpu))
-    if pipeline is not None and AUTO in (config.pipeline, config.split):
-        pipeline = _chosen(config, pipeline, clusters, gather)
-    prepare = partial(prepared, precision=config.precision, granularity=config.granularity, clusters=clusters)
-    gathered = gather(pipeline.microbatches if pipeline is not None and config.split else None)
-    graphs = [prepare(graph) for graph in gathered]
-    whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, prepare)}
+    pipeline = request.wanted
+    if AUTO in (config.pipeline, config.split):
+        pipeline = _chosen(config, request, clusters, gather)
+    gathered = gather(pipeline.microbatches if pipeline and config.split else None)
+    graphs = [request.prepared(graph, clusters) for graph in gathered]
+    whole = {} if config.split is None else {graphs[-1].name: _whole_batch(gather, request, clusters)}
     given = read_given(config.placements, graphs, clusters, pipeline)
-    is_learned = pipeline is None and any(name in LEARNED for name in placers)
-    policy = open_policy(config.policy, graphs) if is_learned else None
+    needs_policy = any(name in PLACERS and PLACERS[name].is_learned for name in placers)
+    policy = open_policy(config.policy, graphs) if needs_policy else None
     seen = policy.how_seen(gathered) if policy else {}
     dropped = {name for name, how in seen.items() if how == SEEN and not config.include_seen}
     spec = EvaluationSpec(
@@ -89,7 +80,7 @@ def make_spec(config: EvaluationConfig) -> tuple[EvaluationSpec, list[str]]:
         placers=placers,
         orders=tuple(ORDERS) if config.orders == (ALL,) else config.orders,
         seeds=config.seeds,
-        budget=make_budget(config.budget, config.seconds),
+        budget=request.limits,
         policy=policy,
         seen=seen,
         given=given,
@@ -127,32 +118,31 @@ def _clusters(
     return tuple(found.values()), {each.name: each.cluster.name for each in instances}
 
 
-def _pipeline(config: EvaluationConfig, instances: Sequence[Instance]) -> Pipeline | None:
-    """Makes the pipeline that the settings name, or else that of the instances; None = the step of a batch.
+def _request(config: EvaluationConfig, instances: Sequence[Instance]) -> Request:
+    """Makes the request of the settings; without a pipeline of theirs, that of the instances is placed.
 
     Raises:
         EvaluationError: the instances have several.
-        PipelineError: what `make_pipeline` raises.
+        PipelineError: what `Request.wanted` raises.
     """
-    if config.pipeline:
-        return make_pipeline(config.pipeline, config.microbatches, config.split)
     first = {each.pipeline: each.name for each in reversed(instances)}
+    if config.pipeline or not first:
+        return Request.of(config)
     if len(first) > 1:
         one, other, *_ = first.values()
         raise EvaluationError(f"'{one}' and '{other}' have different objectives; evaluate them one by one")
-    own = next(iter(first), None)
+    (own,) = first
     if own is None:
-        return make_pipeline(None, config.microbatches, config.split)
-    count = own.microbatches if config.microbatches is None else config.microbatches
-    return make_pipeline(own.schedule, count, config.split)
+        return Request.of(config)
+    return Request.of(config, pipeline=own.schedule, microbatches=config.microbatches or own.microbatches)
 
 
 def _chosen(
     config: EvaluationConfig,
-    wanted: Pipeline,
+    request: Request,
     clusters: Sequence[Cluster],
     gather: Callable[[int | None], list[OpGraph]],
-) -> Pipeline:
+) -> Pipeline | None:
     """Chooses the schedule and the number of microbatches with the shortest step that `refine` finds."""
 
     def problem_of(count: int) -> Problem:
@@ -160,20 +150,12 @@ def _chosen(
         if (sizes := (len(graphs), len(clusters))) != (1, 1):
             several = "{} graphs on {} clusters".format(*sizes)
             raise EvaluationError(f"{AUTO} chooses for one graph on one cluster, not for {several}")
-        problem = Problem(prepared(graphs[0], config.precision, config.granularity), clusters[0])
-        problem.check_feasible(recomputes=True)
-        return problem
+        return Problem(request.prepared(graphs[0]), clusters[0])
 
-    counts = [wanted.microbatches]
-    if config.split == AUTO and config.model is not None:
-        from graphs.capture.structures import batch_size
-
-        inputs = make_model(config.model).inputs
-        batch = batch_size(inputs, config.batch_dim, config.split_inputs)
-        counts = counts_to_try(batch, clusters[0].n_devices)
+    place = partial(TrialRunner().place, PLACERS["refine"], order="", seed=0)
+    inputs = make_model(config.model).inputs if config.split == AUTO and config.model is not None else None
     budget = Budget(min(CHOICE, config.budget or CHOICE), config.seconds)
-    tried = try_pipelines(TrialRunner(), wanted, counts, problem_of, "refine", budget, 0)
-    return tried[0].pipelined.pipeline
+    return try_each(request.to_try(inputs, clusters[0].n_devices), problem_of, place, budget)[0].pipeline
 
 
 def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
@@ -187,11 +169,11 @@ def _gpu(config: EvaluationConfig, clusters: Sequence[Cluster]) -> Gpu | None:
 
 
 def _whole_batch(
-    gather: Callable[[int], list[OpGraph]], prepare: Callable[[OpGraph], OpGraph]
+    gather: Callable[[int], list[OpGraph]], request: Request, clusters: Sequence[Cluster]
 ) -> OpGraph | str:
     """Returns the step of the whole batch of a split model, or why there is none."""
     try:
-        return prepare(gather(1)[-1])
+        return request.prepared(gather(1)[-1], clusters)
     except ValueError as error:  # the model may run with microbatches alone
         return str(error)
 
@@ -235,7 +217,7 @@ def _tell_if_large(path: str) -> None:
         print(f"reading {printable(path)}, {size / 1e6:.0f} MB ...", file=sys.stderr)
 
 
-def _placers(config: EvaluationConfig, pipeline: Pipeline | None) -> tuple[str, ...]:
+def _placers(config: EvaluationConfig, kind: str) -> tuple[str, ...]:
     """Lists the placers that the settings name; by default, and of all, those that are installed.
 
     Raises:
@@ -243,8 +225,8 @@ def _placers(config: EvaluationConfig, pipeline: Pipeline | None) -> tuple[str, 
     """
     names = config.placers or ()
     if (config.placers is None and not config.placements) or config.placers == (ALL,):
-        names = _installed(row_names() if pipeline is None else pipeline_row_names())
-    check_placers(names, pipeline)
+        names = _installed(row_names(kind))
+    check_placers(names, kind)
     return names
 
 
@@ -292,8 +274,7 @@ def read_given(
             )
         graph, cluster = graph_of[named.graph], cluster_of[named.cluster]
         given[key] = named.resolve(graph, cluster)
-        if pipeline is not None:
-            _check_pipeline(path, PipelinedProblem(Problem(graph, cluster), pipeline), given[key])
+        _check_given(path, objective_of(Problem(graph, cluster), pipeline), given[key])
     return given
 
 
@@ -311,15 +292,15 @@ def _read_placement(path: str, graph_of: Mapping[str, OpGraph]) -> NamedPlacemen
     return named
 
 
-def _check_pipeline(path: str, pipelined: PipelinedProblem, placement: Placement) -> None:
-    """Simulates a placement that was read once; says which of its stages mean nothing."""
-    graph = pipelined.problem.graph
-    if placement.stage_of is not None:
+def _check_given(path: str, objective: Objective, placement: Placement) -> None:
+    """Simulates a placement that was read once; says which of a pipeline's stages mean nothing."""
+    graph = objective.problem.graph
+    if objective.kind == PIPELINE and placement.stage_of is not None:
         unread = np.flatnonzero((placement.stage_of >= 0) & ~np.isin(phases_of(graph), (0, 1)))
         if len(unread):
             count = f"{len(unread):,} parameters, inputs and updates, such as '{graph.op_names[unread[0]]}'"
             print(f"{path}: stages of {count}, are ignored; they go with their devices", file=sys.stderr)
     try:
-        pipelined.simulate(stages_of(pipelined.problem, placement))
+        objective.simulate(placement)
     except PipelineError as error:
         raise PipelineError(f"{path}: {error}") from None

@@ -1,26 +1,23 @@
-"""Makes every trial of an evaluation, goes on with one that was interrupted, and keeps the placements."""
+"""Makes every trial of an evaluation, and goes on with one that was interrupted."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import summarise, write_summary
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.failures import Failure, log_details, write_failures
-from agent.evaluation.processes import TrialMaker, run_trials
-from agent.evaluation.results import Key, Trial, TrialJournal, with_greatest_bounds, write_results
-from agent.evaluation.spec import FORMAT, EvaluationSpec, Task
-from envs.placements.files import write_placement
-from envs.placements.placement import Placement
+from agent.evaluation.results import Trial, TrialJournal, with_greatest_bounds, write_results
+from agent.evaluation.spec import FORMAT, EvaluationSpec
+from agent.evaluation.worker import TrialMaker, run_trials
 from graphs.system.errors import print_notice
 from graphs.system.folders import LOCK, locked
 from graphs.system.json_files import DRAFT, read_json, write_json_atomic
@@ -35,10 +32,12 @@ class EvaluationResult:
 
     Attributes:
         trials, failures: together all tasks, each in the order of `EvaluationSpec.tasks`.
+        answers: placements of the best seeds.
     """
 
     trials: list[Trial]
     failures: list[Failure]
+    answers: Answers
 
 
 def evaluate(
@@ -76,10 +75,13 @@ def evaluate(
     tasks = {spec.key(task): task for task in spec.tasks()}
     failures: list[Failure] = []
     with _opened(folder, spec):
-        journal = TrialJournal(folder / "journal.jsonl", tasks)
+        journal, answers = TrialJournal(folder / "journal.jsonl", tasks), Answers(spec, folder)
+        rank = {key: index for index, key in enumerate(tasks)}
 
         def found() -> EvaluationResult:
-            return _result(list(tasks), journal, failures)
+            trials = [journal.trials[key] for key in tasks if key in journal.trials]
+            failed = sorted(failures, key=lambda failure: rank[failure.key])
+            return EvaluationResult(with_greatest_bounds(trials), failed, answers)
 
         refreshers = [Refresher(lambda: _write_tables(folder, found()), every_s=TABLES_EVERY_S)]
         if write_partial is not None:
@@ -91,13 +93,15 @@ def evaluate(
         try:
             report(kept, len(tasks))
             with closing(make_trials(spec, missing, jobs=jobs, timeout_s=trial_timeout_s)) as outcomes:
-                for done, (task, outcome) in enumerate(outcomes, kept + 1):
+                for done, (_, outcome) in enumerate(outcomes, kept + 1):
                     if isinstance(outcome, Failure):
                         failures.append(outcome)
                         log_details(folder, outcome)
                     else:
-                        _write_if_best(folder, spec, journal, task, *outcome)
-                        journal.add(outcome[0])
+                        trial, placed = outcome
+                        if placed is not None and _is_best(trial, journal, spec.seeds):
+                            answers.add(trial, placed)
+                        journal.add(trial)
                     report(done, len(tasks))
                     for refresher in refreshers:
                         refresher.poll()
@@ -110,14 +114,6 @@ def evaluate(
             result = found()
             _write_tables(folder, result)
     return result
-
-
-def _result(tasks: Sequence[Key], journal: TrialJournal, failures: Sequence[Failure]) -> EvaluationResult:
-    rank = {key: index for index, key in enumerate(tasks)}
-    return EvaluationResult(
-        with_greatest_bounds([journal.trials[key] for key in tasks if key in journal.trials]),
-        sorted(failures, key=lambda failure: rank[failure.key]),
-    )
 
 
 def _write_tables(folder: Path, found: EvaluationResult) -> None:
@@ -178,37 +174,10 @@ def _settle(file: Path, settings: dict[str, object]) -> None:
         )
 
 
-def placement_path(folder: Path, trial: Trial) -> Path:
-    """Path of the placement of a trial; the file's stem is its placer and order."""
-    stem = f"{trial.placer}.{trial.order}" if trial.order else trial.placer
-    return (
-        folder / "placements" / file_name(trial.cluster) / file_name(trial.graph) / f"{file_name(stem)}.json"
-    )
-
-
-def file_name(name: str) -> str:
-    """Makes a name that every file system takes; a digest keeps changed names apart."""
-    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".")[:100]
-    return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _write_if_best(
-    folder: Path,
-    spec: EvaluationSpec,
-    journal: TrialJournal,
-    task: Task,
-    trial: Trial,
-    placement: Placement | None,
-) -> None:
-    if placement is None:
-        return
-    others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(spec.seeds))
-    # Ties go to the lowest seed, whichever trial ended first.
-    if all(other is None or (trial.rank, trial.seed) < (other.rank, other.seed) for other in others):
-        path = placement_path(folder, trial)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        graph, cluster = spec.graphs[task.graph], spec.clusters[task.cluster]
-        write_placement(path, graph, cluster, placement)
+def _is_best(trial: Trial, journal: TrialJournal, n_seeds: int) -> bool:
+    """Says whether no other seed was better; ties go to the lowest, whichever ended first."""
+    others = (journal.trials.get((*trial.key[:-1], seed)) for seed in range(n_seeds))
+    return all(other is None or (trial.rank, trial.seed) < (other.rank, other.seed) for other in others)
 
 
 class Refresher:

@@ -7,21 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import chain
 
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.results import Key
-from agent.pipelines.search import PIPELINE_PLACERS, check_pipeline
 from agent.placers.base import PLACERS, Budget
-from agent.placing.handover.pipeline import PipelineBaselines, pipeline_baselines
 from agent.placing.policies import EvaluatedPolicy
-from agent.placing.request import check_placers, pipeline_row_names, row_names
-from agent.policy.placers import LEARNED, draws_at_random
+from agent.placing.request import DATA_PARALLEL, check_placers, row_names
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import cluster_to_json
 from envs.costs.op_seconds import is_calibrated
+from envs.objective import Objective, kind_of, objective_of
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
 from envs.placements.placement import Placement
 from envs.problem import InfeasibleError, Problem
 from graphs.identity import content_hash
@@ -108,15 +104,15 @@ class EvaluationSpec:
             if (of_graph, of_cluster) == (graph, cluster):
                 yield name, "", 1
         for name in self.placers:
-            for order in self.orders if name in LEARNED and self.pipeline is None else ("",):
-                yield name, order, self.seeds if self._draws_at_random(name, order) else 1
+            placer = None if name == DATA_PARALLEL else PLACERS[name]
+            for order in self.orders if placer and placer.is_learned else ("",):
+                yield name, order, self.seeds if placer and placer.draws(order) else 1
 
-    def _draws_at_random(self, name: str, order: str) -> bool:
-        if self.pipeline is not None:
-            return name in PIPELINE_PLACERS and PIPELINE_PLACERS[name].uses_rng
-        if name in LEARNED:
-            return draws_at_random(name, order)
-        return name in PLACERS and PLACERS[name].uses_rng
+    def objective(self, graph: OpGraph, cluster: Cluster) -> Objective:
+        """Makes the objective of a graph on a cluster."""
+        whole = self.whole.get(graph.name, "")
+        problem = whole if isinstance(whole, str) else Problem(whole, cluster)
+        return objective_of(Problem(graph, cluster), self.pipeline, problem)
 
     def key(self, task: Task) -> Key:
         """Identity of the trial of a task."""
@@ -152,12 +148,6 @@ class EvaluationSpec:
         }
         return {name: value for name, value in settings.items() if value or name not in ("home", "whole")}
 
-    def baselines(self, pipelined: PipelinedProblem) -> PipelineBaselines:
-        """Simulates the steps without a pipeline."""
-        whole = self.whole.get(pipelined.problem.graph.name, "")
-        cluster = pipelined.problem.cluster
-        return pipeline_baselines(pipelined, whole if isinstance(whole, str) else Problem(whole, cluster))
-
     def check_feasible(self) -> None:
         """Checks that there is something to place on each cluster.
 
@@ -165,29 +155,19 @@ class EvaluationSpec:
             InfeasibleError: none of the graphs is feasible on one of the clusters.
             PipelineError: a graph or a cluster cannot run the pipeline.
         """
-        problems: dict[int, list[Problem]] = {}
+        errors: dict[int, list[InfeasibleError | None]] = {}
         for graph, cluster in self._pairs():
-            problems.setdefault(cluster, []).append(Problem(self.graphs[graph], self.clusters[cluster]))
-        if self.pipeline is not None:
-            for problem in chain.from_iterable(problems.values()):
-                check_pipeline(PipelinedProblem(problem, self.pipeline))
-        recomputes = self.pipeline is not None and self.pipeline.may_recompute
-        for of_cluster in problems.values():
-            errors = [_infeasible(problem, recomputes) for problem in of_cluster]
-            if errors[0] is not None and None not in errors:
-                raise errors[0]
-
-
-def _infeasible(problem: Problem, recomputes: bool) -> InfeasibleError | None:
-    try:
-        problem.check_feasible(recomputes=recomputes)
-    except InfeasibleError as error:
-        return error
-    return None
+            objective = self.objective(self.graphs[graph], self.clusters[cluster])
+            objective.check()
+            errors.setdefault(cluster, []).append(objective.infeasibility())
+        for first, *others in errors.values():
+            if first is not None and None not in others:
+                raise first
 
 
 def _check(spec: EvaluationSpec) -> None:
-    check_placers(spec.placers, spec.pipeline)
+    kind = kind_of(spec.pipeline)
+    check_placers(spec.placers, kind)
     for order in spec.orders:
         ORDERS.check(order)
     _check_names("placer", spec.placers)
@@ -197,7 +177,7 @@ def _check(spec: EvaluationSpec) -> None:
     given = {name for _, _, name in spec.given}
     _check_names("placement", given)
     for name in given:
-        if name in (row_names() if spec.pipeline is None else pipeline_row_names()):
+        if name in row_names(kind):
             raise EvaluationError(f"a placement file is named as the placer '{name}'; rename it")
     if spec.seeds < 1:
         raise EvaluationError(f"{spec.seeds} seeds; give at least 1")

@@ -1,11 +1,13 @@
-"""Makes the trials of an evaluation, one after the other."""
+"""Makes the trials of an evaluation: in this process, or in several that may die or hang."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import Any
 
-from agent.bounds.lower_bound import lower_bound_s
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import bound_s
+from agent.evaluation.answers import PlacedStep
 from agent.evaluation.failures import Failure, failure_of
 from agent.evaluation.results import Trial
 from agent.evaluation.spec import EvaluationSpec, Task
@@ -14,15 +16,17 @@ from agent.placing.policies import make_placer
 from agent.placing.request import DATA_PARALLEL
 from agent.placing.trial_runner import TrialRunner
 from agent.policy.seen import NOT_SEEN
-from envs.pipeline.simulate import PipelinedProblem
-from envs.placements.placement import Placement
-from envs.problem import Problem
-from envs.simulator.data_parallel import simulate_data_parallel
-from envs.simulator.fastest_single import fastest_single
 from graphs.system.running_time import running_cpu_s, running_s
+from graphs.system.worker_process import Death, Process, WorkerProcess, answers_of
 
-Outcome = tuple[Trial, Placement | None] | Failure
+MAX_TRIES = 2
+"""Tries of a trial whose process dies or hangs."""
+
+Outcome = tuple[Trial, PlacedStep | None] | Failure
 """A trial and its placement (None: it is none), or why there is no trial."""
+Outcomes = Generator[tuple[Task, Outcome], None, None]
+TrialMaker = Callable[..., Outcomes]
+"""Makes trials here or elsewhere, with the arguments of `run_trials`."""
 
 
 class Worker:
@@ -33,24 +37,6 @@ class Worker:
         self._at = (-1, -1)
         self._runner = TrialRunner()
 
-    def run(self, task: Task) -> tuple[Trial, Placement | None]:
-        """Makes one trial; returns it and its placement, or None for data parallelism."""
-        self._load(task)
-        if self._pipelined is not None:
-            return self._run_pipeline(task, self._pipelined)
-        if task.placer == DATA_PARALLEL:
-            return self._data_parallel(task), None
-        found = self._place(task)
-        trial = self._trial(task, found.step_time.total_s, found.feasible, found.evaluations)
-        trial = replace(
-            trial,
-            wall_s=found.wall_s,
-            cpu_s=found.cpu_s,
-            improvements=found.improvements,
-            lower_bound_s=max(trial.lower_bound_s, found.lower_bound_s),
-        )
-        return trial, found.placement
-
     def outcome(self, task: Task) -> Outcome:
         """Makes one trial; an exception makes it a failure."""
         try:
@@ -58,79 +44,129 @@ class Worker:
         except Exception as error:
             return failure_of(self.spec.key(task), error)
 
+    def run(self, task: Task) -> tuple[Trial, PlacedStep | None]:
+        """Makes one trial; returns it and its placement, or None for data parallelism."""
+        self._load(task)
+        if task.placer == DATA_PARALLEL:
+            return self._data_parallel(task), None
+        found = self._place(task)
+        trial = self._trial(
+            task,
+            found.step_time.total_s,
+            found.feasible,
+            found.evaluations,
+            wall_s=found.wall_s,
+            cpu_s=found.cpu_s,
+            improvements=found.improvements,
+            lower_bound_s=max(self._bound_s, found.lower_bound_s),
+            bubble_share=getattr(found.step_time, "bubble_share", 0.0),
+        )
+        return trial, PlacedStep(found.placement, found.step_time)
+
     def _load(self, task: Task) -> None:
-        if (task.graph, task.cluster) != self._at:
-            self._at = (-1, -1)  # until all of it is loaded
-            self._problem = Problem(self.spec.graphs[task.graph], self.spec.clusters[task.cluster])
-            pipeline = self.spec.pipeline
-            self._pipelined = None if pipeline is None else PipelinedProblem(self._problem, pipeline)
-            if self._pipelined is not None:
-                self._bound_s = pipeline_bound_s(self._pipelined)
-                self._baselines = self.spec.baselines(self._pipelined)
-                step = self._baselines.single
-                self._single_s, self._single_fits = step.total_s, step.fits
-            else:
-                self._bound_s = lower_bound_s(self._problem)
-                single = fastest_single(self._problem)
-                self._single_s, self._single_fits = single.step_s, single.fits
-            self._at = (task.graph, task.cluster)
+        if (task.graph, task.cluster) == self._at:
+            return
+        self._at = (-1, -1)  # until all of it is loaded
+        graph, cluster = self.spec.graphs[task.graph], self.spec.clusters[task.cluster]
+        self._objective = self.spec.objective(graph, cluster)
+        self._bound_s = bound_s(self._objective)
+        self._single_s, self._single_fits = self._objective.single_step
+        self._at = (task.graph, task.cluster)
 
     def _place(self, task: Task) -> PlacementResult:
         given = self.spec.given.get(self.spec.key(task)[:3])
         if given is not None:
-            return self._runner.score(self._problem, given.device_of)
-        name, order = task.placer, task.order
-        return self._runner.place(
-            make_placer(name, self.spec.policy, order),
-            self._problem,
-            self.spec.budget,
-            order=order,
-            seed=task.seed,
-        )
-
-    def _run_pipeline(self, task: Task, pipelined: PipelinedProblem) -> tuple[Trial, Placement | None]:
-        given = self.spec.given.get(self.spec.key(task)[:3])
-        spec = self.spec
-        found = self._runner.run_pipeline(task.placer, pipelined, spec.budget, given, seed=task.seed)
-        if task.placer == DATA_PARALLEL:
-            parallel = self._baselines.data_parallel
-            found = found._replace(step_time_s=parallel.step_s, fits=parallel.fits)
-        trial = self._trial(task, found.step_time_s, found.fits, found.evaluations)
-        trial = replace(
-            trial,
-            wall_s=found.wall_s,
-            cpu_s=found.cpu_s,
-            pipeline=pipelined.pipeline.schedule,
-            microbatches=pipelined.pipeline.microbatches,
-            throughput_per_s=pipelined.pipeline.microbatches / found.step_time_s,
-            bubble_share=found.bubble_share,
-        )
-        return trial, found.placement
+            return self._runner.score(self._objective, given)
+        placer = make_placer(task.placer, self.spec.policy, task.order)
+        return self._runner.place(placer, self._objective, self.spec.budget, order=task.order, seed=task.seed)
 
     def _data_parallel(self, task: Task) -> Trial:
         began, cpu_began = running_s(), running_cpu_s()
-        found = simulate_data_parallel(self._problem)
+        found = self._objective.data_parallel()
         wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
-        trial = self._trial(task, found.seconds_per_batch, found.fits, found.evaluations)
-        return replace(trial, wall_s=wall_s, cpu_s=cpu_s)
+        step_s, evaluations = found.seconds_per_batch, found.evaluations
+        return self._trial(task, step_s, found.fits, evaluations, wall_s=wall_s, cpu_s=cpu_s)
 
-    def _trial(self, task: Task, step_time_s: float, feasible: bool, evaluations: int) -> Trial:
-        """A trial that took no time."""
-        problem = self._problem
-        return Trial(
-            graph=problem.graph.name,
-            family=problem.graph.family,
-            cluster=problem.cluster.name,
-            order=task.order,
-            placer=task.placer,
-            seed=task.seed,
-            step_time_s=float(step_time_s),
-            feasible=feasible,
-            evaluations=evaluations,
-            wall_s=0.0,
-            lower_bound_s=self._bound_s,
-            single_s=self._single_s,
-            single_fits=self._single_fits,
-            seen=self.spec.seen.get(problem.graph.name, NOT_SEEN),
-            granularity=self.spec.granularity,
-        )
+    def _trial(
+        self, task: Task, step_time_s: float, feasible: bool, evaluations: int, **others: Any
+    ) -> Trial:
+        problem, pipeline = self._objective.problem, self.spec.pipeline
+        known: dict[str, Any] = {
+            "graph": problem.graph.name,
+            "family": problem.graph.family,
+            "cluster": problem.cluster.name,
+            "order": task.order,
+            "placer": task.placer,
+            "seed": task.seed,
+            "step_time_s": float(step_time_s),
+            "feasible": feasible,
+            "evaluations": evaluations,
+            "lower_bound_s": self._bound_s,
+            "single_s": self._single_s,
+            "single_fits": self._single_fits,
+            "seen": self.spec.seen.get(problem.graph.name, NOT_SEEN),
+            "granularity": self.spec.granularity,
+        }
+        if pipeline:
+            known |= {"pipeline": pipeline.schedule, "microbatches": pipeline.microbatches}
+            known["throughput_per_s"] = pipeline.microbatches / step_time_s
+        return Trial(**known | others)
+
+
+def run_trials(
+    spec: EvaluationSpec, tasks: Sequence[Task], *, jobs: int, timeout_s: float | None
+) -> Outcomes:
+    """Makes trials, in any order; an exception in one of them makes it a `Failure`.
+
+    A trial whose process died or hung is tried once more in another process. Each process has one trial at a
+    time, so that it is known which one to blame.
+
+    Args:
+        jobs: number of processes. One job runs in this process, if it has no timeout.
+        timeout_s: seconds after which the process of a trial is killed; None = never.
+
+    Yields:
+        Each task, and what came of it. Close the generator to end the processes.
+    """
+    handler = Worker(spec).outcome
+    if jobs > 1 or timeout_s is not None:
+        processes = [WorkerProcess(handler, timeout_s) for _ in range(min(jobs, len(tasks)))]
+        yield from run_in_processes(spec, tasks, processes, answers_of)
+    else:
+        yield from ((task, handler(task)) for task in tasks)
+
+
+def run_in_processes(
+    spec: EvaluationSpec,
+    tasks: Sequence[Task],
+    processes: Sequence[Process[Task, Outcome]],
+    answers_of: Callable[[Collection[Any]], Iterable[tuple[Any, Outcome | Death]]],
+) -> Outcomes:
+    """Makes trials in processes, as `run_trials` does, and ends the processes.
+
+    Args:
+        answers_of: waits for the processes given, and yields those that have an answer, with it.
+    """
+    waiting = deque((task, 1) for task in tasks)
+    busy: dict[Process[Task, Outcome], tuple[Task, int]] = {}
+    outcomes: list[tuple[Task, Outcome]] = []
+    try:
+        while waiting or busy or outcomes:
+            for process in processes:
+                if process not in busy and waiting:
+                    busy[process] = waiting.popleft()
+                    process.give(busy[process][0])
+            # All processes have work before the results of the last trials are written.
+            yield from outcomes
+            outcomes = []
+            for process, answer in answers_of(busy):
+                task, tries = busy.pop(process)
+                if not isinstance(answer, Death):
+                    outcomes.append((task, answer))
+                elif tries < MAX_TRIES:
+                    waiting.append((task, tries + 1))
+                else:
+                    outcomes.append((task, Failure(spec.key(task), tries, answer.reason)))
+    finally:
+        for process in processes:
+            process.kill()

@@ -8,18 +8,14 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Any, cast
 
-from agent.bounds.lower_bound import lower_bound_s
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import bound_s
 from agent.instances.profiles import DATA, profile_graph, profile_paths
 from envs.cluster.cluster import Cluster
 from envs.cluster.files import read_cluster
 from envs.cluster.presets import get_cluster
+from envs.objective import Objective, objective_of
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import stages_of
-from envs.placements.placement import Placement
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.dataset import load_family
 from graphs.io.graph_files import read_graphs
 from graphs.op_graph import OpGraph
@@ -60,25 +56,14 @@ class Instance:
         return Problem(self.graph, self.cluster)
 
     @cached_property
-    def pipelined(self) -> PipelinedProblem:
-        """The pipeline of an instance that has one."""
-        assert self.pipeline is not None, "an instance without pipeline"
-        return PipelinedProblem(self.problem, self.pipeline)
+    def objective(self) -> Objective:
+        """The step that a placement is to make short."""
+        return objective_of(self.problem, self.pipeline)
 
     @cached_property
     def bound_s(self) -> float:
         """No placement has a shorter step, in seconds."""
-        return lower_bound_s(self.problem) if self.pipeline is None else pipeline_bound_s(self.pipelined)
-
-    def simulate(self, placement: Placement) -> StepTime | PipelineTime:
-        """Times the objective under a placement.
-
-        Raises:
-            PipelineError: the schedule cannot run it.
-        """
-        if self.pipeline is None:
-            return simulate_problem(self.problem, placement.device_of)
-        return self.pipelined.simulate(stages_of(self.problem, placement))
+        return bound_s(self.objective)
 
 
 @dataclass(frozen=True)

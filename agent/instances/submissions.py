@@ -103,7 +103,7 @@ def check_submission(path: Path, known: Mapping[str, BestKnown]) -> Verdict:
         raise InstanceError(f"{path}: no instance is named '{named.graph}'; {LIST}")
     (instance,) = find_instances([named.graph])
     placement = named.resolve(instance.graph, instance.cluster)
-    step = instance.simulate(placement)
+    step = instance.objective.simulate(placement)
     seconds = numbers.get("seconds", 0.0)
     found = BestKnown(instance.name, step.total_s, instance.bound_s, seconds=seconds, **texts)
     fault = _fault(instance, step.total_s, step.peak_bytes, numbers.get("step_time_s"))

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from agent.evaluation.run import file_name
+from agent.evaluation.answers import file_name
 from agent.instances.best_known import SAME, read_best_known
 from agent.instances.instance import Instance, find_instances, find_names, pipeline_of
 from agent.instances.profiles import DATA
 from agent.lab.pivot import Statistic
 from agent.lab.rows import ExperimentError, Row, Rows, grouped, read_table, write_rows
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.placing.policies import make_placer, open_policy
 from agent.placing.trial_runner import TrialRunner
-from agent.policy.placers import LEARNED
 from agent.training.run_folder import git_commit
+from envs.objective import kind_of
 from envs.placements.files import placement_to_json
 from envs.placements.placement import Placement
 from envs.simulator.simulate import simulate_many
@@ -100,16 +99,14 @@ class InstanceTrials:
             ExperimentError: an unknown placer, or none that suits an instance.
             InstanceError: an unknown instance.
         """
-        steps = (*PLACERS, *LEARNED)
-        if unknown := {*self.placers} - {*steps, *PIPELINE_PLACERS}:
-            known = ", ".join(dict.fromkeys((*steps, *PIPELINE_PLACERS)))
-            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {known}")
-        trials = _Trials(self.seconds, {*self.placers} & {*LEARNED} != set())
+        if unknown := {*self.placers} - {*PLACERS}:
+            raise ExperimentError(f"unknown placer '{min(unknown)}'; use some of {', '.join(PLACERS)}")
+        trials = _Trials(self.seconds, any(PLACERS[name].is_learned for name in self.placers))
         found: list[Row] = []
         for name in followed(
             find_names(self.graphs), f"{self.seconds:g} s, {trials.scale:.2f} of the reference"
         ):
-            suiting = PIPELINE_PLACERS if pipeline_of(name) else steps
+            suiting = names_of(kind_of(pipeline_of(name)))
             found += trials.kept(folder, name, [placer for placer in self.placers if placer in suiting])
         if not found:
             raise ExperimentError(
@@ -142,19 +139,12 @@ class _Trials:
 
     def _place(self, instance: Instance, name: str) -> tuple[Placement, BenchmarkRow]:
         budget = Budget(None, self.seconds * self.scale, running_cpu_s)
-        if instance.pipeline is not None:
-            run = self._runner.run_pipeline(name, instance.pipelined, budget, None, seed=0)
-            assert run.placement is not None, "a placer of pipelines makes a placement"
-            placement, evaluations, cpu_s = run.placement, run.evaluations, run.cpu_s
-        else:
-            placer = make_placer(name, self._policy, "topo")
-            found = self._runner.place(placer, instance.problem, budget, order="", seed=0)
-            placement, evaluations, cpu_s = found.placement, found.evaluations, found.cpu_s
-        step = instance.simulate(placement)
-        step_s = step.total_s if step.fits else np.inf
-        bound_s, cpu_s = instance.bound_s, cpu_s / self.scale
-        return placement, BenchmarkRow(
-            instance.name, name, self.seconds, step_s, evaluations, cpu_s, bound_s, best_s=step_s
+        placer = make_placer(name, self._policy, "topo")
+        found = self._runner.place(placer, instance.objective, budget, order="", seed=0)
+        step_s = found.step_time.total_s if found.feasible else np.inf
+        cpu_s, bound_s = found.cpu_s / self.scale, instance.bound_s
+        return found.placement, BenchmarkRow(
+            instance.name, name, self.seconds, step_s, found.evaluations, cpu_s, bound_s, best_s=step_s
         )
 
 

@@ -100,7 +100,7 @@ class SealedTrials:
         for placer in self.placers:
             name, _, policy = placer.partition("@")
             by_policy.setdefault(policy, []).append(name)
-        check_placers(itertools.chain(*by_policy.values()), None)
+        check_placers(itertools.chain(*by_policy.values()))
         if len({Path(path).name for path in by_policy}) < len(by_policy):
             raise ExperimentError(
                 f"two of {', '.join(by_policy)} have the same name; rename the folder of one"

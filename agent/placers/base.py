@@ -1,336 +1,89 @@
-"""The interface of a placer: its budget, the state of its search, and the registry of all placers."""
+"""The interface of a placer, and the registry of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.util import find_spec
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.placers.improvements import Improvement, Improvements
-from agent.placers.scores import OVER_BYTES
-from envs.placements.placement import Placement
+from agent.placers.pipeline.orders import FOR_CUTS, search_actions
+from agent.placers.state import (
+    BATCH,
+    Budget,
+    Leader,
+    PlacementResult,
+    PlacerError,
+    SearchState,
+    Strategy,
+)
+from envs.objective import PIPELINE, STEP, Objective
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
-from graphs.system.array_types import FloatArray, IntArray
-from graphs.system.errors import InputError
 from graphs.system.registry import Registry
-from graphs.system.running_time import Clock, running_cpu_s, running_s
 
-BATCH = 64
-"""Placements scored between two readings of the clock."""
-N_LEADERS = 3
-"""Placements that a search remembers, to go on from several."""
-LEAST_SECONDS = 1e-9
-"""Seconds of a budget that is as good as spent."""
-
-
-class PlacerError(InputError):
-    """An unknown placer, or a budget that allows nothing; the message says what would be right."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of one run of a placer; the first one reached ends it.
-
-    Attributes:
-        evaluations: simulated complete placements, at least 1; None = no limit.
-        seconds: more than 0, without those of compiling and loading kernels; None = no limit. A first
-            placement is scored in any case, by heuristics as soon as they have one.
-        clock: counts the seconds: `running_s` those of the wall, `running_cpu_s` those of the processor.
-
-    Raises:
-        PlacerError: on construction, if a limit is out of range or there is none at all.
-    """
-
-    evaluations: int | None = 10_000
-    seconds: float | None = None
-    clock: Clock = running_s
-
-    def __post_init__(self) -> None:
-        if self.evaluations is None and self.seconds is None:
-            raise PlacerError("a budget without limits never ends; give evaluations, seconds or both")
-        if self.evaluations is not None and self.evaluations < 1:
-            raise PlacerError(f"a budget of {self.evaluations} evaluations allows nothing; give at least 1")
-        if self.seconds is not None and not 0 < self.seconds < np.inf:
-            raise PlacerError(f"a budget of {self.seconds} seconds; give a finite number above 0")
-
-    def to_json(self) -> dict[str, object]:
-        """Returns its limits, and the name of its clock where that is not the wall's."""
-        limits: dict[str, object] = {"evaluations": self.evaluations, "seconds": self.seconds}
-        return limits if self.clock is running_s else limits | {"clock": self.clock.__name__}
-
-    def shared(self, count: float) -> Budget:
-        """Returns one of so many equal shares of it, of at least one evaluation."""
-        evaluations, seconds = self.evaluations, self.seconds
-        evaluations = evaluations and max(1, int(evaluations / count))
-        return replace(self, evaluations=evaluations, seconds=seconds and seconds / count)
-
-
-@dataclass(frozen=True, eq=False)
-class PlacementResult:
-    """Outcome of one run of a placer.
-
-    Attributes:
-        placement: the best placement it scored; a feasible one beats any that is out of memory.
-        wall_s: wall seconds that it took, scoring included, whatever clock its budget has.
-        cpu_s: processor seconds of it, of all threads of this process.
-        improvements: when its best feasible placement got better, thinned; may be empty.
-        lower_bound_s: no feasible placement has a shorter step, by a proof of the placer; 0 without one.
-    """
-
-    problem: Problem
-    placement: Placement
-    evaluations: int
-    wall_s: float
-    cpu_s: float
-    improvements: tuple[Improvement, ...] = ()
-    lower_bound_s: float = 0.0
-
-    @cached_property
-    def step_time(self) -> StepTime:
-        """The step under the placement, op by op; simulated once, when it is asked for."""
-        return simulate_problem(self.problem, self.placement.device_of)
-
-    @property
-    def feasible(self) -> bool:
-        """Says whether every device has the memory."""
-        return self.step_time.fits
-
-
-class Leader(NamedTuple):
-    """A placement that is among the best of a search."""
-
-    score: tuple[float, float]  # bytes over the memory limits, step time in seconds
-    device_of: IntArray  # (n_ops,)
-
-
-class SearchState:
-    """State of one run of a placer on one problem: the best placement so far, and what is left of the budget.
-
-    Placements compare by bytes over the memory limits first and by seconds second: a feasible one beats any
-    that is out of memory, and among the latter the least overflow wins. Of what is scored at once, or found
-    by another strategy, the best is kept; `leaders` are the best few of those, best first.
-    """
-
-    def __init__(self, problem: Problem, budget: Budget, *, must_place: bool = True) -> None:
-        """Begins the run; the clock starts.
-
-        Args:
-            must_place: whether a placement is needed, however long it takes.
-        """
-        self.problem = problem
-        self.budget = budget
-        self.must_place = must_place
-        self.evaluations = 0
-        self.simulation_s = 0.0  # seconds of the last simulations that were scored, each; 0 before
-        self.least_simulation_s = np.inf  # of all of them: one may wait for a core
-        self.lower_bound_s = 0.0
-        self.leaders: list[Leader] = []
-        self._improvements = Improvements()
-        self._began, self._wall_began, self._cpu_began = budget.clock(), running_s(), running_cpu_s()
-
-    @property
-    def best(self) -> IntArray | None:
-        """The best placement so far, int (n_ops,)."""
-        return self.leaders[0].device_of if self.leaders else None
-
-    @property
-    def best_score(self) -> tuple[float, float]:
-        """Bytes over the memory limits and step time in seconds of the best placement; infinite before."""
-        return self.leaders[0].score if self.leaders else (np.inf, np.inf)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the run began, by the clock of the budget."""
-        return self.budget.clock() - self._began
-
-    @property
-    def progress(self) -> float:
-        """Share of the budget that is spent, 0 to 1."""
-        spent = [0.0]
-        if self.budget.evaluations is not None:
-            spent.append(self.evaluations / self.budget.evaluations)
-        if self.budget.seconds is not None:
-            spent.append(self.elapsed_s / self.budget.seconds)
-        return min(max(spent), 1.0)
-
-    @property
-    def left(self) -> int:
-        """Evaluations that may still be spent: at least 1 at first, 0 when either limit is reached."""
-        if self.best is None:
-            return self.budget.evaluations or BATCH
-        if self.progress >= 1.0:
-            return 0
-        return BATCH if self.budget.evaluations is None else self.budget.evaluations - self.evaluations
-
-    def batch(self, seconds_each: float) -> int:
-        """Returns how many evaluations to make before the clock is read again, 0 where the budget is spent.
-
-        Args:
-            seconds_each: seconds that an evaluation takes; 0 if that is not known yet.
-        """
-        batch = min(self.left, BATCH)
-        if self.budget.seconds is None or not batch:
-            return batch
-        in_time = int(self.seconds_left / seconds_each) if seconds_each else 1
-        return min(batch, max(in_time, 1))
-
-    @property
-    def _overdue(self) -> int:
-        """Evaluations to make at once, however many seconds have passed."""
-        most = self.budget.evaluations
-        return BATCH if most is None else min(max(most - self.evaluations, int(self.best is None)), BATCH)
-
-    @property
-    def is_feasible(self) -> bool:
-        """Says whether the best placement so far is feasible."""
-        return self.best_score[OVER_BYTES] == 0.0
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the limit, if there is one; negative beyond it."""
-        return np.inf if self.budget.seconds is None else self.budget.seconds - self.elapsed_s
-
-    def has_time(self, simulations: int, *, but_s: float = 0.0) -> bool:
-        """Says whether the budget is not spent, and what takes as long as some simulations will end in time.
-
-        Until a placement is feasible, whatever may find one has time while there is any.
-
-        Args:
-            but_s: seconds of the budget that are for something else.
-        """
-        one_s = self.least_simulation_s if self.simulation_s else 0.0
-        in_time = simulations * one_s < self.seconds_left - but_s
-        return self.left > 0 and (in_time or not self.is_feasible)
-
-    def score(self, devices_of: IntArray, *, overdue: bool = False) -> FloatArray:
-        """Simulates placements until the budget ends, and keeps the best.
-
-        Args:
-            devices_of: device of each op, one placement a row, int (n, n_ops).
-            overdue: whether to score them beyond the limit of seconds too, as finding them took much longer
-                than scoring them will.
-
-        Returns:
-            Scores with the columns `OVER_BYTES` and `TOTAL_S`, (n scored, 2), with n scored <= n.
-        """
-        scores = [np.zeros((0, 2))]
-        done = 0
-        while done < len(devices_of) and (n := self._overdue if overdue else self.batch(self.simulation_s)):
-            batch, began = devices_of[done : done + n], self.budget.clock()
-            total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(batch))
-            over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
-            self.evaluations += len(batch)
-            self.simulation_s = (self.budget.clock() - began) / len(batch)
-            self.least_simulation_s = min(self.least_simulation_s, self.simulation_s)
-            for row in np.lexsort((total_s, over_bytes))[:1]:
-                self.keep(batch[row], float(total_s[row]), float(over_bytes[row]))
-            scores.append(np.stack([over_bytes, total_s], axis=1))
-            done += len(batch)
-        return np.concatenate(scores)
-
-    def spend(self, evaluations: int) -> None:
-        """Counts simulations of complete placements that `score` did not make."""
-        self.evaluations += evaluations
-
-    def score_units(self, unit_devices: IntArray) -> FloatArray:
-        """Does what `score` does for devices given per placement unit, int (n, n_units)."""
-        return self.score(unit_devices[:, self.problem.graph.unit_of])
-
-    def keep(self, device_of: IntArray, total_s: float, over_bytes: float) -> None:
-        """Keeps a placement that was scored elsewhere, if it is among the best."""
-        score, is_best = (over_bytes, total_s), (over_bytes, total_s) < self.best_score
-        scores = [leader.score for leader in self.leaders]
-        if score in scores or (len(scores) == N_LEADERS and score > scores[-1]):
-            return
-        leaders = [*self.leaders, Leader(score, np.array(device_of, dtype=np.int64))]
-        self.leaders = sorted(leaders, key=lambda leader: leader.score)[:N_LEADERS]
-        if is_best and over_bytes == 0.0:
-            self._improvements.add(self.evaluations, self.elapsed_s, total_s)
-
-    def run_alone(
-        self,
-        strategy: Strategy,
-        rng: np.random.Generator,
-        *,
-        within: int | None = None,
-        within_s: float = np.inf,
-    ) -> None:
-        """Runs another strategy with what is left of the budget, and keeps its best placement.
-
-        It does what it would do alone: one that plans until a placement is feasible does not take the present
-        best for its own. But if there is a best, the other strategy may end without a placement.
-
-        Args:
-            within: evaluations that the other strategy may make, if not all that are left.
-            within_s: seconds that the other strategy may take, if not all that are left; not before a
-                placement is feasible.
-        """
-        limit_s = within_s if self.is_feasible else np.inf
-        limits = [count for count in (within, self.budget.evaluations and self.left) if count is not None]
-        is_timed = self.budget.seconds is not None
-        budget = replace(
-            self.budget,
-            evaluations=min(limits, default=None),
-            seconds=max(min(self.seconds_left, limit_s), LEAST_SECONDS) if is_timed else None,
-        )
-        search = SearchState(self.problem, budget, must_place=self.must_place and self.best is None)
-        before = self.evaluations, self.elapsed_s
-        search.simulation_s, search.least_simulation_s = self.simulation_s, self.least_simulation_s
-        strategy(search, rng)
-        self.simulation_s, self.least_simulation_s = search.simulation_s, search.least_simulation_s
-        self._improvements.add_later(search._improvements.all(), *before)
-        self.spend(search.evaluations)
-        if search.best is not None:
-            over_bytes, total_s = search.best_score
-            self.keep(search.best, total_s, over_bytes)
-
-    def result(self) -> PlacementResult:
-        """Makes the outcome of the run."""
-        if self.best is None:
-            raise RuntimeError("a placer ended without a placement")
-        placement, improvements = Placement(self.best), self._improvements.all()
-        spent = running_s() - self._wall_began, running_cpu_s() - self._cpu_began
-        return PlacementResult(
-            self.problem, placement, self.evaluations, *spent, improvements, self.lower_bound_s
-        )
-
-
-Strategy = Callable[[SearchState, np.random.Generator], None]
-"""Scores placements in a `SearchState` until it has no more to try or the budget ends."""
+__all__ = [
+    "BATCH",
+    "PLACERS",
+    "Budget",
+    "Leader",
+    "PlacementResult",
+    "Placer",
+    "PlacerError",
+    "SearchState",
+    "Strategy",
+    "names_of",
+    "placer",
+]
 
 S = TypeVar("S", bound=Strategy)
 
 
 @dataclass(frozen=True)
 class Placer:
-    """A named strategy; `place` may be called any number of times.
+    """A named strategy for each kind of objective; `place` may be called any number of times.
 
     Attributes:
+        strategies: strategy for each kind of objective that it places, `step` or `pipeline`.
         uses_rng: whether another seed may give another placement.
         stands_alone: whether searches that begin with what heuristics find leave it out.
         needs: package of an extra, which has the name of the placer; empty = none.
+        guided: makes its strategy of a policy and an order to visit the ops in; None = it learned nothing.
+        is_hybrid: whether heuristics and annealing place too, beside the policy.
     """
 
     name: str
-    strategy: Strategy
-    uses_rng: bool
+    strategies: Mapping[str, Strategy]
+    uses_rng: bool = False
     stands_alone: bool = False
     needs: str = ""
+    guided: Callable[[Any, str], Strategy] | None = None
+    is_hybrid: bool = False
+
+    @property
+    def is_search(self) -> bool:
+        """Says whether it is no heuristic: it draws, learned, or takes long."""
+        return self.uses_rng or self.stands_alone
 
     @property
     def is_start(self) -> bool:
         """Says whether searches begin with what it finds."""
-        return not self.uses_rng and not self.stands_alone
+        return STEP in self.strategies and not self.is_search
+
+    @property
+    def is_learned(self) -> bool:
+        """Says whether it needs a policy."""
+        return self.guided is not None
 
     @property
     def is_installed(self) -> bool:
         """Says whether the package that it needs is there."""
         return not self.needs or find_spec(self.needs) is not None
+
+    def draws(self, order: str) -> bool:
+        """Says whether another seed may give another placement, if a policy visits the ops in an order."""
+        return self.uses_rng or order == "random"
 
     def check_installed(self) -> None:
         """Checks that the package that it needs is there; else it is a PlacerError."""
@@ -338,19 +91,36 @@ class Placer:
             install = f"run pip install 'placewalk[{self.name}]'"
             raise PlacerError(f"placer '{self.name}' needs {self.needs}; {install}, or use another")
 
-    def place(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> PlacementResult:
+    def with_policy(self, policy: Any, order: str) -> Placer:
+        """Makes the placer that decides with a policy, which visits the ops in an order."""
+        assert self.guided is not None, "a placer that needs a policy"
+        return replace(self, strategies={STEP: self.guided(policy, order)}, uses_rng=self.draws(order))
+
+    def place(
+        self, objective: Objective | Problem, budget: Budget, rng: np.random.Generator
+    ) -> PlacementResult:
         """Finds the best placement within a budget; keeps colocation and, if possible, memory limits.
 
+        Args:
+            objective: what is to be made short; of a problem, its step.
+
         Raises:
-            PlacerError: the placer needs a package that is not installed.
+            PlacerError: the placer needs a package that is not installed, or a policy.
+            PipelineError: the cluster or the graph cannot run the pipeline.
         """
         self.check_installed()
-        search = SearchState(problem, budget)
+        search = SearchState(objective, budget)
+        has_own_order = search.objective.has_own_order
+        if has_own_order:
+            search = search.continued(budget.shared(1 / FOR_CUTS))
         try:
-            self.strategy(search, rng)
+            self.strategies[search.objective.kind](search, rng)
         except ModuleNotFoundError as error:
             lacking = f"placer '{self.name}' needs the package {error.name}, which is not installed here"
             raise PlacerError(f"{lacking}; install it, or use another placer") from None
+        if has_own_order:
+            search = search.continued(budget)
+            search_actions(search, rng)
         return search.result()
 
 
@@ -367,24 +137,53 @@ MODULES = (
     "search.refine",
     "search.rollout",
     "heuristics.by_rule",
+    "pipeline.equal",
+    "pipeline.pipedream",
 )
+LEARNED = ("agent.policy.placers", "agent.policy.auto")
 PLACERS = Registry[Placer](
-    "placer", PlacerError, [f"agent.placers.{module}" for module in MODULES], group="placewalk.placers"
+    "placer",
+    PlacerError,
+    [*(f"agent.placers.{module}" for module in MODULES), *LEARNED],
+    group="placewalk.placers",
 )
-"""Every placer that needs nothing but a problem, by name; a new module is added to `MODULES`."""
+"""Every placer by name; a new module is added to `MODULES`."""
+
+
+def names_of(kind: str, *, learned: bool | None = None) -> list[str]:
+    """Lists the placers of a kind of objective: all, or those that need a policy or none."""
+    return [
+        name
+        for name, each in PLACERS.items()
+        if kind in each.strategies and learned in (None, each.is_learned)
+    ]
 
 
 def placer(
-    name: str, *, uses_rng: bool = False, stands_alone: bool = False, needs: str = ""
+    name: str,
+    *,
+    places: Iterable[str] = (STEP,),
+    pipeline: Strategy | None = None,
+    uses_rng: bool = False,
+    stands_alone: bool = False,
+    needs: str = "",
 ) -> Callable[[S], S]:
     """Registers a strategy as the placer `name`.
+
+    Args:
+        places: kinds of objectives that the strategy is for.
+        pipeline: strategy for pipelines, if it is another one.
+        uses_rng, stands_alone, needs: as of `Placer`.
 
     Raises:
         PlacerError: the name is taken.
     """
 
     def register(strategy: S) -> S:
-        PLACERS.register(name, Placer(name, strategy, uses_rng, stands_alone, needs), strategy.__module__)
+        strategies: dict[str, Strategy] = dict.fromkeys(places, strategy)
+        strategies |= {PIPELINE: pipeline} if pipeline else {}
+        entry = Placer(name, strategies, uses_rng, stands_alone, needs)
+        PLACERS.register(name, entry, strategy.__module__)
         return strategy
 
     return register

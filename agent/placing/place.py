@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
-from agent.bounds.lower_bound import lower_bound_s
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import bound_s
 from agent.calibration.quick import get_or_measure_cluster
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import Budget, Placer, PlacerError
-from agent.placing.choice import counts_to_try, try_pipelines
-from agent.placing.handover.pipeline import pipeline_baselines
-from agent.placing.pipeline_plan import PipelinePlan
-from agent.placing.plan import Plan
+from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
+from agent.placing.plan import PipelinePlan, Plan
 from agent.placing.policies import make_placer, open_policy
-from agent.placing.request import (
-    DATA_PARALLEL,
-    make_budget,
-    make_pipeline,
-    placer_names,
-    prepared,
-    unknown_placer,
-)
+from agent.placing.request import DATA_PARALLEL, Request, check_placers, try_each
 from agent.placing.trial_runner import TrialRunner
-from agent.policy.placers import LEARNED
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.pipeline.pipeline import AUTO, Pipeline
-from envs.pipeline.stages import stages_of
+from envs.objective import PIPELINE, STEP, Objective, PipelineObjective, kind_of
+from envs.pipeline.pipeline import Pipeline
 from envs.problem import Problem
-from envs.simulator.fastest_single import fastest_single
 from graphs.op_graph import OpGraph
 from graphs.orders import ORDERS
-from graphs.system.errors import InputError, each_line_once, print_notice
+from graphs.system.errors import InputError, each_line_once
 
 if TYPE_CHECKING:
     from torch import nn
 
     from graphs.capture.captured_step import CapturedStep
     from graphs.capture.loss import Loss
+
+DEFAULT_PLACER = {STEP: "auto", PIPELINE: "refine"}
+PLANS: Mapping[str, Callable[..., Plan]] = {STEP: Plan, PIPELINE: PipelinePlan}
 
 
 @overload
@@ -89,7 +79,7 @@ def place(
     name: str | None = None,
     precision: str | None = None,
     granularity: str = "op",
-) -> Plan | PipelinePlan:
+) -> Plan:
     """Places a model's training step on a cluster, as `evaluate.py` does with the same settings.
 
     Args:
@@ -136,38 +126,56 @@ def place(
         True
     """
     chosen = get_or_measure_cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = make_budget(budget, seconds)
     ORDERS.check(order)
     _check_model(model, inputs, split)
-    count = pipeline.microbatches if isinstance(pipeline, Pipeline) else None
-    wanted = make_pipeline(pipeline, count, split)
-    placer = placer or ("auto" if wanted is None else "refine")
-    _check_placer(placer, placer_names() if wanted is None else tuple(PIPELINE_PLACERS))
+    request = Request(pipeline, None, split, batch_dim, split_inputs, budget, seconds, precision, granularity)
+    kind, limits = kind_of(request.wanted), request.limits
+    placer = placer or DEFAULT_PLACER[kind]
+    if placer == DATA_PARALLEL:
+        raise PlacerError(f"'{placer}' is no placement; use another placer and read plan.data_parallel")
+    check_placers([placer], kind, names_of(kind))
     gpu = gpus_of([chosen], precision)
     settings = {"optimizer": optimizer, "training": training, "loss": loss, "name": name, "gpu": gpu}
 
-    if split is not None:
-        from graphs.capture.structures import batch_size, split_batch
-
     @cache
-    def open_problem(count: int) -> tuple[CapturedStep | None, Problem]:
-        first = inputs
-        if split is not None:
-            first = split_batch(inputs, count, batch_dim, split_inputs, notify=print_notice)[0]
-        captured, graph = _graph(model, first, **settings)
-        problem = Problem(prepared(graph, precision, granularity, [chosen]), chosen)
-        problem.check_feasible(recomputes=wanted is not None and wanted.may_recompute)
-        return captured, problem
+    def captured_and_problem(count: int) -> tuple[CapturedStep | None, Problem]:
+        captured, graph = _graph(model, request.cut(inputs, count), **settings)
+        return captured, Problem(request.prepared(graph, [chosen]), chosen)
 
-    if wanted is None:
-        captured, problem = open_problem(1)
-        return _place_batch(problem, placer, str(policy), order, limits, seed, captured)
-    counts = [wanted.microbatches]
-    if split == AUTO:
-        counts = counts_to_try(batch_size(inputs, batch_dim, split_inputs), chosen.n_devices)
-    return _place_pipeline(
-        wanted, counts, open_problem, placer, limits, seed, batch_dim, is_cut=split is not None
+    def find(objective: Objective, share: Budget) -> PlacementResult:
+        needs_policy = PLACERS[placer].is_learned
+        opened = open_policy(str(policy), [objective.problem.graph]) if needs_policy else None
+        own = make_placer(placer, opened, order)
+        return _runner().place(own, objective, share, order=order if needs_policy else "", seed=seed)
+
+    pipelines = request.to_try(inputs, chosen.n_devices)
+    tried = try_each(pipelines, lambda count: captured_and_problem(count)[1], find, limits)
+    made, found = tried[0]
+    objective = found.objective
+    if isinstance(objective, PipelineObjective) and split is not None:
+        objective = replace(objective, whole=_whole(objective, lambda: captured_and_problem(1)[1]))
+    return PLANS[kind](
+        objective=objective,
+        placer=placer,
+        placement=found.placement,
+        step_time=found.step_time,
+        lower_bound_s=bound_s(objective),
+        evaluations=sum(each.result.evaluations for each in tried),
+        wall_s=sum(each.result.wall_s for each in tried),
+        captured=captured_and_problem(made.microbatches if made else 1)[0],
+        batch_dim=batch_dim,
+        tried=tuple(map(str, tried)) if made else (),
     )
+
+
+def _whole(objective: PipelineObjective, make_problem: Callable[[], Problem]) -> Problem | str:
+    """Returns the step of the whole batch, or why there is none."""
+    try:
+        problem = make_problem()
+        replace(objective, problem=problem).check_feasible()
+    except ValueError as error:  # it may not fit, or run with microbatches alone
+        return str(error)
+    return problem
 
 
 def _check_model(model: nn.Module | OpGraph, inputs: Any, split: int | str | None) -> None:
@@ -188,90 +196,6 @@ def _graph(model: nn.Module | OpGraph, inputs: Any, **settings: Any) -> tuple[Ca
     return captured, captured.graph
 
 
-def _place_batch(
-    problem: Problem,
-    placer: str,
-    policy: str,
-    order: str,
-    budget: Budget,
-    seed: int,
-    captured: CapturedStep | None,
-) -> Plan:
-    found = _runner().place(
-        _placer(placer, policy, order, problem.graph),
-        problem,
-        budget,
-        order=order if placer in LEARNED else "",
-        seed=seed,
-    )
-    return Plan(
-        graph=problem.graph,
-        cluster=problem.cluster,
-        placer=placer,
-        placement=found.placement,
-        step_time=found.step_time,
-        single=fastest_single(problem),
-        lower_bound_s=lower_bound_s(problem),
-        evaluations=found.evaluations,
-        wall_s=found.wall_s,
-        captured=captured,
-    )
-
-
-def _place_pipeline(
-    wanted: Pipeline,
-    counts: Sequence[int],
-    open_problem: Callable[[int], tuple[CapturedStep | None, Problem]],
-    placer: str,
-    budget: Budget,
-    seed: int,
-    batch_dim: int,
-    *,
-    is_cut: bool,
-) -> PipelinePlan:
-    tried = try_pipelines(
-        _runner(), wanted, counts, lambda count: open_problem(count)[1], placer, budget, seed
-    )
-    pipelined, found = tried[0]
-    problem, pipeline = pipelined.problem, pipelined.pipeline
-    assert found.placement is not None, "placers of pipelines place"
-    stages = stages_of(problem, found.placement)
-    whole: Problem | str = ""
-    if is_cut:
-        try:
-            whole = open_problem(1)[1]
-        except ValueError as error:  # it may not fit, or run with microbatches alone
-            whole = str(error)
-    return PipelinePlan(
-        graph=problem.graph,
-        cluster=problem.cluster,
-        placer=placer,
-        pipeline=pipeline,
-        placement=found.placement,
-        stages=stages,
-        step_time=pipelined.simulate(stages),
-        baselines=pipeline_baselines(pipelined, whole),
-        lower_bound_s=pipeline_bound_s(pipelined),
-        evaluations=sum(each.run.evaluations for each in tried),
-        wall_s=sum(each.run.wall_s for each in tried),
-        captured=open_problem(pipeline.microbatches)[0],
-        batch_dim=batch_dim,
-        tried=tuple(map(str, tried)),
-    )
-
-
 @cache
 def _runner() -> TrialRunner:
     return TrialRunner()
-
-
-def _placer(name: str, policy: str, order: str, graph: OpGraph) -> Placer:
-    opened = open_policy(policy, [graph]) if name in LEARNED else None
-    return make_placer(name, opened, order)
-
-
-def _check_placer(name: str, known: Sequence[str]) -> None:
-    if name == DATA_PARALLEL:
-        raise PlacerError(f"'{name}' is no placement; place with another placer and read plan.data_parallel")
-    if name not in known:
-        raise PlacerError(unknown_placer(name, known))

@@ -1,29 +1,33 @@
-"""The answers of `place`: what they have in common, and a placement of one batch's step."""
+"""The answers of `place`: a placement of one batch's step, or of a pipeline's stages."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.placing.exports.export import PlacedModules, export_text
+from agent.placing.exports.export import export_text, placed_modules
 from agent.placing.handover.device_map import DeviceMap, project
-from agent.placing.handover.explain import Explanation, explain
-from agent.placing.handover.explain_text import advice_line
-from agent.placing.handover.files import explanation_lines, write_handover, write_trace
-from agent.placing.handover.tables import OpRow, op_rows
+from agent.placing.handover.explain import Explanation, advice_line, explain
+from agent.placing.handover.files import OpRow, explanation_lines, op_rows, write_handover
+from agent.placing.handover.pipeline import StageRow, pipeline_lines, stage_rows, write_pipeline_handover
+from agent.placing.handover.trace import pipeline_trace, step_trace, write_trace
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import is_calibrated
+from envs.objective import DataParallelPipeline, Objective, PipelineBaselines, PipelineObjective
+from envs.pipeline.pipeline import Pipeline, PipelineError
+from envs.pipeline.simulate import PipelineTime
+from envs.pipeline.stages import Stages, stages_of
 from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.simulator.data_parallel import DataParallelStep
-from envs.simulator.fastest_single import FastestSingle
+from envs.simulator.fastest_single import FastestSingle, fastest_single
 from envs.simulator.simulate import StepTime
 from graphs.op_graph import OpGraph
 from graphs.system.errors import shortened
@@ -32,34 +36,52 @@ from graphs.system.numbers import in_ms
 if TYPE_CHECKING:
     from torch import nn
 
+    from envs.runtime.pipeline_runner import PipelineRunner
     from envs.runtime.runner import Devices, StepRunner
+    from envs.runtime.torch_stages import TorchStages
     from graphs.capture.captured_step import CapturedStep
 
 TORCHRUN = "torchrun"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlacedGraph:
-    """A graph with a device for every op.
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Plan:
+    """A placement of one batch's step, with its simulated step and its baselines.
 
     Attributes:
+        objective: the step that the placement makes short.
         placer: name of the placer that found the placement.
         placement: device index of each op.
+        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
         lower_bound_s: no feasible placement has a shorter step; seconds.
         evaluations: placements that the placer simulated.
         wall_s: seconds it took, without compiling.
         captured: what runs; None if a graph was placed.
+        batch_dim: dimension of a module's inputs that the microbatches of a pipeline are cut from.
+        tried: lines on the pipelines that this one was chosen from, the best first.
     """
 
-    graph: OpGraph
-    cluster: Cluster
+    objective: Objective
     placer: str
     placement: Placement
+    step_time: StepTime
     lower_bound_s: float
     evaluations: int
     wall_s: float
     captured: CapturedStep | None = None
     _separate_processes = False
+    batch_dim: int = 0
+    tried: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> OpGraph:
+        """The graph that was placed."""
+        return self._problem.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that it was placed on."""
+        return self._problem.cluster
 
     @property
     def device_of(self) -> Mapping[str, str]:
@@ -68,9 +90,9 @@ class PlacedGraph:
         placed = self.placement.device_of.tolist()
         return {op: devices[index] for op, index in zip(self.graph.op_names, placed, strict=True)}
 
-    @cached_property
+    @property
     def _problem(self) -> Problem:
-        return Problem(self.graph, self.cluster)
+        return self.objective.problem
 
     def export(self, target: str, *, layers: str = "") -> str:
         """Says the placement in the words of another runtime.
@@ -84,10 +106,7 @@ class PlacedGraph:
         Raises:
             ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
         """
-        return export_text(target, replace(self._placed_modules(), layers=layers))
-
-    def _placed_modules(self) -> PlacedModules:
-        return PlacedModules(self._problem, self.placement)
+        return export_text(target, placed_modules(self.objective, self.placement, layers))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a placement file, which `evaluate.py --placements` reads."""
@@ -99,9 +118,6 @@ class PlacedGraph:
         target.mkdir(parents=True, exist_ok=True)
         self.save(target / f"{self.placer}.json")
         self._hand_over(target)
-
-    def _hand_over(self, folder: Path) -> None:
-        raise NotImplementedError
 
     def compile(
         self,
@@ -157,10 +173,74 @@ class PlacedGraph:
             found.close()
             raise
 
+    @cached_property
+    def single(self) -> FastestSingle:
+        """The fastest single device that has the memory; where none has, the fastest."""
+        return fastest_single(self._problem)
+
+    @property
+    def single_s(self) -> float:
+        """Step time of the fastest single device, seconds."""
+        return self.single.step_s
+
+    @property
+    def ratio_to_single(self) -> float | None:
+        """Step time over that of the fastest single device; None where the placement is out of memory."""
+        return self.step_time.total_s / self.single_s if self.step_time.fits else None
+
+    @property
+    def data_parallel(self) -> DataParallelStep:
+        """Simulates data parallelism, which is no placement, on the same devices."""
+        return self.explanation.data_parallel
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The bounds of the step, and the time that removing each would save, in numbers."""
+        return explain(self._problem, self.placement.device_of, self.step_time)
+
+    def explain(self) -> str:
+        """Says what bounds the step, what removing it would give, and whether one device does as well.
+
+        By module, block or layer it also says what a short search by op finds, and which modules to split.
+        """
+        return "\n".join(explanation_lines(self._problem, self.placement.device_of, self.step_time))
+
+    def device_map(self) -> DeviceMap:
+        """Makes the nearest device map that accelerate can run, with the loss of step time.
+
+        Raises:
+            DeviceMapError: the graph has no module paths.
+        """
+        return project(self._problem, self.placement.device_of)
+
+    def table(self) -> list[OpRow]:
+        """Lists each op with its module, source line, shape and device, in program order."""
+        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
+        write_trace(path, step_trace(self._problem, self.placement.device_of, self.step_time))
+
+    def _hand_over(self, folder: Path) -> None:
+        write_handover(folder, self.placer, self._problem, self.placement.device_of, self.step_time)
+
     def _runner(
         self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
     ) -> StepRunner:
-        raise NotImplementedError
+        from envs.runtime.runner import StepRunner
+
+        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
+
+    def __str__(self) -> str:
+        ratio = self.ratio_to_single
+        given = "" if self.single.fits else ", had it the memory"
+        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
+        return (
+            f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)\n"
+            f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
+            f"{self._ops_line()}\n"
+            f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
+        )
 
     @property
     def _where(self) -> str:
@@ -183,77 +263,93 @@ class PlacedGraph:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Plan(PlacedGraph):
-    """A placement of one batch's step, with its simulated step and its baselines.
+class PipelinePlan(Plan):
+    """A placement of a pipeline's stages, with its simulated step and its baselines.
 
     Attributes:
-        step_time: one training step under the placement, simulated: seconds, bytes, whether it is feasible.
-        single: the fastest single device that has the memory; where none has, the fastest.
+        step_time: one pipelined step, simulated: seconds, microbatches a second, bubble share, peak bytes,
+            whether it is feasible, and when each action runs.
     """
 
-    step_time: StepTime
-    single: FastestSingle
+    objective: PipelineObjective
+    step_time: PipelineTime  # type: ignore[assignment]
+    _separate_processes = True
 
     @property
-    def single_s(self) -> float:
-        """Step time of the fastest single device, seconds."""
-        return self.single.step_s
-
-    @property
-    def ratio_to_single(self) -> float | None:
-        """Step time over that of the fastest single device; None where the placement is out of memory."""
-        return self.step_time.total_s / self.single_s if self.step_time.fits else None
-
-    @property
-    def data_parallel(self) -> DataParallelStep:
-        """Simulates data parallelism, which is no placement, on the same devices."""
-        return self.explanation.data_parallel
+    def pipeline(self) -> Pipeline:
+        """Schedule and microbatches; the graph is the step of one microbatch."""
+        return self.objective.pipeline
 
     @cached_property
-    def explanation(self) -> Explanation:
-        """The bounds of the step, and the time that removing each would save, in numbers."""
-        return explain(self._problem, self.placement.device_of)
+    def stages(self) -> Stages:
+        """The placement cut into stages."""
+        return stages_of(self._problem, self.placement)
+
+    @property
+    def baselines(self) -> PipelineBaselines:
+        """One device and data parallelism, with as many microbatches."""
+        return self.objective.baselines
+
+    @property
+    def single(self) -> PipelineTime:  # type: ignore[override]
+        """The step on the fastest device that has the memory; where none has, on the fastest."""
+        return self.baselines.single
+
+    @property
+    def data_parallel(self) -> DataParallelPipeline:  # type: ignore[override]
+        """Data parallelism with accumulated gradients on the same devices."""
+        return self.baselines.data_parallel
+
+    @cached_property
+    def _lines(self) -> Sequence[str]:
+        return pipeline_lines(self.objective, self.stages, self.step_time)
 
     def explain(self) -> str:
-        """Says what bounds the step, what removing it would give, and whether one device does as well.
+        """Says what to use, what each stage takes (forward, backward, memory), and what `auto` tried."""
+        tried = [f"chosen from: {'; '.join(self.tried)}"] if len(self.tried) > 1 else []
+        return "\n".join([*self._lines, *tried])
 
-        By module, block or layer it also says what a short search by op finds, and which modules to split.
-        """
-        return "\n".join(explanation_lines(self._problem, self.placement.device_of))
-
-    def device_map(self) -> DeviceMap:
-        """Makes the nearest device map that accelerate can run, with the loss of step time.
-
-        Raises:
-            DeviceMapError: the graph has no module paths.
-        """
-        return project(self._problem, self.placement.device_of)
-
-    def table(self) -> list[OpRow]:
-        """Lists each op with its module, source line, shape and device, in program order."""
-        return list(op_rows(self.graph, self.cluster, self.placement.device_of))
+    def table(self) -> list[StageRow]:  # type: ignore[override]
+        """Lists each stage with its device, first and last op, modules, seconds and bytes."""
+        return list(stage_rows(self.objective.pipelined, self.stages, self.step_time))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as a trace that Perfetto and chrome://tracing read."""
-        write_trace(path, self._problem, self.placement.device_of)
+        write_trace(path, pipeline_trace(self.objective.pipelined, self.step_time))
+
+    def pipeline_stages(self, module: nn.Module, *, device: str = "cpu") -> TorchStages:
+        """Makes the stages of this rank for `torch.distributed.pipelining`, cut where modules begin.
+
+        Args:
+            module: that was placed, or one of equal shapes with values; its own parameters are trained.
+            device: torch device of this rank, such as `cuda:0`.
+
+        Returns:
+            The stages: `step` computes gradients, `parameters` are for an optimizer, `cuts` says how many ops
+            moved, `split_spec`, `schedule` and `csv` are for torch.
+
+        Raises:
+            PipelineError: a graph without module was placed, or torch cannot run the plan.
+            ExecutionError: the module is another one, or has no values.
+        """
+        from envs.runtime.torch_stages import TorchStages
+
+        if self.captured is None:
+            raise PipelineError("only a graph was placed; place the module to run its stages")
+        placed = self.objective.pipelined, self.stages
+        return TorchStages(*placed, self.captured, module, device=device, batch_dim=self.batch_dim)
 
     def _hand_over(self, folder: Path) -> None:
-        write_handover(folder, self.placer, self._problem, self.placement.device_of)
+        write_pipeline_handover(folder, self.placer, self.objective, self.stages, self.step_time)
 
     def _runner(
         self, captured: CapturedStep, module: nn.Module, devices: Devices, **settings: Any
-    ) -> StepRunner:
-        from envs.runtime.runner import StepRunner
+    ) -> PipelineRunner:
+        from envs.runtime.pipeline_runner import PipelineRunner
 
-        return StepRunner(captured, self.placement.device_of, module, devices, **settings)
+        return PipelineRunner(self.pipeline_stages(module), devices, **settings)
 
     def __str__(self) -> str:
-        ratio = self.ratio_to_single
-        given = "" if self.single.fits else ", had it the memory"
-        worth = "out of memory" if ratio is None else f"{ratio:.3f} of the fastest single device's{given}"
-        return (
-            f"{self._where}: a step takes {in_ms(self.step_time.total_s)} (simulated)\n"
-            f"{worth}; at least {in_ms(self.lower_bound_s)} is needed\n"
-            f"{self._ops_line()}\n"
-            f"data parallel: {self.data_parallel}\n{advice_line(self.explanation)}"
-        )
+        advice, shape, *paces = self._lines[: 3 + len(self.baselines.steps())]
+        bound = f"at least {in_ms(self.lower_bound_s)} is needed"
+        return "\n".join([advice, f"{self._where}: {shape}", *paces, bound, self._ops_line()])

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agent.placers.base import PLACERS, Placer, PlacerError
-from agent.policy.placers import LEARNED, learned_placer
 from graphs.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -46,11 +45,12 @@ def make_placer(name: str, policy: EvaluatedPolicy | None, order: str) -> Placer
     Raises:
         PlacerError: an unknown name, or a learned placer without a policy.
     """
-    if name not in LEARNED:
-        return PLACERS[name]
+    found = PLACERS[name]
+    if not found.is_learned:
+        return found
     if policy is None:
         raise PlacerError(f"placer '{name}' needs a policy; open one")
-    return learned_placer(name, policy.policy, order)
+    return found.with_policy(policy.policy, order)
 
 
 def open_policy(path: str, graphs: Iterable[OpGraph]) -> EvaluatedPolicy:

@@ -1,111 +1,220 @@
-"""Requests: which placers, with which budget, as which pipeline, of a graph in which precision."""
+"""Requests: what `place` and `evaluate.py` are asked for beside graphs, clusters and placers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import PLACERS, Budget, PlacerError
-from agent.policy.placers import LEARNED
+from agent.placers.base import PLACERS, Budget, PlacementResult, PlacerError, names_of
 from envs.cluster.cluster import Cluster
 from envs.costs.op_seconds import stand_in_lines
-from envs.pipeline.pipeline import AUTO, Pipeline, PipelineError
+from envs.objective import PIPELINE, STEP, Objective, objective_of
+from envs.pipeline.pipeline import AUTO, CHOSEN_FROM, MAX_MICROBATCHES, Pipeline, PipelineError
+from envs.problem import InfeasibleError, Problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.precision import with_precision
 from graphs.system.errors import print_notice
+from graphs.system.numbers import in_ms
 
 DATA_PARALLEL = "data-parallel"
 """Name of data parallelism, which is compared but is no placement."""
 BUDGET = 10_000
 """Evaluations of a trial where neither evaluations nor seconds are given."""
+MOST_COUNTS, PER_DEVICE = 5, 4
+"""Numbers of microbatches that are tried at most; they are near to so many for each device."""
 
 
-def placer_names() -> tuple[str, ...]:
-    """Names of all placers: those that learned nothing, then those that need a policy."""
-    return (*PLACERS, *LEARNED)
+def row_names(kind: str = STEP) -> tuple[str, ...]:
+    """Names of all that an evaluation of a kind of objective compares: the placers, and data parallelism."""
+    return (*names_of(kind), DATA_PARALLEL)
 
 
-def row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation compares: the placers, and data parallelism."""
-    return (*placer_names(), DATA_PARALLEL)
-
-
-def pipeline_row_names() -> tuple[str, ...]:
-    """Names of all that an evaluation of pipelines compares."""
-    return (*PIPELINE_PLACERS, DATA_PARALLEL)
-
-
-def unknown_placer(name: str, known: Iterable[str]) -> str:
-    """Makes the line about a name that is not among those of an objective; it may be one of the other."""
-    use = f"use {', '.join(known)}"
-    if name in pipeline_row_names():
-        return f"placer '{name}' is one of pipelines, and none is asked for; {use}"
-    if name in row_names():
-        return f"placer '{name}' places one batch at a time, no pipelines; {use}"
-    return f"unknown placer '{name}'; {use}"
-
-
-def check_placers(names: Iterable[str], pipeline: Pipeline | None) -> None:
+def check_placers(names: Iterable[str], kind: str = STEP, known: Sequence[str] = ()) -> None:
     """Checks that placers exist and place what is asked for, a pipeline or one batch at a time.
+
+    Args:
+        known: names to choose from; by default all that an evaluation compares.
 
     Raises:
         PlacerError: a name is unknown, or a package that a placer needs is not installed.
     """
-    known = row_names() if pipeline is None else pipeline_row_names()
+    known = known or row_names(kind)
     for name in names:
+        use = f"use {', '.join(known)}"
+        if name not in known and name in row_names(PIPELINE):
+            raise PlacerError(f"placer '{name}' is one of pipelines, and none is asked for; {use}")
+        if name not in known and name in row_names(STEP):
+            raise PlacerError(f"placer '{name}' places one batch at a time, no pipelines; {use}")
         if name not in known:
-            raise PlacerError(unknown_placer(name, known))
-        if pipeline is None and name in PLACERS:
+            raise PlacerError(f"unknown placer '{name}'; {use}")
+        if name in PLACERS:
             PLACERS[name].check_installed()
 
 
-def make_pipeline(
-    wanted: Pipeline | str | None, microbatches: int | None, split: int | str | None
-) -> Pipeline | None:
-    """Makes a pipeline of the microbatches that a batch is split into, else of 8; None without a schedule.
+@dataclass(frozen=True)
+class Request:
+    """The step to make short, the limits of each search, and what one decision places.
+
+    Attributes:
+        pipeline: a pipeline, or its schedule alone; empty = the step of one batch.
+        microbatches: number in a step of the pipeline, if there is only a schedule.
+        split: number of microbatches that a module's inputs, a whole batch, are cut into, or `auto`.
+        batch_dim, split_inputs: dimension and inputs that are cut, as `split_batch` takes them.
+        budget, seconds: limits of each placer.
+        precision: precision in which the costs of fp32 graphs are computed; None = as they are.
+        granularity: name from `graphs.step_settings.GRANULARITIES`.
+    """
+
+    pipeline: Pipeline | str | None = None
+    microbatches: int | None = None
+    split: int | str | None = None
+    batch_dim: int = 0
+    split_inputs: Sequence[str | int] = ()
+    budget: int | None = None
+    seconds: float | None = None
+    precision: str | None = None
+    granularity: str = "op"
+
+    @classmethod
+    def of(cls, settings: object, **others: Any) -> Request:
+        """Makes the request of settings that have fields of the same names, but for others."""
+        known = {each.name: getattr(settings, each.name) for each in fields(cls)}
+        return cls(**known | others)
+
+    @cached_property
+    def wanted(self) -> Pipeline | None:
+        """The pipeline, of the microbatches that a batch is split into, else of 8; None without a schedule.
+
+        Raises:
+            PipelineError: the numbers differ or have no schedule, an unknown schedule, or a number out of
+                range.
+        """
+        split, pipeline = self.split, self.pipeline
+        count = pipeline.microbatches if isinstance(pipeline, Pipeline) else self.microbatches
+        if not pipeline:
+            if split is not None:
+                raise PipelineError(
+                    "split makes the microbatches of a pipeline; give a pipeline's schedule too"
+                )
+            if count is not None:
+                raise PipelineError("microbatches are those of a pipeline; give its schedule too")
+            return None
+        if isinstance(split, str) and split != AUTO:
+            if not split.isdecimal() or len(split) > 9:
+                raise PipelineError(f"split is {split!r}; give a number of microbatches, or {AUTO}")
+            split = int(split)
+        if None not in (split, count) and split != count:
+            raise PipelineError(
+                f"split is {split}, but the pipeline has {count} microbatches; give one of them"
+            )
+        given = [each for each in (count, split) if isinstance(each, int)]
+        return pipeline if isinstance(pipeline, Pipeline) else Pipeline(pipeline, *given[:1])
+
+    @property
+    def limits(self) -> Budget:
+        """The budget of each placer; `BUDGET` evaluations if there is no limit."""
+        is_unlimited = self.budget is None and self.seconds is None
+        return Budget(BUDGET if is_unlimited else self.budget, self.seconds)
+
+    def prepared(self, graph: OpGraph, clusters: Sequence[Cluster] = ()) -> OpGraph:
+        """Returns a graph in the precision and of the granularity.
+
+        Prints to stderr where a device of the clusters has no peak for the type of an op.
+
+        Raises:
+            PrecisionError, GranularityError: the graph cannot have them.
+        """
+        costed = graph if self.precision is None else with_precision(graph, self.precision)
+        for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
+            print_notice(line)
+        return with_granularity(costed, self.granularity)
+
+    def cut(self, inputs: Any, count: int) -> Any:
+        """Cuts the first of so many microbatches from a batch, if it is to be split; says what stays whole.
+
+        Raises:
+            ValueError: it cannot be split.
+        """
+        if self.split is None:
+            return inputs
+        from graphs.capture.structures import split_batch
+
+        return split_batch(inputs, count, self.batch_dim, self.split_inputs, notify=print_notice)[0]
+
+    def to_try(self, inputs: Any, n_devices: int) -> list[Pipeline | None]:
+        """Lists the pipelines to choose from: one, but for `auto`; None = the step of one batch.
+
+        Args:
+            inputs: batch that is split; anything if none is.
+        """
+        wanted = self.wanted
+        if wanted is None:
+            return [None]
+        counts = [wanted.microbatches]
+        if self.split == AUTO:
+            from graphs.capture.structures import batch_size
+
+            counts = counts_to_try(batch_size(inputs, self.batch_dim, self.split_inputs), n_devices)
+        schedules = CHOSEN_FROM if wanted.schedule == AUTO else (wanted.schedule,)
+        return [replace(wanted, schedule=each, microbatches=count) for count in counts for each in schedules]
+
+
+def counts_to_try(batch: int, n_devices: int) -> list[int]:
+    """Lists the divisors of a batch that are nearest to `PER_DEVICE` microbatches a device, ascending."""
+    divisors = [count for count in range(1, min(batch, MAX_MICROBATCHES) + 1) if batch % count == 0]
+    divisors.sort(key=lambda count: abs(math.log(count / (PER_DEVICE * n_devices))))
+    return sorted(divisors[:MOST_COUNTS])
+
+
+class Tried(NamedTuple):
+    """A pipeline that was tried, or the step of one batch, and the best placement that was found for it."""
+
+    pipeline: Pipeline | None
+    result: PlacementResult
+
+    def __str__(self) -> str:
+        step, memory = self.result.step_time, "" if self.result.feasible else ", out of memory"
+        assert self.pipeline is not None, "a pipeline"
+        name = f"{self.pipeline.schedule} with {self.pipeline.microbatches} microbatches"
+        return f"{name}: {in_ms(step.total_s)}{memory}"
+
+
+def try_each(
+    pipelines: Sequence[Pipeline | None],
+    problem_of: Callable[[int], Problem],
+    place: Callable[[Objective, Budget], PlacementResult],
+    budget: Budget,
+) -> list[Tried]:
+    """Tries pipelines in equal shares of a budget.
+
+    If there are several, each is reported, and those that the graph or the cluster cannot run are left out.
 
     Args:
-        wanted: a pipeline, or its schedule alone.
-        microbatches: of the pipeline; None if there is only a schedule.
+        problem_of: makes the problem of a number of microbatches.
+        place: finds a placement within a share of the budget.
+
+    Returns:
+        First what fits, then what has the shortest step.
 
     Raises:
-        PipelineError: the numbers differ or have no schedule, an unknown schedule, or a number out of range.
+        PipelineError, InfeasibleError: none can run.
     """
-    if not wanted:
-        if split is not None:
-            raise PipelineError("split makes the microbatches of a pipeline; give a pipeline's schedule too")
-        if microbatches is not None:
-            raise PipelineError("microbatches are those of a pipeline; give its schedule too")
-        return None
-    if isinstance(split, str) and split != AUTO:
-        if not split.isdecimal() or len(split) > 9:
-            raise PipelineError(f"split is {split!r}; give a number of microbatches, or {AUTO}")
-        split = int(split)
-    if None not in (split, microbatches) and split != microbatches:
-        raise PipelineError(
-            f"split is {split}, but the pipeline has {microbatches} microbatches; give one of them"
-        )
-    given = [count for count in (microbatches, split) if isinstance(count, int)]
-    return wanted if isinstance(wanted, Pipeline) else Pipeline(wanted, *given[:1])
-
-
-def prepared(
-    graph: OpGraph, precision: str | None, granularity: str, clusters: Sequence[Cluster] = ()
-) -> OpGraph:
-    """Returns a graph in a precision (None: as it is) and of a granularity.
-
-    Prints to stderr where a device of the clusters has no peak for the type of an op.
-
-    Raises:
-        PrecisionError, GranularityError: the graph cannot have them.
-    """
-    costed = graph if precision is None else with_precision(graph, precision)
-    for line in (line for cluster in clusters for line in stand_in_lines(costed, cluster)):
-        print_notice(line)
-    return with_granularity(costed, granularity)
-
-
-def make_budget(evaluations: int | None, seconds: float | None) -> Budget:
-    """Make a budget; `BUDGET` evaluations where neither limit is given."""
-    return Budget(BUDGET if evaluations is None and seconds is None else evaluations, seconds)
+    found, refused = list[Tried](), list[PipelineError | InfeasibleError]()
+    for number, pipeline in enumerate(pipelines, start=1):
+        try:
+            objective = objective_of(problem_of(pipeline.microbatches if pipeline else 1), pipeline)
+            objective.check_feasible()
+            found.append(Tried(pipeline, place(objective, budget.shared(len(pipelines)))))
+        except (PipelineError, InfeasibleError) as error:
+            refused.append(error)
+            continue
+        if len(pipelines) > 1:
+            print(f"pipeline {number} of {len(pipelines)}: {found[-1]}", file=sys.stderr)
+    if not found:
+        raise refused[0]
+    return sorted(found, key=lambda each: (not each.result.feasible, each.result.step_time.total_s))

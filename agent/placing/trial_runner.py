@@ -1,46 +1,24 @@
-"""Runs one placer on one problem, as every trial does: with its own seed, timed without compiling."""
+"""Runs one placer on one objective, as every trial does: with its own seed, timed without compiling."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import Budget, PlacementResult, Placer, SearchState
-from agent.placing.request import DATA_PARALLEL
+from agent.placers.base import Budget, PlacementResult, Placer
 from envs.cluster.cluster import Cluster
-from envs.pipeline.simulate import PipelinedProblem, PipelineTime
-from envs.pipeline.stages import stages_of
+from envs.objective import STEP, Objective
 from envs.placements.placement import Placement, spread_unread
 from envs.problem import Problem
 from graphs.op_graph import OpGraph, build_graph
-from graphs.system.array_types import IntArray
 from graphs.system.running_time import running_cpu_s, running_s
 
 N_LAYERS = 12
 """Layers of the warm-up graph."""
 WARM_UP = Budget(evaluations=4_000)
 """Enough for every placer to get to the last of its searches."""
-
-
-class PipelineRun(NamedTuple):
-    """The result of a placer of pipelines; data parallelism has no placement."""
-
-    placement: Placement | None
-    step_time_s: float
-    fits: bool
-    evaluations: int
-    bubble_share: float = 0.0
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-
-
-def _timed(placement: Placement, step: PipelineTime, evaluations: int) -> PipelineRun:
-    return PipelineRun(placement, step.total_s, step.fits, evaluations, step.bubble_share)
 
 
 class TrialRunner:
@@ -50,9 +28,9 @@ class TrialRunner:
         self._warm: set[str] = set()
 
     def place(
-        self, placer: Placer, problem: Problem, budget: Budget, *, order: str, seed: int
+        self, placer: Placer, objective: Objective, budget: Budget, *, order: str, seed: int
     ) -> PlacementResult:
-        """Let a placer place a problem; the placement depends on nothing but the arguments.
+        """Let a placer make an objective short; the placement depends on nothing but the arguments.
 
         Args:
             order: that the placer's policy visits ops in; empty for other placers.
@@ -63,10 +41,13 @@ class TrialRunner:
             placer is `single`. The clock of its budget and of `wall_s` starts when the placer has imported
             what it needs, and stands still while kernels are compiled or loaded.
         """
+        problem, name = objective.problem, f"{objective.problem.graph.name}/{placer.name}"
+        if objective.kind != STEP:
+            return placer.place(objective, budget, np.random.default_rng([seed, crc32(name.encode())]))
         self._warm_up(placer, problem.cluster)
-        name = f"{problem.graph.name}/{placer.name}/{order}"
-        rng = np.random.default_rng([seed, crc32(name.encode())])
-        found = placer.place(problem, budget, rng)
+        found = placer.place(
+            objective, budget, np.random.default_rng([seed, crc32(f"{name}/{order}".encode())])
+        )
         if placer.name == "single" or not len(problem.graph.unread):
             return found
         peak_bytes, device_of = found.step_time.peak_bytes, found.placement.device_of
@@ -74,48 +55,15 @@ class TrialRunner:
         other = replace(found, placement=spread)
         return other if other.feasible or not found.feasible else found
 
-    def score(self, problem: Problem, device_of: IntArray) -> PlacementResult:
+    def score(self, objective: Objective, placement: Placement) -> PlacementResult:
         """Time a given placement: one evaluation.
 
-        Args:
-            device_of: device index of each op, int (n_ops,).
-        """
-        search = SearchState(problem, Budget(evaluations=1))
-        search.score(device_of[None])
-        return search.result()
-
-    def run_pipeline(
-        self,
-        placer: str,
-        pipelined: PipelinedProblem,
-        budget: Budget,
-        given: Placement | None,
-        *,
-        seed: int,
-    ) -> PipelineRun:
-        """Runs a placer of pipelines or data parallelism, or times a given placement.
-
-        Args:
-            given: a placement to time; None = the placer finds one.
-            seed: of the placer's randomness, beside the names of graph and placer.
-
         Raises:
-            PipelineError: the schedule cannot run the placement.
+            PipelineError: the schedule cannot run it.
         """
-        graph = pipelined.problem.graph.name
         began, cpu_began = running_s(), running_cpu_s()
-        if placer == DATA_PARALLEL:
-            parallel = simulate_data_parallel_pipeline(pipelined)
-            run = PipelineRun(None, parallel.step_s, parallel.fits, parallel.evaluations)
-        elif given is not None:
-            stages = stages_of(pipelined.problem, given)
-            run = _timed(given, pipelined.simulate(stages), 1)
-        else:
-            rng = np.random.default_rng([seed, crc32(f"{graph}/{placer}".encode())])
-            found = PIPELINE_PLACERS[placer].place(pipelined, budget, rng)
-            run = _timed(found.stages.placement, found.step, found.evaluations)
-        wall_s, cpu_s = running_s() - began, running_cpu_s() - cpu_began
-        return run._replace(wall_s=wall_s, cpu_s=cpu_s)
+        objective.simulate(placement)
+        return PlacementResult(objective, placement, 1, running_s() - began, running_cpu_s() - cpu_began)
 
     def _warm_up(self, placer: Placer, cluster: Cluster) -> None:
         if placer.name not in self._warm:

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from agent.placers.base import Placer, PlacerError, SearchState, Strategy
+from agent.placers.base import PLACERS, Placer, PlacerError, SearchState, Strategy
 from agent.placers.completion import complete_placement
 from agent.placers.heuristics.single import single_devices
 from agent.placers.memory_limits import retry_until_feasible
-from agent.placers.scores import OVER_BYTES
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import score_starts
 from agent.placers.search.walks import WalkTooLongError
+from envs.objective import OVER_BYTES, STEP
 from envs.problem import InfeasibleError, Problem
 from graphs.system.array_types import IntArray
-from graphs.system.registry import Registry
 
 if TYPE_CHECKING:
     from agent.policy.decoding import ActingPolicy
@@ -44,37 +43,30 @@ class LearnedStrategy(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True)
-class LearnedPlacer:
-    """A named way to place with a policy.
-
-    Attributes:
-        uses_rng: whether it draws devices, whatever the order.
-        is_hybrid: whether heuristics and annealing place too, beside the policy.
-    """
-
-    name: str
-    strategy: LearnedStrategy
-    uses_rng: bool
-    is_hybrid: bool = False
-
-
-MODULES = ("agent.policy.auto",)
-LEARNED = Registry[LearnedPlacer]("learned placer", PlacerError, MODULES)
-"""Every placer that needs a policy, by name; torch is not loaded before one of them places."""
-
-
 def learned(
     name: str, *, uses_rng: bool = True, is_hybrid: bool = False
 ) -> Callable[[LearnedStrategy], LearnedStrategy]:
-    """Registers a strategy as the learned placer `name`.
+    """Registers a strategy as the placer `name`, which needs a policy; torch is not loaded before it places.
+
+    With its policy, it ends no worse than the best single device, if its budget allows to score all of them.
+
+    Args:
+        uses_rng: whether it draws devices, whatever the order.
+        is_hybrid: whether heuristics and annealing place too, beside the policy.
 
     Raises:
         PlacerError: the name is taken.
     """
 
+    def without_policy(search: SearchState, rng: np.random.Generator) -> None:
+        raise PlacerError(f"placer '{name}' needs a policy; open one")
+
     def register(strategy: LearnedStrategy) -> LearnedStrategy:
-        LEARNED.register(name, LearnedPlacer(name, strategy, uses_rng, is_hybrid))
+        def guided(policy: ActingPolicy, order: str) -> Strategy:
+            return no_worse_than_single(partial(strategy, policy=policy, order=order))
+
+        entry = Placer(name, {STEP: without_policy}, uses_rng, True, "", guided, is_hybrid)
+        PLACERS.register(name, entry, strategy.__module__)
         return strategy
 
     return register
@@ -197,23 +189,6 @@ def policy_refine(search: SearchState, rng: np.random.Generator, *, policy: Acti
         if search.left and BATCH_COST * (search.progress - before) < MAX_DECODING_SHARE:
             decoder.place(SAMPLES, resample=True)
     anneal_from_leaders(search, rng)
-
-
-def draws_at_random(name: str, order: str) -> bool:
-    """Says whether a placer of `LEARNED` may find another placement with another seed."""
-    return LEARNED[name].uses_rng or order == "random"
-
-
-def learned_placer(name: str, policy: ActingPolicy, order: str) -> Placer:
-    """Makes a placer of a learned strategy, a policy and the order that it visits the ops in.
-
-    It ends no worse than the best single device, where its budget allows to score all of them.
-
-    Raises:
-        PlacerError: an unknown name.
-    """
-    strategy = partial(LEARNED[name].strategy, policy=policy, order=order)
-    return Placer(name, no_worse_than_single(strategy), draws_at_random(name, order))
 
 
 def no_worse_than_single(strategy: Strategy) -> Strategy:

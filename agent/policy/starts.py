@@ -10,6 +10,7 @@ import numpy as np
 
 from agent.placers.base import PLACERS, Budget, SearchState
 from agent.policy.mdp_config import BEST, SINGLE, MdpConfig
+from envs.objective import STEP
 from envs.placement.episodes import Start, on_fastest_device
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
@@ -54,7 +55,7 @@ def start_of(placer: str) -> Start:
         if problem not in placements:
             search, rng = SearchState(problem, Budget(1_000)), np.random.default_rng(0)
             for name in names:
-                PLACERS[name].strategy(search, rng)
+                PLACERS[name].strategies[STEP](search, rng)
             assert search.best is not None
             placements[problem] = search.best
         return placements[problem]

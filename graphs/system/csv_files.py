@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
+from typing import Any
 
 from graphs.system.errors import printable
 from graphs.system.json_files import write_bytes_atomic
@@ -24,6 +26,11 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
     writer.writerow(columns)
     writer.writerows([_inert(cell) for cell in row] for row in rows)
     write_bytes_atomic(path, text.getvalue().encode())
+
+
+def write_rows(path: Path, kind: type[Any], rows: Iterable[Any]) -> None:
+    """Writes objects of a dataclass as `write_csv` does, a column for each field."""
+    write_csv(path, [each.name for each in fields(kind)], map(astuple, rows))
 
 
 def _inert(cell: object) -> object:

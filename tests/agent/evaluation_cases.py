@@ -42,6 +42,11 @@ def make_trial(**changes):
     return Trial(**(base | changes))
 
 
+def trial(graph, placer, step_time_s, **changes):
+    known = {"family": "toy", "evaluations": 1, "wall_s": 0.5, "lower_bound_s": 0.1, "single_s": 1.0}
+    return make_trial(**(known | {"graph": graph, "placer": placer, "step_time_s": step_time_s} | changes))
+
+
 def rows_of(folder):
     with (folder / "results.csv").open() as file:
         return list(csv.DictReader(file))

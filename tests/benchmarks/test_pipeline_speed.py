@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import shifted
-from agent.pipelines.search import PipelineSearch
-from agent.placers.base import Budget
+from agent.placers.base import Budget, SearchState
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import shifted
+from envs.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -44,9 +44,8 @@ def repeated(call: Callable[[], object]) -> Callable[[], None]:
 def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> None:
     graph = max(load_family(family), key=lambda each: each.n_ops)
     problem = Problem(graph, v100s(4, "program", "pair"))
-    pipelined = PipelinedProblem(problem, Pipeline("1f1b", 64))
-    search = PipelineSearch(pipelined, Budget(1))
-    stages = search.stages(balanced(search, range(4)))
+    objective = PipelineObjective(problem, Pipeline("1f1b", 64))
+    stages = objective.stages(balanced(SearchState(objective, Budget(1)), range(4)))
     step = repeated(lambda: step_time_s(problem, stages.device_of))
     step()
     one_s = seconds_of(step, rounds=20, timer=time.process_time) / REPEATS
@@ -54,7 +53,7 @@ def test_64_microbatches(stopwatch: Stopwatch, record: Record, family: str) -> N
         Figure(
             "A step of 64 microbatches, 1f1b, 4 devices, without memory",
             f"{family}, {graph.n_ops:,} ops",
-            stopwatch(repeated(lambda: pipelined.step_time_s(stages)), rounds=20) / REPEATS * 1e6,
+            stopwatch(repeated(lambda: objective.pipelined.step_time_s(stages)), rounds=20) / REPEATS * 1e6,
             "us",
             one_s * 1e6,
             "the step of one microbatch, not pipelined; the limit is five of these",
@@ -76,26 +75,27 @@ def test_plans_with_a_moved_cut(
     )
     times = []
     for each in (problem, ample):
-        search = PipelineSearch(PipelinedProblem(each, Pipeline("1f1b", microbatches)), Budget(10**9))
+        objective = PipelineObjective(each, Pipeline("1f1b", microbatches))
+        search = SearchState(objective, Budget(10**9))
         start = balanced(search, range(n_devices))
         cuts = [
             shifted(search, start, int(rng.integers(1, n_devices)), int(rng.integers(1, 9)))
             for _ in range(20)
         ]
 
-        plans = [search.stages(each) for each in (start, *cuts) if each is not None]
+        plans = [objective.stages(each) for each in (start, *cuts) if each is not None]
 
-        def score(search: PipelineSearch = search, plans: list[Stages] = plans) -> None:
-            search.pipelined._keeper._forget()
+        def score(pipelined: PipelinedProblem = objective.pipelined, plans: list[Stages] = plans) -> None:
+            pipelined._keeper._forget()
             for plan in plans:
-                search.pipelined.score(plan)
+                pipelined.score(plan)
 
         score()
         times.append(score)
 
     def anew() -> None:
         for plan in plans:
-            search.pipelined.score(replace(plan, pieces=()))
+            objective.pipelined.score(replace(plan, pieces=()))
 
     n = len(plans)
     record(

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.placers.base import PLACERS, Budget, Placer
-from agent.policy.placers import LEARNED, learned_placer
+from agent.placers.base import PLACERS, Budget, Placer, names_of
 from agent.policy.policy import Policy
 from envs.cluster.cluster import SCHEDULES, Cluster, Device
 from envs.cluster.files import cluster_from_json, cluster_to_json, read_cluster
@@ -140,8 +139,8 @@ def use(graph: OpGraph, cluster: Cluster, policy: Policy, placers: tuple[str, ..
             assert np.isfinite([step.start_s, step.finish_s]).all()
     assert 0 <= lower_bound_s(problem) < np.inf
     assert 0 <= simulate_data_parallel(problem).seconds_per_batch < np.inf
-    for name in placers or (*PLACERS, *LEARNED):
-        check_result(problem, learned_placer(name, policy, "topo") if name in LEARNED else PLACERS[name])
+    for placer in map(PLACERS.__getitem__, placers or names_of("step")):
+        check_result(problem, placer.with_policy(policy, "topo") if placer.is_learned else placer)
     for mdp in MDPS:
         try:
             play(problem, mdp)

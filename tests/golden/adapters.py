@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 from agent.commands import evaluate
 from agent.lab import command
 from agent.lab.experiment import EXPERIMENTS, RESULTS
-from agent.pipelines.search import PIPELINE_PLACERS
-from agent.placers.base import PLACERS, Budget
-from agent.policy.placers import LEARNED, draws_at_random, learned_placer
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.policy.policy import Policy
 from agent.policy.serialization import load_policy
 from agent.training.split import Split
 from agent.training.trainer import train
 from envs.cluster.presets import get_cluster
+from envs.objective import PIPELINE, STEP, PipelineObjective
 from envs.pipeline.pipeline import Pipeline
-from envs.pipeline.simulate import PipelinedProblem
+from envs.pipeline.stages import stages_of
 from envs.placement.episodes import EpisodeBatch
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_problem
@@ -36,8 +35,7 @@ from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from tests.agent.training.trainer_cases import SMALL, MemoryContext
 
-STEP_PLACERS = (*PLACERS, *LEARNED)
-PIPELINED_PLACERS = tuple(PIPELINE_PLACERS)
+STEP_PLACERS, PIPELINED_PLACERS = names_of(STEP), names_of(PIPELINE)
 
 shipped_policy = cache(lambda: load_policy("pretrained"))
 graphs_of = cache(load_family)
@@ -63,32 +61,32 @@ def problem_of(graph: OpGraph, cluster: str) -> Problem:
 
 def is_random(name: str, order: str) -> bool:
     """Whether another seed may give another placement of a step."""
-    return draws_at_random(name, order) if name in LEARNED else PLACERS[name].uses_rng
+    return PLACERS[name].draws(order if PLACERS[name].is_learned else "")
 
 
 def place(name: str, problem: Problem, order: str, evaluations: int, seed: int) -> tuple[NDArray[Any], float]:
     """Device of each op, and the step time; learned placers may also score the single devices."""
-    is_learned = name in LEARNED
-    placer = learned_placer(name, shipped_policy(), order) if is_learned else PLACERS[name]
-    budget = Budget(evaluations + problem.n_devices if is_learned else evaluations)
+    placer, budget = PLACERS[name], Budget(evaluations)
+    if placer.is_learned:
+        placer, budget = placer.with_policy(shipped_policy(), order), Budget(evaluations + problem.n_devices)
     found = placer.place(problem, budget, np.random.default_rng(seed))
     return found.placement.device_of, found.step_time.total_s
 
 
 def pipeline_is_random(name: str) -> bool:
     """Whether another seed may give another pipeline."""
-    return PIPELINE_PLACERS[name].uses_rng
+    return PLACERS[name].uses_rng
 
 
 def place_pipeline(
     name: str, problem: Problem, schedule: str, microbatches: int, evaluations: int, seed: int
 ) -> tuple[list[Any], float]:
     """A plan without replicas (devices, stages, stages that recompute, actions), and the step time."""
-    pipelined = PipelinedProblem(problem, Pipeline(schedule, microbatches))
-    found = PIPELINE_PLACERS[name].place(pipelined, Budget(evaluations), np.random.default_rng(seed))
-    stages = found.stages
+    objective = PipelineObjective(problem, Pipeline(schedule, microbatches))
+    found = PLACERS[name].place(objective, Budget(evaluations), np.random.default_rng(seed))
+    stages = stages_of(problem, found.placement)
     plan = [stages.device_of, stages.stage_of, stages.devices, sorted(stages.recomputed), stages.actions]
-    return plan, found.step.total_s
+    return plan, found.step_time.total_s
 
 
 @dataclass

@@ -52,24 +52,14 @@ def log_time(trials: Sequence[Trial]) -> float | None:
     return float(np.mean([np.log(trial.step_time_s) for trial in trials]))
 
 
-def logs_over(
-    own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]
-) -> dict[Where, list[float]]:
-    """Logarithm of each trial's step time over that of another placer, on the graphs that both solved."""
-    centres = {
-        where: log_time(other.get(where, ())) for where, trials in own.items() if log_time(trials) is not None
-    }
-    return {
-        where: [float(np.log(trial.step_time_s) - centre) for trial in own[where]]
-        for where, centre in centres.items()
-        if centre is not None
-    }
-
-
 def compared(own: Mapping[Where, Sequence[Trial]], other: Mapping[Where, Sequence[Trial]]) -> Interval | None:
     """Step time over that of another placer on the graphs that both solved; None if there is none."""
-    shared = logs_over(own, other)
-    return _interval(pair for where, logs in shared.items() for pair in zip(own[where], logs, strict=True))
+    logs = []
+    for where, trials in own.items():
+        centre = log_time(other.get(where, ()))
+        if centre is not None and log_time(trials) is not None:
+            logs += [(trial, float(np.log(trial.step_time_s) - centre)) for trial in trials]
+    return _interval(logs)
 
 
 def _interval(logs: Iterable[tuple[Trial, float]]) -> Interval | None:

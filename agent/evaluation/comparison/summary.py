@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 
 from agent.evaluation.comparison.ratios import Where, geometric_mean, ratio_to_bound
 from agent.evaluation.results import Key, Trial, best_times, ratio_to_best
 from agent.placers.base import PLACERS
-from agent.policy.placers import LEARNED
 from graphs.system.csv_files import write_csv
+from graphs.system.numbers import four_digits
 
 DATA_PARALLEL_NOTE = (
     "data-parallel is no placement: each device computes a batch of its own, and the time is that of a step "
@@ -159,7 +160,7 @@ def ratios_to_baseline(trials: Iterable[Trial]) -> dict[Key, float]:
 
 
 def _is_search(placer: str) -> bool:
-    return placer in LEARNED or (placer in PLACERS and not PLACERS[placer].is_start)
+    return placer in PLACERS and PLACERS[placer].is_search
 
 
 def _found_beside(search: Trial, trial: Trial) -> float | None:
@@ -175,3 +176,68 @@ def _found_beside(search: Trial, trial: Trial) -> float | None:
 def _processor_s(trial: Trial) -> float:
     """Processor seconds; wall seconds where those are not known."""
     return trial.cpu_s or trial.wall_s
+
+
+Case = tuple[str, str, str, str]
+"""Family, cluster, what was seen in training, and granularity."""
+SEEN_NOTES = {
+    "yes": " (seen by the policy in training)",
+    "topology": " (the policy saw graphs of this structure in training)",
+}
+
+
+def by_case(lines: Sequence[Line]) -> Iterator[tuple[Case, list[Line]]]:
+    """Lines by case: the shortest step first, those never feasible last."""
+
+    def case(line: Line) -> Case:
+        return line.family, line.cluster, line.seen, line.granularity
+
+    def rank(line: Line) -> tuple[bool, float]:
+        return line.ratio_to_single is None, line.ratio_to_single or 0.0
+
+    for key, part in groupby(sorted(lines, key=case), key=case):
+        yield key, sorted(part, key=rank)
+
+
+def title(case: Case, uncalibrated: Collection[str] = ()) -> str:
+    """Heading of the table of a case; it says what one decision places, if not an op.
+
+    Args:
+        uncalibrated: names of clusters whose op times come from datasheets.
+    """
+    family, cluster, seen, granularity = case
+    note = " (uncalibrated)" if cluster in uncalibrated else ""
+    unit = "" if granularity == "op" else f", placed by {granularity}"
+    return f"{family or 'no family'} on {cluster}{note}{unit}{SEEN_NOTES.get(seen, '')}"
+
+
+def figures(line: Line) -> tuple[str, ...]:
+    """Formats step time, the ratios to others and their spread, what is feasible, and what it cost."""
+    return (
+        milliseconds(line.step_time_s),
+        to_single(line),
+        number(line.seed_spread),
+        number(line.ratio_to_best),
+        number(line.ratio_to_bound),
+        number(line.ratio_to_refine),
+        f"{line.feasible_share:.0%}",
+        f"{line.evaluations:,.0f}",
+        f"{line.cpu_s:.2g}",
+        f"{line.wall_s:.2g}",
+    )
+
+
+def to_single(line: Line) -> str:
+    """Formats the ratio to the fastest single device, with a * where none has the memory."""
+    is_marked = line.ratio_to_single is not None and not line.single_fits
+    return number(line.ratio_to_single) + ("*" if is_marked else "")
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds with four digits or more, or a dash."""
+    return "-" if seconds is None else four_digits(1e3 * seconds)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.placing.trial_runner import TrialRunner
+from envs.objective import STEP, Objective
 from envs.problem import Problem
 from envs.runtime.step_meter import MeasuredStep, StepTimeStore, pooled
 from envs.simulator.simulate import simulate_problem
 from graphs.granularity import with_granularity
 from graphs.op_graph import OpGraph
 from graphs.step_settings import GRANULARITIES
-from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.array_types import IntArray
 
 BUDGET = 10_000
 """Evaluations of the searches whose placements are measured."""
@@ -121,32 +123,26 @@ def _row(
         granularity=granularity,
         source=source,
         predicted_s=float(simulated.total_s),
-        measured_s=measured.median_s if measured.feasible else None,
-        low_s=measured.low_s if measured.feasible else None,
-        high_s=measured.high_s if measured.feasible else None,
         first_s=rounds[0].median_s if measured.feasible else None,
         last_s=rounds[-1].median_s if measured.feasible else None,
-        n_steps=measured.n_steps,
         transfer_bytes=float(np.sum(simulated.transfer_bytes)),
-        failure=measured.failure,
+        **measured_cells(measured),
     )
+
+
+def measured_cells(measured: MeasuredStep) -> dict[str, Any]:
+    """Returns the columns of a row that a measurement fills; seconds are None if it could not be run."""
+    times_s = {"measured_s": measured.median_s, "low_s": measured.low_s, "high_s": measured.high_s}
+    cells: dict[str, Any] = dict(times_s) if measured.feasible else dict.fromkeys(times_s)
+    return cells | {"n_steps": measured.n_steps, "failure": measured.failure}
 
 
 def fidelity_of(rows: list[FidelityRow]) -> Fidelity | None:
     """Compares predictions with measurements; None with fewer than two placements that could be run."""
-    pairs = [(row.predicted_s, row.measured_s) for row in rows if row.measured_s is not None]
-    if len(pairs) < 2:
+    ran = [row for row in rows if row.measured_s is not None]
+    if len(ran) < 2:
         return None
-    rounds = [(row.first_s, row.last_s) for row in rows if row.first_s is not None]
-    return agreement(*np.array(pairs).T, *np.array(rounds).T)
-
-
-def agreement(predicted: FloatArray, measured: FloatArray, first: FloatArray, last: FloatArray) -> Fidelity:
-    """Compares predictions with measurements, all (n_placements,).
-
-    Args:
-        first, last: two measurements of the same.
-    """
+    predicted, measured = np.array([(row.predicted_s, row.measured_s) for row in ran], dtype=float).T
     ratios = predicted / measured
     errors = np.abs(ratios - 1)
     return Fidelity(
@@ -157,7 +153,7 @@ def agreement(predicted: FloatArray, measured: FloatArray, first: FloatArray, la
         spearman=float(spearmanr(predicted, measured).statistic),
         kendall=float(kendalltau(predicted, measured).statistic),
         regret=float(measured[np.argmin(predicted)] / measured.min() - 1),
-        retest=float(kendalltau(first, last).statistic),
+        retest=float(kendalltau([row.first_s for row in ran], [row.last_s for row in ran]).statistic),
     )
 
 
@@ -196,9 +192,9 @@ def _found(problem: Problem) -> Iterator[tuple[str, IntArray]]:
     for device in range(problem.n_devices):
         yield f"device {device}", np.full(problem.graph.n_ops, device)
     runner = TrialRunner()
-    for name, placer in PLACERS.items():
+    for name in names_of(STEP, learned=False):
         if name not in STOPPED_BY_TIME:
-            found = runner.place(placer, problem, Budget(BUDGET), order="", seed=0)
+            found = runner.place(PLACERS[name], Objective(problem), Budget(BUDGET), order="", seed=0)
             yield name, found.placement.device_of
 
 

@@ -6,35 +6,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
+import numpy as np
+
+from agent.adaptation.adapt import adapt
+from agent.adaptation.corrections import models_of
 from agent.calibration.quick import get_or_measure_cluster
+from agent.evaluation.answers import Answers, file_name
 from agent.evaluation.config import EvaluationConfig, EvaluationError
-from agent.evaluation.measured.adapted import Placed, adapted
-from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity
+from agent.evaluation.measured.fidelity import FidelityRow, measure_fidelity, measured_cells
 from agent.evaluation.results import Trial
-from agent.evaluation.run import file_name, placement_path
 from agent.evaluation.spec import EvaluationSpec
 from envs.cluster.cluster import Cluster
 from envs.cluster.kinds import gpus_of
 from envs.cluster.presets import DEFAULT_CLUSTER
-from envs.placements.files import read_placement, write_placement
+from envs.placements.files import write_placement
 from envs.placements.placement import Placement
 from envs.problem import Problem
 from envs.runtime.backends.processes import DeviceProcesses, torch_devices
 from envs.runtime.profiles import with_profile
 from envs.runtime.runnable_model import RunnableModel, load_runnable
 from envs.runtime.step_meter import StepMeter, StepTimeStore
+from envs.simulator.simulate import step_time_s
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
-from graphs.system.csv_files import write_csv
+from graphs.system.csv_files import write_rows
 
 ADAPTED = "adapted"
 """Folder of the placement with the shortest measured step on each cluster."""
 Report = Callable[[str, int, int], None]
 """Called with what is measured, how much of it is done, and how much there is in all."""
+Placed = tuple[Trial, IntArray]
+"""A trial, and the device of each op, (n_ops,)."""
 
 
 @dataclass(frozen=True)
@@ -136,69 +143,51 @@ class MeasuringSession:
         return replace(spec, graphs=tuple(others), whole={})  # whole batches are not timed
 
     def best(
-        self,
-        spec: EvaluationSpec,
-        trials: Sequence[Trial],
-        count: int,
-        report: Report,
-        *,
-        adapts: bool = False,
+        self, answers: Answers, trials: Sequence[Trial], most: int, report: Report, *, adapts: bool = False
     ) -> list[MeasuredRow]:
         """Measures one device, and the best placements that the trials found; writes `measured.csv`.
 
         Args:
-            count: greatest number of different placements per cluster, the shortest simulated steps first.
+            most: greatest number of different placements per cluster, the shortest simulated steps first.
             adapts: whether each measurement corrects the costs that the next placement is found with. The
                 first placement is the same. That of the shortest measured step is written to `adapted/`.
         """
         rows: list[MeasuredRow] = []
-        graph = self._graph(spec)
-        for cluster in spec.clusters:
-            with self._meter(cluster) as meter:
-                measurements = self._measurements(cluster, meter)
-                found, what = self._found(spec, graph, cluster, trials), f"steps on {cluster.name}"
-                single = [pair for pair in found if pair[0].placer == "single"]
+        graph = self._graph(answers.spec)
+        for cluster in answers.spec.clusters:
+            found, tell = self._found(answers, cluster, trials), partial(report, f"steps on {cluster.name}")
+            single = [pair for pair in found if pair[0].placer == "single"]
+            with self._measurements(cluster) as measurements:
                 if adapts and found:
-                    found = adapted(
-                        Problem(graph, cluster), found, measurements, count, partial(report, what)
-                    )
-                chosen = found[:count]
+                    found = adapted(Problem(graph, cluster), found, measurements, most, tell)
+                chosen = found[:most]
                 chosen += [pair for pair in single if pair[0] not in [trial for trial, _ in chosen]]
-                measured = list(_measured_rows(chosen, measurements, partial(report, what)))
-                if adapts:
-                    self._write_shortest(graph, cluster, measured, chosen)
-                rows += measured
-        _write(self._folder / "measured.csv", MeasuredRow, rows)
+                measured = list(_measured_rows(chosen, measurements, tell))
+            if adapts:
+                self._write_shortest(graph, cluster, measured, chosen)
+            rows += measured
+        write_rows(self._folder / "measured.csv", MeasuredRow, rows)
         return rows
 
     def fidelity(self, spec: EvaluationSpec, count: int, report: Report) -> list[FidelityRow]:
         """Simulates and measures varied placements on every cluster; writes `fidelity.csv`."""
         rows: list[FidelityRow] = []
         for cluster in spec.clusters:
-            problem = Problem(self._graph(spec), cluster)
-            what = f"placements on {cluster.name}"
-            with self._meter(cluster) as meter:
-                rows += measure_fidelity(
-                    problem,
-                    self._measurements(cluster, meter),
-                    count,
-                    spec.granularity,
-                    lambda done, total, what=what: report(what, done, total),  # type: ignore[misc]
-                )
-        _write(self._folder / "fidelity.csv", FidelityRow, rows)
+            problem, tell = (
+                Problem(self._graph(spec), cluster),
+                partial(report, f"placements on {cluster.name}"),
+            )
+            with self._measurements(cluster) as measurements:
+                rows += measure_fidelity(problem, measurements, count, spec.granularity, tell)
+        write_rows(self._folder / "fidelity.csv", FidelityRow, rows)
         return rows
 
-    def _found(
-        self, spec: EvaluationSpec, graph: OpGraph, cluster: Cluster, trials: Sequence[Trial]
-    ) -> list[Placed]:
+    def _found(self, answers: Answers, cluster: Cluster, trials: Sequence[Trial]) -> list[Placed]:
         """Lists the different placements of a cluster, the best first."""
-        placed = [each for each in trials if each.is_placement]
-        of_cluster = [each for each in placed if (each.graph, each.cluster) == (self.name, cluster.name)]
-        best_seed = {(each.placer, each.order): each for each in sorted(of_cluster, key=_worst_first)}
+        own = [trial for trial in trials if (trial.graph, trial.cluster) == (self.name, cluster.name)]
         found: dict[bytes, Placed] = {}
-        for trial in sorted(best_seed.values(), key=lambda each: each.rank):
-            placement = read_placement(placement_path(self._folder, trial), graph, cluster)
-            found.setdefault(placement.device_of.tobytes(), (trial, placement.device_of))
+        for answer in sorted(answers.best(own), key=lambda each: each.trial.rank):
+            found.setdefault(answer.device_of.tobytes(), (answer.trial, answer.device_of))
         return list(found.values())
 
     def _write_shortest(
@@ -214,19 +203,48 @@ class MeasuringSession:
     def _graph(self, spec: EvaluationSpec) -> OpGraph:
         return next(graph for graph in spec.graphs if graph.name == self.name)
 
-    def _measurements(self, cluster: Cluster, meter: StepMeter) -> StepTimeStore:
-        return StepTimeStore(self._folder / "measurements.jsonl", meter, self._devices[cluster.name])
-
     @contextmanager
-    def _meter(self, cluster: Cluster) -> Iterator[StepMeter]:
-        model = self._model
-        with DeviceProcesses(self._devices[cluster.name], self._timeout_s) as processes:
-            yield StepMeter(model.captured, model.module, model.inputs, processes)
+    def _measurements(self, cluster: Cluster) -> Iterator[StepTimeStore]:
+        model, devices = self._model, self._devices[cluster.name]
+        with DeviceProcesses(devices, self._timeout_s) as processes:
+            meter = StepMeter(model.captured, model.module, model.inputs, processes)
+            yield StepTimeStore(self._folder / "measurements.jsonl", meter, devices)
 
 
-def _worst_first(trial: Trial) -> tuple[bool, float, int]:
-    """Sorts seeds so that the one whose placement was kept comes last."""
-    return (trial.feasible, -trial.step_time_s, -trial.seed)
+def adapted(
+    problem: Problem,
+    found: Sequence[Placed],
+    measurements: StepTimeStore,
+    n_measured: int,
+    report: Callable[[int, int], None],
+) -> list[Placed]:
+    """Measures the best placement, and others that are found with corrected costs.
+
+    Args:
+        found: different placements of the trials, the best first.
+        report: called with (measurements made, measurements in all) before each.
+
+    Returns:
+        What was measured, in that order; fewer than `n_measured` where the searches find no others. New
+        placements are trials of a placer `adapt`, and their seed is their number.
+    """
+    made = count()
+
+    def measure(device_of: IntArray) -> float:
+        report(next(made), n_measured)
+        return measurements.measure(device_of).median_s
+
+    trials = {device_of.tobytes(): trial for trial, device_of in found}
+    starts = [device_of for trial, device_of in found if trial.feasible] or [found[0][1]]
+    devices_of, _ = adapt(models_of(problem), starts, measure, n_measured, np.random.default_rng(0))
+    new = replace(found[0][0], placer="adapt", order="")
+    return [
+        (
+            trials.get(each.tobytes()) or replace(new, seed=number, step_time_s=step_time_s(problem, each)),
+            each,
+        )
+        for number, each in enumerate(devices_of)
+    ]
 
 
 def _measured_rows(
@@ -234,29 +252,14 @@ def _measured_rows(
 ) -> Iterator[MeasuredRow]:
     for done, (trial, device_of) in enumerate(placed):
         report(done, len(placed))
-        yield _measured_row(trial, measurements, device_of)
+        yield MeasuredRow(
+            graph=trial.graph,
+            cluster=trial.cluster,
+            granularity=trial.granularity,
+            placer=trial.placer,
+            order=trial.order,
+            seed=trial.seed,
+            simulated_s=trial.step_time_s,
+            **measured_cells(measurements.measure(device_of)),
+        )
     report(len(placed), len(placed))
-
-
-def _measured_row(trial: Trial, measurements: StepTimeStore, device_of: IntArray) -> MeasuredRow:
-    measured = measurements.measure(device_of)
-    return MeasuredRow(
-        graph=trial.graph,
-        cluster=trial.cluster,
-        granularity=trial.granularity,
-        placer=trial.placer,
-        order=trial.order,
-        seed=trial.seed,
-        simulated_s=trial.step_time_s,
-        measured_s=measured.median_s if measured.feasible else None,
-        low_s=measured.low_s if measured.feasible else None,
-        high_s=measured.high_s if measured.feasible else None,
-        n_steps=measured.n_steps,
-        failure=measured.failure,
-    )
-
-
-def _write(
-    path: Path, kind: type[MeasuredRow | FidelityRow], rows: Sequence[MeasuredRow | FidelityRow]
-) -> None:
-    write_csv(path, [each.name for each in fields(kind)], [astuple(row) for row in rows])

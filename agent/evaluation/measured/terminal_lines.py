@@ -8,7 +8,7 @@ from itertools import groupby
 from agent.evaluation.measured.fidelity import FidelityRow, fidelity_of
 from agent.evaluation.measured.session import MeasuredRow
 from agent.evaluation.results import name_of
-from agent.evaluation.text_table import text_table
+from agent.evaluation.terminal_report import text_table
 
 HEADINGS = ("placer", "simulated ms", "measured ms", "10 % to 90 %")
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from agent.evaluation.comparison.ratios import Run, by_run
+from agent.evaluation.results import Trial, name_of
 from graphs.system.errors import printable
 
 LIGHT = ("#2166ac", "#d95f02", "#1b9e77", "#b2328c", "#8c6d1f", "#5e4fa2", "#c0392b", "#4d4d4d")
@@ -54,9 +58,9 @@ def as_svg(draw: Draw, width_in: float, height_in: float, label: str) -> Markup:
     settings = _settings() | {"svg.fonttype": "none", "svg.hashsalt": label}
     file = io.StringIO()
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        figure = Figure(figsize=(width_in, height_in), layout="constrained", facecolor="none")
         draw(figure, PAGE)
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})  # `savefig` lays it out twice
     return _slim(file.getvalue(), label)
 
 
@@ -79,6 +83,7 @@ def _settings() -> dict[str, Any]:
         "text.color": PAGE.ink,
         "axes.labelcolor": PAGE.ink,
         "axes.edgecolor": PAGE.muted,
+        "axes.facecolor": "none",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "xtick.color": PAGE.muted,
@@ -106,3 +111,87 @@ def _slim(svg: str, label: str) -> Markup:
     named = Markup('role="img" aria-label="{}"').format(printable(label))
     sizes = r'<svg[^>]*?(viewBox="[^"]*")[^>]*>'
     return Markup(re.sub(sizes, lambda found: f"<svg {found[1]} {named}>", svg, count=1))
+
+
+N_POINTS = 60
+"""Points of a line."""
+SIZE_IN = (5.0, 3.6)
+STYLES = ("-", "--", ":", "-.")
+"""Line styles, which tell lines of one colour apart."""
+
+Line = tuple[np.ndarray, np.ndarray]
+"""The budget spent, and the step time over that of one device then, (n,) each."""
+
+
+def lines_of(trials: Iterable[Trial], of: str) -> dict[Run, Line]:
+    """Curves of the placers that found a feasible placement for every graph that any found one for.
+
+    Args:
+        of: 'evaluations' or 'seconds'.
+    """
+    runs = by_run(trial for trial in trials if trial.is_placement and trial.single_s > 0)
+    solved = {where for by_where in runs.values() for where, each in by_where.items() if _all_feasible(each)}
+    lines = {}
+    for run, by_where in runs.items():
+        if solved and all(_all_feasible(by_where.get(where, ())) for where in solved):
+            lines[run] = _line([trial for where in solved for trial in by_where[where]], of)
+    return lines
+
+
+def _all_feasible(trials: Sequence[Trial]) -> bool:
+    return bool(trials) and all(trial.feasible and trial.step_time_s > 0 for trial in trials)
+
+
+def _line(trials: Sequence[Trial], of: str) -> Line:
+    """Geometric mean over trials, from where all of them have a placement to where the last one ends."""
+    spent_of: Callable[[Trial], float] = (
+        (lambda trial: float(trial.evaluations)) if of == "evaluations" else (lambda trial: trial.wall_s)
+    )
+    at = of == "seconds"
+    paths = [np.array([(each[at], each.step_time_s) for each in trial.history]).T for trial in trials]
+    first = max(max(float(path[0, 0]) for path in paths), 1e-6)
+    last = max(first, *(spent_of(trial) for trial in trials))
+    spent = np.unique(np.geomspace(first, last, N_POINTS))
+    logs = np.zeros(len(spent))
+    for path, trial in zip(paths, trials, strict=True):
+        index = np.searchsorted(path[0], spent * (1 + 1e-12), side="right") - 1
+        logs += np.log(path[1][np.maximum(index, 0)] / trial.single_s)
+    return spent, np.exp(logs / len(trials))
+
+
+def curve_charts(trials: Sequence[Trial]) -> list[Markup]:
+    """Two charts: against evaluations and against seconds; none where nothing is feasible."""
+    return [
+        as_svg(curve_figure(lines, of), *SIZE_IN, f"step time over one device against {of}")
+        for of in ("evaluations", "seconds")
+        if (lines := lines_of(trials, of))
+    ]
+
+
+def curve_figure(lines: Mapping[Run, Line], of: str) -> Draw:
+    """Draws every placer as a line, or as a dot where it stops at once."""
+
+    def draw(figure: Figure, palette: Palette) -> None:
+        axes = figure.add_subplot()
+        ranked = sorted(lines.items(), key=lambda item: item[1][1][-1])
+        for index, (run, (spent, ratio)) in enumerate(ranked):
+            is_dot = len(spent) < 2 or spent[-1] < 1.2 * spent[0]
+            style = STYLES[index // len(palette.series) % len(STYLES)]
+            axes.plot(
+                spent[-1:] if is_dot else spent,
+                ratio[-1:] if is_dot else ratio,
+                color=palette.of(index),
+                linestyle="none" if is_dot else style,
+                marker="o" if is_dot else None,
+                markersize=5,
+                label=name_of(*run),
+            )
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.7g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("evaluations" if of == "evaluations" else "seconds a trial took")
+        axes.set_ylabel("step time / one device")
+        axes.grid(True)
+        figure.legend(loc="outside upper left", ncols=2, fontsize=8)
+
+    return draw

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from agent.evaluation.comparison.cells import milliseconds
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import (
     Run,
@@ -19,15 +18,16 @@ from agent.evaluation.comparison.ratios import (
     ratio_to_bound,
     ratio_to_single,
 )
-from agent.evaluation.report.rendering import render
+from agent.evaluation.comparison.summary import milliseconds
+from agent.evaluation.report.tables import render
 from agent.evaluation.results import Trial, name_of
-from agent.placing.handover.explain import WORTH_IT
+from agent.placers.base import PLACERS
+from agent.placing.handover.explain import what_to_use
 from agent.placing.request import DATA_PARALLEL
-from agent.policy.placers import LEARNED
 
 LEAST = 0.0005
 """Differences below this share are none."""
-PARALLEL = "data parallelism"
+ONE_DEVICE, PARALLEL = "one device", "data parallelism"
 ByRun = Mapping[Run, Mapping[Where, Sequence[Trial]]]
 """Trials by placer and order, then by graph and cluster."""
 
@@ -48,7 +48,7 @@ def headline(trials: Sequence[Trial], uncalibrated: Collection[str] = ()) -> Mar
 
 
 def _advice(runs: ByRun, best: Run, uncalibrated: Collection[str]) -> dict[str, object]:
-    """Says what to use: the best placement, one device or data parallelism; each must be 2 % faster.
+    """Says what to use: one device, the best placement or data parallelism.
 
     `factor` is how many times as fast as one device the placement is, None where no device has the memory;
     what share of one device's step it saves; or how many times as fast as it data parallelism is.
@@ -59,16 +59,17 @@ def _advice(runs: ByRun, best: Run, uncalibrated: Collection[str]) -> dict[str, 
     over = f", a geometric mean over {n_graphs} graphs" if n_graphs > 1 else f" on {solved[0].graph}"
     over += ", uncalibrated" * any(trial.cluster in uncalibrated for trial in solved)
     step_s = geometric_mean(trial.step_time_s for trial in solved)
-    alone = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
-    parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
-    # Relative to the best placement: what a single device takes, and what data parallelism does.
-    alone_ratio = 1 / alone.mean if alone else math.inf
-    parallel_ratio = 1 / parallel.mean if parallel else math.inf
-    use, factor = "placement", alone_ratio if alone else None
-    if parallel_ratio < (1 - WORTH_IT) * min(alone_ratio, 1.0):
-        use, factor = PARALLEL, 1 / parallel_ratio
-    elif (1 - WORTH_IT) * alone_ratio < 1:
-        use, factor = "one device", max(1 - 1 / alone_ratio, 0.0)
+    to_single = ratio_to_single(solved) if all(trial.single_fits for trial in solved) else None
+    to_parallel = compared(own, runs.get((DATA_PARALLEL, ""), {}))
+    # Steps in units of that of the best placement.
+    single = 1 / to_single.mean if to_single else None
+    parallel = 1 / to_parallel.mean if to_parallel else None
+    use = what_to_use({ONE_DEVICE: single, "placement": 1.0, PARALLEL: parallel})
+    factor = single
+    if use == PARALLEL and parallel:
+        factor = 1 / parallel
+    elif use == ONE_DEVICE and single:
+        factor = max(1 - 1 / single, 0.0)
     return {"use": use, "factor": factor, "best": name_of(*best), "found": f"{milliseconds(step_s)} ms{over}"}
 
 
@@ -79,10 +80,11 @@ def learned_line(trials: Sequence[Trial]) -> str:
 
 
 def _learned_line(runs: ByRun, ranked: Sequence[Run]) -> str:
-    other = next((run for run in ranked if run[0] not in LEARNED), None)
+    learned = {name: placer.is_hybrid for name, placer in PLACERS.items() if placer.is_learned}
+    other = next((run for run in ranked if run[0] not in learned), None)
     sentences = []
     for is_hybrid, kind in ((False, "learned placer"), (True, "hybrid of a policy and search")):
-        own = next((r for r in ranked if r[0] in LEARNED and LEARNED[r[0]].is_hybrid == is_hybrid), None)
+        own = next((r for r in ranked if learned.get(r[0]) == is_hybrid), None)
         if own and other and (ratio := compared(runs[own], runs[other])):
             best_other = f"{name_of(*other)}, the best placer that learned nothing"
             difference = _difference(ratio, best_other, _solved(runs[own]))

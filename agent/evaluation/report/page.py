@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
+from agent.evaluation.answers import Answers
 from agent.evaluation.comparison.summary import DATA_PARALLEL_NOTE, SIMULATED, SINGLE_NOTE, summarise
 from agent.evaluation.failures import failed_line
-from agent.evaluation.report.chosen import pairs
-from agent.evaluation.report.curves import curve_charts
-from agent.evaluation.report.details import detail_section
-from agent.evaluation.report.figures import LIGHT
+from agent.evaluation.report.details import detail_section, pairs
+from agent.evaluation.report.figures import LIGHT, curve_charts
 from agent.evaluation.report.headline import headline
-from agent.evaluation.report.rendering import render
-from agent.evaluation.report.tables import graph_table, main_tables, order_maps
+from agent.evaluation.report.tables import graph_table, main_tables, order_maps, render
 from agent.evaluation.results import Trial
-from agent.evaluation.spec import EvaluationSpec
 from agent.placing.request import DATA_PARALLEL
-from envs.cluster.cluster import Cluster
-from envs.pipeline.simulate import PipelinedProblem
-from envs.problem import Problem
-from envs.simulator.data_parallel import simulate_data_parallel
-from graphs.op_graph import OpGraph
 from graphs.system.json_files import write_bytes_atomic
 
 
@@ -32,24 +23,24 @@ def write_report(
     trials: Sequence[Trial],
     command: str,
     *,
-    spec: EvaluationSpec | None = None,
+    answers: Answers | None = None,
     n_failed: int = 0,
     n_trials: int | None = None,
 ) -> None:
     """Writes the report atomically.
 
     Args:
-        path: of the report; placements are in the same folder.
+        path: file of the report, in the folder of the placements.
         trials: in the order of the evaluation; all, or those that are made so far.
         command: what made them, as typed.
-        spec: of the evaluation; None leaves out single graphs, and what data parallelism would do unless it
-            is among the trials.
+        answers: placements of the trials; None leaves out single graphs, and what data parallelism would do
+            unless it is among the trials.
         n_trials: number of trials in all; None = these.
     """
-    n_ended, uncalibrated = len(trials) + n_failed, spec.uncalibrated if spec else ()
+    n_ended, uncalibrated = len(trials) + n_failed, answers.spec.uncalibrated if answers else ()
     page = render(
         "report.html",
-        headline=headline(with_data_parallel(trials, spec), uncalibrated),
+        headline=headline(with_data_parallel(trials, answers), uncalibrated),
         command=command,
         n_ended=n_ended,
         n_trials=n_ended if n_trials is None else n_trials,
@@ -57,7 +48,7 @@ def write_report(
         placers=main_tables(trials, summarise(trials), uncalibrated),
         orders=order_maps(trials),
         curves=curve_charts(trials),
-        details=detail_section(spec, path.parent, pairs(trials)) if spec else "",
+        details=detail_section(answers, pairs(trials)) if answers else "",
         graphs=graph_table(trials),
         notes={"simulated": SIMULATED, "single": SINGLE_NOTE, "data_parallel": DATA_PARALLEL_NOTE},
         light=LIGHT,
@@ -65,31 +56,13 @@ def write_report(
     write_bytes_atomic(path, page.encode())
 
 
-def with_data_parallel(trials: Sequence[Trial], spec: EvaluationSpec | None) -> list[Trial]:
-    """Returns the trials, and of data parallelism one per graph and cluster if the evaluation has none.
-
-    Args:
-        spec: of the evaluation; None adds nothing.
-    """
-    if spec is None or DATA_PARALLEL in spec.placers:
+def with_data_parallel(trials: Sequence[Trial], answers: Answers | None) -> list[Trial]:
+    """Returns the trials, and of data parallelism one per graph and cluster if the evaluation has none."""
+    if answers is None or DATA_PARALLEL in answers.spec.placers:
         return list(trials)
-    graphs = {graph.name: graph for graph in spec.graphs}
-    clusters = {cluster.name: cluster for cluster in spec.clusters}
-    wheres = {(trial.graph, trial.cluster): trial for trial in trials}
     added = []
-    for (graph, cluster), like in wheres.items():
-        step_s, fits = _seconds_per_batch(spec, graphs[graph], clusters[cluster])
+    for (graph, cluster), like in {(trial.graph, trial.cluster): trial for trial in trials}.items():
+        step_s, fits = answers.data_parallel(graph, cluster)
         same = replace(like, placer=DATA_PARALLEL, order="", seed=0, improvements=())
         added.append(replace(same, step_time_s=step_s, feasible=fits))
     return [*trials, *added]
-
-
-@lru_cache(maxsize=1024)
-def _seconds_per_batch(spec: EvaluationSpec, graph: OpGraph, cluster: Cluster) -> tuple[float, bool]:
-    """Simulates data parallelism once, however often a report is refreshed; says whether it fits."""
-    problem = Problem(graph, cluster)
-    if spec.pipeline is not None:
-        pipelined = spec.baselines(PipelinedProblem(problem, spec.pipeline)).data_parallel
-        return pipelined.step_s, pipelined.fits
-    step = simulate_data_parallel(problem)
-    return step.seconds_per_batch, step.fits

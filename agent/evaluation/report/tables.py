@@ -5,17 +5,68 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
-from agent.evaluation.comparison.cells import Case, by_case, figures, milliseconds, number, title
+from agent.evaluation.answers import placement_path
 from agent.evaluation.comparison.intervals import Interval
 from agent.evaluation.comparison.ratios import Run, Where, geometric_mean, ratio_to_bound, ratio_to_single
-from agent.evaluation.comparison.summary import Line
-from agent.evaluation.report.rendering import Cell, Rows, Table, render
+from agent.evaluation.comparison.summary import Case, Line, by_case, figures, milliseconds, number, title
 from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
-from agent.evaluation.run import placement_path
+from graphs.system.errors import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+class Cell(NamedTuple):
+    """A cell of a heat map: darker the more its ratio exceeds 1, and linked where `href` is not empty."""
+
+    content: str
+    ratio: float | None = None
+    href: str = ""
+
+
+Rows = Sequence[Sequence[str | Cell]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; without headings, its note alone.
+
+    Attributes:
+        kind: CSS classes; `tall` tables scroll within a limited height.
+    """
+
+    headings: Sequence[str] = ()
+    rows: Rows = ()
+    title: str = ""
+    note: str = ""
+    kind: str = "sortable"
+
+
+def render(template: str, **data: object) -> Markup:
+    """Renders a template; text is escaped, and what cannot be printed is shown as an escape sequence."""
+    return Markup(_environment().get_template(template).render(data))
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
 
 MOST_ROWS = 25
 """Rows that a table shows without scrolling."""

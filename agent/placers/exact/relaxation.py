@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.bounds.lower_bound import heads_and_tails
-from agent.bounds.path_kernels import before_and_after
 from envs.problem import Problem
 from graphs.system.array_types import FloatArray, IntArray
 from graphs.system.running_time import Clock, running_s
@@ -205,13 +204,16 @@ class Relaxation:
         A reader waits for what it reads, and so on. Where devices rest after an op, that alone is too little.
         """
         graph, ops = self.problem.graph, np.array(timed, dtype=np.int64)
-        _, waits = before_and_after(graph.edges, ops, graph.n_ops)
+        row = np.full(graph.n_ops, -1)
+        row[ops] = np.arange(len(ops))
+        waits_for = row[:, None] == np.arange(len(ops))
+        for producer, consumer in graph.edges.tolist():  # producers come first
+            waits_for[consumer] |= waits_for[producer]
+        waits = waits_for[ops].T
         if self.gap:
-            row = np.full(graph.n_ops, len(ops))
-            row[ops] = np.arange(len(ops))
-            waits = np.vstack([waits, np.zeros(graph.n_ops)])
-            waits[row[graph.edges[:, 0]], graph.edges[:, 1]] = 0.0
-        first, second = np.nonzero(np.triu(waits[: len(ops), ops] == 0.0, k=1))
+            direct = row[graph.edges]
+            waits[tuple(direct[(direct >= 0).all(axis=1)].T)] = False
+        first, second = np.nonzero(np.triu(~waits, k=1))
         yield from zip(ops[first].tolist(), ops[second].tolist(), strict=True)
 
     def _fit_memory(self) -> None:

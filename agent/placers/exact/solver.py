@@ -19,9 +19,9 @@ import numpy as np
 
 from agent.placers.base import PlacerError, SearchState, placer
 from agent.placers.exact.relaxation import HORIZON_STEPS, TICKS, Relaxation, RelaxationError
-from agent.placers.scores import TOTAL_S
 from agent.placers.search.annealing import anneal_from_leaders
 from agent.placers.search.refine import refine
+from envs.objective import TOTAL_S
 from envs.problem import Problem
 from graphs.system.array_types import IntArray
 

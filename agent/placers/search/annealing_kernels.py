@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.search.annealing_moves import ENERGY, EXCESS, PRICE, first_moved, propose, put
+from envs.objective import OVER_BYTES, TOTAL_S
 from envs.simulator.arrays import copy
 from envs.simulator.memory import peak_memory
 from envs.simulator.resume import ROUNDING, candidate_timeline, commit, run_moved

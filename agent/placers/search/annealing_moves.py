@@ -31,7 +31,7 @@ class AnnealingChain(NamedTuple):
     device_of: IntArray  # (n_ops,) the current placement, or the proposed one during a proposal
     energy: FloatArray  # (3,) of the current placement; columns `ENERGY`, `EXCESS` and `PRICE`
     best: IntArray  # (n_ops,) the best placement so far
-    best_score: FloatArray  # (2,) columns `OVER_BYTES` and `TOTAL_S` of `agent.placers.scores`
+    best_score: FloatArray  # (2,) columns `OVER_BYTES` and `TOTAL_S` of `agent.placers.state`
     moved: IntArray  # (n_units,) units that the proposal moves
     back: IntArray  # (n_units,) their devices before
     pair: SimulationPair

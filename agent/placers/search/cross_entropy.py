@@ -8,8 +8,8 @@ from agent.placers.base import SearchState, placer
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import memory_fill
 from agent.placers.heuristics.single import single
-from agent.placers.scores import OVER_BYTES, TOTAL_S
 from agent.placers.units import unit_seconds, units_by_layer
+from envs.objective import OVER_BYTES, TOTAL_S
 from envs.problem import Problem
 from graphs.limits import MIN_SECONDS
 from graphs.system.array_types import FloatArray, IntArray

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from agent.placing.exports.module_tree import ModuleTree, above
+from envs.objective import Objective
 from envs.pipeline.module_cuts import cut_at_modules
 from envs.pipeline.pipeline import INTERLEAVED, Pipeline
 from envs.pipeline.simulate import PipelinedProblem
@@ -46,7 +47,7 @@ class Export:
 
 
 EXPORTS = Registry[Export](
-    "export", ExportError, [f"{__package__}.{name}" for name in ("pytorch", "trainers", "servers")]
+    "export", ExportError, [f"{__package__}.{name}" for name in ("trainers", "servers")]
 )
 
 
@@ -71,6 +72,11 @@ def export_text(name: str, placed: PlacedModules) -> str:
         ExportError: an unknown target, or one that cannot run the placement; it says what would fit.
     """
     return EXPORTS[name].make(placed)
+
+
+def placed_modules(objective: Objective, placement: Placement, layers: str = "") -> PlacedModules:
+    """Makes what an export takes; `layers` as in `PlacedModules`."""
+    return PlacedModules(objective.problem, placement, *objective.staged(placement), layers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,10 @@
-"""The bounds of a simulated step, and the time that removing each would save."""
+"""What to use, what bounds a simulated step, and the time that removing each bound would save."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,16 +13,34 @@ from envs.problem import Problem
 from envs.simulator.copies import link_name, simulated_copies
 from envs.simulator.data_parallel import DataParallelStep, simulate_data_parallel
 from envs.simulator.fastest_single import fastest_single
-from envs.simulator.simulate import StepTime, simulate_problem, step_time_s
+from envs.simulator.simulate import StepTime, step_time_s
 from graphs.levels import b_level
 from graphs.limits import MAX_PER_S
 from graphs.system.array_types import IntArray
 from graphs.system.errors import shortened
+from graphs.system.numbers import in_ms
 
 SMALL = 0.05
 """Share of the step below which a gain is no bottleneck."""
 WORTH_IT = 0.02
-"""Share of one device's step that a placement must save."""
+"""Share of a step that anything less simple must save."""
+
+
+def what_to_use(steps_s: Mapping[str, float | None]) -> str:
+    """Returns the name of what to use: the simplest that has the memory, or what is 2 % faster.
+
+    Args:
+        steps_s: seconds by name, the simplest first: one device, a placement or pipeline, data parallelism.
+            None where it lacks memory.
+
+    Returns:
+        Empty where all lack memory.
+    """
+    use, least_s = "", math.inf
+    for name, step_s in steps_s.items():
+        if step_s is not None and step_s < (1.0 - WORTH_IT) * least_s:
+            use, least_s = name, step_s
+    return use
 
 
 @dataclass(frozen=True)
@@ -58,19 +77,13 @@ class Explanation:
 
     @property
     def advice(self) -> str:
-        """Returns what to use: `one device`, `placement` or `data parallel`; `memory` if none has the memory.
-
-        A placement must be 2 % faster than one device, and data parallelism per batch 2 % faster than both.
-        """
-        found = "memory", math.inf
-        if self.single_s is not None:
-            found = "one device", self.single_s
-        if self.bottleneck != "memory" and self.total_s <= (1.0 - WORTH_IT) * found[1]:
-            found = "placement", self.total_s
-        copies = self.data_parallel
-        if copies.fits and copies.seconds_per_batch < (1.0 - WORTH_IT) * found[1]:
-            found = "data parallel", copies.seconds_per_batch
-        return found[0]
+        """Returns what to use: `one device`, `placement` or `data parallel`; `memory` if none has it."""
+        steps_s = {
+            "one device": self.single_s,
+            "placement": None if self.bottleneck == "memory" else self.total_s,
+            "data parallel": self.data_parallel.seconds_per_batch if self.data_parallel.fits else None,
+        }
+        return what_to_use(steps_s) or "memory"
 
     @property
     def cause(self) -> str:
@@ -78,19 +91,14 @@ class Explanation:
         waits = self.bottleneck == "link" and 10.0 * self.link_busy_s < self.total_s
         return "waiting" if waits else self.bottleneck
 
-    @property
-    def busiest(self) -> int:
-        """Device that computes longest, by index."""
-        return int(np.argmax(self.busy_s))
 
-
-def explain(problem: Problem, device_of: IntArray) -> Explanation:
+def explain(problem: Problem, device_of: IntArray, step: StepTime) -> Explanation:
     """Finds what bounds a simulated step.
 
     Args:
         device_of: device index of each op, int64 (n_ops,); not checked.
+        step: simulated step under that placement.
     """
-    step = simulate_problem(problem, device_of)
     seconds = problem.op_seconds[np.arange(problem.graph.n_ops), device_of]
     path = b_level(problem.graph, seconds, np.zeros(problem.graph.n_tensors))
     times = {
@@ -159,3 +167,78 @@ def _busiest_link(problem: Problem, device_of: IntArray) -> tuple[str, float]:
     for copy in simulated_copies(problem, device_of):
         busy_s[link_name(problem, copy)] += copy.end_s - copy.start_s
     return max(busy_s.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def explain_lines(found: Explanation) -> list[str]:
+    """Says what to use, what bounds a step and what removing it would give, in lines of 80 characters."""
+    total_s = found.total_s
+    busy = ", ".join(
+        f"{name} {seconds / total_s:.0%}" if total_s else f"{name} 0%"
+        for name, seconds in zip(found.device_names, found.busy_s, strict=True)
+    )
+    alone = (
+        "no device has the memory" if found.single_s is None else f"{found.single} {in_ms(found.single_s)}"
+    )
+    return [
+        advice_line(found),
+        _reason(found),
+        f"step: {in_ms(total_s)}; devices busy: {busy}",
+        f"with free copies: {in_ms(found.no_copies_s)}",
+        f"with the work spread evenly and no waiting: {in_ms(found.balanced_s)}",
+        f"the longest chain of ops, copies free: {in_ms(found.critical_path_s)}",
+        f"one device: {alone}",
+        f"fullest memory: {found.fullest} {found.fullest_share:.0%}",
+    ]
+
+
+def advice_line(found: Explanation) -> str:
+    """Says what to use: this placement, one device or data parallelism, and what that gives."""
+    advice, batch_s = found.advice, found.data_parallel.seconds_per_batch
+    if advice == "memory":
+        return "nothing here has the memory: not this placement, and no device for the whole model"
+    if advice == "data parallel" and found.bottleneck == "memory":
+        return f"use data parallelism, {in_ms(batch_s)} a batch: this placement lacks memory"
+    if advice == "data parallel":
+        times = times_as_fast(found.total_s, batch_s)
+        return f"use data parallelism: {times} as fast per batch as this placement"
+    if found.single_s is None:
+        return f"use this placement, {in_ms(found.total_s)}: no single device has the memory"
+    if advice == "placement":
+        times = times_as_fast(found.single_s, found.total_s)
+        return f"use this placement: {times} as fast as one device, {found.single}"
+    saved = 0.0 if found.bottleneck == "memory" else 1.0 - found.total_s / found.single_s
+    worth = f"saves {saved:.1%}" if saved > 0 else "saves nothing"
+    why = f"placing {worth}, as {CAUSES[found.cause]}"
+    return f"use one device, {found.single}: {in_ms(found.single_s)}; {why}"
+
+
+def times_as_fast(longer_s: float, shorter_s: float) -> str:
+    """Formats a speed-up."""
+    return f"{longer_s / shorter_s:.2f} times" if shorter_s else "many times"
+
+
+CAUSES = {
+    "memory": "memory bounds it",
+    "link": "copies bound it",
+    "waiting": "waiting for copies bounds it",
+    "load": "one device's load bounds it",
+    "dependencies": "a chain of ops bounds it",
+    "compute": "compute bounds it",
+}
+"""Clause on each cause."""
+
+
+def _reason(found: Explanation) -> str:
+    """Returns the line of the cause."""
+    busiest, of_step = int(np.argmax(found.busy_s)), f"of {in_ms(found.total_s)}"
+    device, busy = found.device_names[busiest], f"{in_ms(found.busy_s[busiest])} {of_step}"
+    chain = f"a chain of ops takes {in_ms(found.critical_path_s)} on its devices"
+    copies = f"{found.link} is busy for {in_ms(found.link_busy_s)} {of_step}"
+    return {
+        "memory": f"memory bounds it: {found.fullest} would need {found.fullest_share:.0%} of what it has",
+        "link": f"copies bound it: {copies}",
+        "waiting": f"waiting for copies bounds it: {copies}",
+        "load": f"load bounds it: {device} computes for {busy}",
+        "dependencies": f"dependencies bound it: {chain}",
+        "compute": f"compute bounds it: all work, spread evenly, takes {in_ms(found.balanced_s)}",
+    }[found.cause]

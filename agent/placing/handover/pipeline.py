@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from agent.pipelines.data_parallel import DataParallelPipeline, simulate_data_parallel_pipeline
-from agent.pipelines.search import place_pipeline
-from agent.placers.base import Budget
-from agent.placing.handover.explain import WORTH_IT
-from agent.placing.handover.trace import DEVICES, complete, named
-from envs.pipeline.pipeline import GPIPE, Pipeline
-from envs.pipeline.schedules import LETTERS
-from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
+from agent.placing.handover.explain import what_to_use
+from agent.placing.handover.module_devices import around
+from agent.placing.handover.trace import pipeline_trace, write_trace
+from envs.objective import PipelineBaselines, PipelineObjective
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
 from envs.pipeline.stages import Stages, phases_of
-from envs.problem import Problem
-from graphs.system.csv_files import write_csv
+from graphs.system.csv_files import write_rows
 from graphs.system.errors import shortened
-from graphs.system.json_files import write_bytes_atomic, write_json_atomic
+from graphs.system.json_files import write_bytes_atomic
 from graphs.system.numbers import four_digits, in_ms
 
 GIB = 2**30
 NAME_CHARS, OP_CHARS = 12, 20
-UPDATE = "update"
+SIMPLEST_FIRST = ("one device", "the pipeline", "data parallelism")
 
 
 @dataclass(frozen=True)
@@ -88,107 +82,27 @@ def stage_rows(pipelined: PipelinedProblem, stages: Stages, step: PipelineTime) 
 
 def _outermost(modules: Iterator[str]) -> list[str]:
     """Module paths without repeats and without those inside another one; the root has no path."""
-    names = [name for name in dict.fromkeys(modules) if name]
-    known = set(names)
-
-    def is_inside(name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[:end]) in known for end in range(1, len(parts)))
-
-    return [name for name in names if not is_inside(name)]
-
-
-def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str, Any]:
-    """Makes the trace of a pipelined step: a track per device, times in microseconds.
-
-    Source: the trace-event format, "JSON Object Format" with complete events ("X").
-    """
-    devices = enumerate(pipelined.problem.cluster.devices)
-    events = [named("thread_name", DEVICES, index, device.name) for index, device in devices]
-    events += [
-        complete(
-            action_name(action),
-            (DEVICES, action.device),
-            (action.start_s, action.end_s),
-            {"stage": action.stage, "microbatch": action.microbatch},
-        )
-        for action in step.actions
-        if action.end_s > action.start_s
-    ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def action_name(action: ActionTime) -> str:
-    """Names an action as tables of schedules do, such as `2F0`: stage, kind, microbatch."""
-    if action.stage < 0:
-        return UPDATE
-    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
-
-
-@dataclass(frozen=True)
-class PipelineBaselines:
-    """Steps of the same batch without a pipeline, cut into as many microbatches or, if that is faster, whole.
-
-    Attributes:
-        single: on the fastest device that has the memory; where none has, on the fastest.
-        data_parallel: on the devices that make the step shortest.
-        uncut: words on the batch uncut on one device; none if it is slower there.
-    """
-
-    single: PipelineTime
-    data_parallel: DataParallelPipeline
-    uncut: str = ""
-
-    def steps(self) -> dict[str, tuple[float, bool]]:
-        """Returns the seconds of each step by its name, and whether it has the memory."""
-        single, parallel = self.single, self.data_parallel
-        return {
-            "one device": (single.total_s, single.fits),
-            "data parallelism": (parallel.step_s, parallel.fits),
-        }
-
-
-def pipeline_baselines(pipelined: PipelinedProblem, whole: Problem | str = "") -> PipelineBaselines:
-    """Simulates the steps without a pipeline.
-
-    Args:
-        whole: step of the batch that is not cut into microbatches, or why there is none.
-    """
-    uncut = whole if isinstance(whole, Problem) else None
-    ways = [pipelined, *([PipelinedProblem(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
-    steps = [place_pipeline("single", way, Budget(way.problem.n_devices)).step for way in ways]
-    best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
-    told = f", cut, as the whole batch is not compared: {whole}" if whole and not uncut else ""
-    told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
-    parallel = simulate_data_parallel_pipeline(pipelined, uncut)
-    return PipelineBaselines(steps[best], parallel, ", the batch uncut" if best else told)
+    names = dict.fromkeys(name for name in modules if name)
+    return [name for name in names if names.keys().isdisjoint([*around(name)][1:])]
 
 
 def pipeline_advice(n_stages: int, step: PipelineTime, baselines: PipelineBaselines) -> str:
-    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster.
-
-    As in a report, the pipeline must be 2 % faster than one device, and data parallelism than both.
-    """
+    """Says what to use: the pipeline, one device or data parallelism; then by how much it is faster."""
     steps = {"the pipeline": (step.total_s, step.fits)} if n_stages > 1 else {}
     steps |= baselines.steps()
-    fitting = sorted((step_s, name) for name, (step_s, fits) in steps.items() if fits)
-    if not fitting:
+    seconds = {name: step_s for name, (step_s, fits) in steps.items() if fits}
+    best = what_to_use({name: seconds.get(name) for name in SIMPLEST_FIRST})
+    if not best:
         return "nothing found has the memory; use more devices, larger ones or a smaller microbatch"
-    seconds, best = {name: step_s for step_s, name in fitting}, ""
-    for name in ("one device", "the pipeline", "data parallelism"):
-        if name in seconds and (not best or seconds[name] < (1 - WORTH_IT) * seconds[best]):
-            best = name
-    others = ((step_s, name) for step_s, name in fitting if name != best)
+    others = sorted((step_s, name) for name, step_s in seconds.items() if name != best)
     clauses = [f"{step_s / seconds[best]:.3g}x as fast as {name}" for step_s, name in others]
     clauses += [f"no memory for {name}" for name, (_, fits) in steps.items() if not fits]
     return f"use {best}: {', '.join(clauses)}"
 
 
-def pipeline_lines(
-    pipelined: PipelinedProblem, stages: Stages, step: PipelineTime, baselines: PipelineBaselines
-) -> list[str]:
+def pipeline_lines(objective: PipelineObjective, stages: Stages, step: PipelineTime) -> list[str]:
     """Says what a pipeline brings over one device and data parallelism, and what each stage needs."""
-    pipeline, n_stages = pipelined.pipeline, len(stages.devices)
+    pipeline, baselines, n_stages = objective.pipeline, objective.baselines, len(stages.devices)
     lines = [pipeline_advice(n_stages, step, baselines)]
     lines.append(f"{n_stages} stages, {pipeline.microbatches} microbatches, schedule {pipeline.schedule}")
     steps = {"pipeline": (step.total_s, step.fits)} | baselines.steps()
@@ -201,7 +115,7 @@ def pipeline_lines(
     lines[4] += f" on {baselines.data_parallel.n_replicas} devices"
     lines[4] += ", each a whole batch of its own" if baselines.data_parallel.own_batches else ""
     lines.append("of each stage: forward + backward of a microbatch, peak memory of its device")
-    for row in stage_rows(pipelined, stages, step):
+    for row in stage_rows(objective.pipelined, stages, step):
         times, again = ("2 x ", ", forward recomputed to save memory") if row.recomputed else ("", "")
         device, last = shortened(row.device, NAME_CHARS), shortened(row.last_op, OP_CHARS)
         lines.append(
@@ -212,20 +126,8 @@ def pipeline_lines(
     return lines
 
 
-def write_pipeline_trace(
-    path: str | os.PathLike[str], pipelined: PipelinedProblem, step: PipelineTime
-) -> None:
-    """Writes the trace of a pipelined step, which Perfetto and chrome://tracing read."""
-    write_json_atomic(path, pipeline_trace(pipelined, step), indent=None)
-
-
 def write_pipeline_handover(
-    folder: Path,
-    name: str,
-    pipelined: PipelinedProblem,
-    stages: Stages,
-    step: PipelineTime,
-    baselines: PipelineBaselines,
+    folder: Path, name: str, objective: PipelineObjective, stages: Stages, step: PipelineTime
 ) -> list[str]:
     """Writes the table of stages, the trace and what the pipeline brings; returns the lines of that.
 
@@ -234,9 +136,8 @@ def write_pipeline_handover(
     Args:
         name: what the file names begin with.
     """
-    columns = [item.name for item in fields(StageRow)]
-    write_csv(folder / f"{name}.stages.csv", columns, map(astuple, stage_rows(pipelined, stages, step)))
-    write_pipeline_trace(folder / f"{name}.trace.json", pipelined, step)
-    lines = pipeline_lines(pipelined, stages, step, baselines)
+    write_rows(folder / f"{name}.stages.csv", StageRow, stage_rows(objective.pipelined, stages, step))
+    write_trace(folder / f"{name}.trace.json", pipeline_trace(objective.pipelined, step))
+    lines = pipeline_lines(objective, stages, step)
     write_bytes_atomic(folder / f"{name}.explain.txt", ("\n".join(lines) + "\n").encode())
     return lines

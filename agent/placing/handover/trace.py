@@ -1,16 +1,20 @@
-"""Traces of a simulated step, as Perfetto and chrome://tracing read them."""
+"""Traces of a simulated step, batch or pipeline, as Perfetto and chrome://tracing read them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from envs.pipeline.schedules import LETTERS
+from envs.pipeline.simulate import ActionTime, PipelinedProblem, PipelineTime
 from envs.problem import Problem
 from envs.simulator.copies import TO_ALL, Copy, link_name, simulated_copies
-from envs.simulator.simulate import simulate_problem
+from envs.simulator.simulate import StepTime
 from graphs.system.array_types import IntArray
+from graphs.system.json_files import write_json_atomic
 
 DEVICES, LINKS = 0, 1
 """Process numbers of the tracks."""
@@ -18,26 +22,56 @@ DEVICES, LINKS = 0, 1
 Event = dict[str, Any]
 
 
-def trace_events(problem: Problem, device_of: IntArray) -> dict[str, Any]:
+def write_trace(path: str | os.PathLike[str], trace: dict[str, Any]) -> None:
+    """Writes a trace; `.gz` compresses it."""
+    write_json_atomic(path, trace, indent=None)
+
+
+def step_trace(problem: Problem, device_of: IntArray, step: StepTime) -> dict[str, Any]:
     """Makes the trace of a simulated step: a track per device and per link, times in microseconds.
 
     Where copies over a link do not wait for each other, those at one time are on tracks of their own.
 
     Args:
         device_of: device index of each op, int64 (n_ops,); not checked.
+        step: simulated step under that placement.
 
     Source: the trace-event format, "JSON Object Format" with complete events ("X").
     """
-    events = [named("process_name", DEVICES, 0, "devices"), named("process_name", LINKS, 0, "links")]
-    for index, device in enumerate(problem.cluster.devices):
-        events.append(named("thread_name", DEVICES, index, device.name))
-    events += _op_events(problem, device_of)
+    events = [_named("process_name", DEVICES, 0, "devices"), _named("process_name", LINKS, 0, "links")]
+    events += _device_names(problem)
+    events += _op_events(problem, device_of, step)
     events += _copy_events(problem, simulated_copies(problem, device_of))
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _op_events(problem: Problem, device_of: IntArray) -> Iterable[Event]:
-    graph, step = problem.graph, simulate_problem(problem, device_of)
+def pipeline_trace(pipelined: PipelinedProblem, step: PipelineTime) -> dict[str, Any]:
+    """Makes the trace of a pipelined step: a track per device."""
+    actions = (
+        _complete(
+            action_name(action),
+            (DEVICES, action.device),
+            (action.start_s, action.end_s),
+            {"stage": action.stage, "microbatch": action.microbatch},
+        )
+        for action in step.actions
+        if action.end_s > action.start_s
+    )
+    return {"displayTimeUnit": "ms", "traceEvents": [*_device_names(pipelined.problem), *actions]}
+
+
+def action_name(action: ActionTime) -> str:
+    """Names an action as tables of schedules do, such as `2F0`: stage, kind, microbatch."""
+    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}" if action.stage >= 0 else "update"
+
+
+def _device_names(problem: Problem) -> list[Event]:
+    devices = enumerate(problem.cluster.devices)
+    return [_named("thread_name", DEVICES, index, device.name) for index, device in devices]
+
+
+def _op_events(problem: Problem, device_of: IntArray, step: StepTime) -> Iterable[Event]:
+    graph = problem.graph
     for op in np.flatnonzero(step.finish_s > step.start_s).tolist():
         details = {
             "type": graph.op_types[op],
@@ -45,7 +79,7 @@ def _op_events(problem: Problem, device_of: IntArray) -> Iterable[Event]:
             "phase": graph.phases[op],
             "source": graph.sources[op],
         }
-        yield complete(
+        yield _complete(
             graph.op_names[op],
             (DEVICES, int(device_of[op])),
             (float(step.start_s[op]), float(step.finish_s[op])),
@@ -66,12 +100,12 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
         if lane is None:
             lane, track = len(tracks), sum(map(len, lanes.values()))
             tracks.append((track, 0.0))
-            names.append(named("thread_name", LINKS, track, f"{link} ({lane + 1})" if lane else link))
+            names.append(_named("thread_name", LINKS, track, f"{link} ({lane + 1})" if lane else link))
         track = tracks[lane][0]
         tracks[lane] = (track, copy.end_s)
         to = "all" if copy.target == TO_ALL else problem.cluster.devices[copy.target].name
         events.append(
-            complete(
+            _complete(
                 graph.op_names[graph.tensor_producer[copy.tensor]],
                 (LINKS, track),
                 (copy.start_s, copy.end_s),
@@ -85,7 +119,7 @@ def _copy_events(problem: Problem, copies: Iterable[Copy]) -> list[Event]:
     return names + events
 
 
-def complete(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
+def _complete(name: str, track: tuple[int, int], span_s: tuple[float, float], args: Event) -> Event:
     """Makes the event of something that takes time, on a track: process and thread."""
     start_s, end_s = span_s
     pid, tid = track
@@ -100,6 +134,6 @@ def complete(name: str, track: tuple[int, int], span_s: tuple[float, float], arg
     }
 
 
-def named(what: str, pid: int, tid: int, name: str) -> Event:
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
     """Makes the event that names a process or a thread."""
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.adaptation.adapt import adapt
+from agent.adaptation.adapt import UNLIKELY, Posterior, adapt, prior
 from agent.adaptation.corrections import Corrections, models_of
-from agent.adaptation.posterior import UNLIKELY, Posterior, prior
 from agent.placers.base import PLACERS, Budget
 from envs.cluster.presets import get_cluster
 from envs.costs.op_classes import op_class

@@ -4,10 +4,9 @@ import pytest
 
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import Budget, names_of
 from agent.placing.policies import open_policy
-from agent.placing.request import BUDGET, make_budget
-from agent.policy.placers import LEARNED
+from agent.placing.request import BUDGET, Request
 from envs.cluster.files import write_cluster
 from envs.cluster.presets import get_cluster, uniform
 from graphs.capture.user_model import SourceError
@@ -25,7 +24,7 @@ def file(tmp_path):
 
 def test_defaults_are_every_placer_in_program_order_with_the_usual_budget(file):
     spec, left_out = make_spec(EvaluationConfig(graphs=(file,)))
-    assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
+    assert spec.placers == (*names_of("step"), "data-parallel")
     assert spec.orders == ("topo",)
     assert spec.budget == Budget(BUDGET)
     assert (spec.seeds, left_out) == (3, [])
@@ -41,7 +40,7 @@ def test_two_graphs_of_one_name_are_refused(file, tmp_path):
 
 def test_all_names_every_placer_and_every_order(file):
     spec, _ = make_spec(EvaluationConfig(graphs=(file,), placers=("all",), orders=("all",)))
-    assert spec.placers == (*PLACERS, *LEARNED, "data-parallel")
+    assert spec.placers == (*names_of("step"), "data-parallel")
     assert set(spec.orders) == set(ORDERS)
 
 
@@ -55,7 +54,7 @@ def test_all_names_every_placer_and_every_order(file):
     ],
 )
 def test_seconds_alone_leave_evaluations_without_limit(evaluations, seconds, budget):
-    assert make_budget(evaluations, seconds) == budget
+    assert Request(budget=evaluations, seconds=seconds).limits == budget
 
 
 @pytest.mark.parametrize("setting", [{"optimizer": "sgd"}, {"inference": True}, {"prompt": 4}])

@@ -9,8 +9,8 @@ import pytest
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationError
 from agent.evaluation.report.page import write_report
-from agent.evaluation.results import COLUMNS, TrialJournal
-from agent.evaluation.run import _write_if_best, evaluate, placement_path
+from agent.evaluation.results import COLUMNS
+from agent.evaluation.run import evaluate
 from agent.evaluation.terminal_report import print_tables
 from agent.evaluation.worker import Worker
 from agent.placers.base import PLACERS, Budget
@@ -25,7 +25,8 @@ def make_fail(monkeypatch, name, error):
     def strategy(search, rng):
         raise error
 
-    entry = replace(PLACERS[name], strategy=strategy)  # loads the registry, which makes a new `_entries`
+    # The look-up loads the registry, which makes a new `_entries`.
+    entry = replace(PLACERS[name], strategies={"step": strategy})
     monkeypatch.setitem(PLACERS._entries, name, entry)
 
 
@@ -67,7 +68,7 @@ def test_a_problem_that_cannot_be_made_is_not_mixed_up_with_the_one_before(monke
     first, second = spec.tasks()
     worker.run(first)
     with monkeypatch.context() as broken:
-        broken.setattr("agent.evaluation.worker.lower_bound_s", lambda problem: 1 / 0)
+        broken.setattr("agent.evaluation.worker.bound_s", lambda objective: 1 / 0)
         assert "ZeroDivisionError" in worker.outcome(second).reason
     assert worker.run(second)[0].graph == "b"
     assert worker.run(first)[0].step_time_s == Worker(spec).run(first)[0].step_time_s
@@ -75,17 +76,18 @@ def test_a_problem_that_cannot_be_made_is_not_mixed_up_with_the_one_before(monke
 
 def test_the_lowest_of_equal_seeds_keeps_its_placement(tmp_path):
     spec = small_spec(graphs=small_spec().graphs[:1], placers=("random",), budget=Budget(1))
-    journal = TrialJournal(tmp_path / "journal.jsonl")
-    for task in reversed(spec.tasks()):
-        trial, found = Worker(spec).run(task)
-        assert found is not None
-        trial = replace(trial, step_time_s=1.0)
-        _write_if_best(
-            tmp_path, spec, journal, task, trial, Placement(np.full_like(found.device_of, task.seed))
-        )
-        journal.add(trial)
-    kept = read_placement(placement_path(tmp_path, trial), spec.graphs[0], spec.clusters[0])
-    assert (kept.device_of == 0).all()
+
+    def equal_trials(spec, tasks, **settings):
+        for task in reversed(tasks):
+            trial, placed = Worker(spec).run(task)
+            placement = Placement(np.full_like(placed.placement.device_of, task.seed))
+            yield task, (replace(trial, step_time_s=1.0), placed._replace(placement=placement))
+
+    found = evaluate(spec, tmp_path, make_trials=equal_trials, report=quiet)
+    (answer,) = found.answers.best(found.trials)
+    assert answer.trial.seed == 0
+    for placement in (answer.placement, read_placement(answer.path, spec.graphs[0], spec.clusters[0])):
+        assert (placement.device_of == 0).all()
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import pipeline_bound_s
 from agent.commands.evaluate import main
 from envs.cluster.presets import get_cluster
 from envs.pipeline.pipeline import Pipeline
@@ -79,9 +79,12 @@ def test_placements_keep_their_stages_and_are_scored_again(graph_file: Path, tmp
     assert float(again[0]["step_time_s"]) == pytest.approx(float(found[0]["step_time_s"]))
 
 
-def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
-    evaluated(graph_file, tmp_path, "--pipeline", "1f1b", "--placers", "equal-layers", "refine")
+def test_report_draws_the_pipeline_from_memory_and_from_files(graph_file: Path, tmp_path: Path) -> None:
+    words = ["--pipeline", "1f1b", "--placers", "equal-layers", "refine"]
+    evaluated(graph_file, tmp_path, *words)
     page = (tmp_path / "report.html").read_text()
+    evaluated(graph_file, tmp_path, *words)
+    assert (tmp_path / "report.html").read_text() == page
     assert "pipeline of gpt-00 on 4xv100 by refine" in page
     assert "% bubble" in page
 
@@ -96,7 +99,7 @@ def test_report_draws_the_pipeline(graph_file: Path, tmp_path: Path) -> None:
         (["--pipeline", "1f1b", "--microbatches", "0"], "microbatches"),
         (
             ["--pipeline", "1f1b", "--placers", "heft"],
-            "placer 'heft' places one batch at a time, no pipelines; use annealing",
+            "placer 'heft' places one batch at a time, no pipelines; use single, annealing",
         ),
         (
             ["--pipeline", "1f1b", "--cluster", "8xa100"],

@@ -7,10 +7,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from agent.evaluation.report.chosen import pairs
-from agent.evaluation.report.curves import lines_of
-from agent.evaluation.report.details import detail_section
-from agent.evaluation.report.figures import as_svg
+from agent.evaluation.report.details import detail_section, pairs
+from agent.evaluation.report.figures import as_svg, lines_of
 from agent.evaluation.report.headline import headline, learned_line
 from agent.evaluation.report.page import write_report
 from agent.evaluation.report.tables import order_maps
@@ -18,11 +16,40 @@ from agent.evaluation.report.timelines import merged
 from agent.evaluation.run import evaluate
 from agent.placers.improvements import Improvement
 from agent.placing.request import DATA_PARALLEL
-from tests.agent.evaluation.report_cases import synthetic_trials
 from tests.agent.evaluation_cases import make_trial, quiet, small_spec
 from tests.agent.placement_cases import make_cluster, training_graph
 
 VOID = {"meta", "link", "br", "path", "rect", "line"}
+
+
+PLACERS = (("policy", "topo"), ("policy", "dfs"), ("heft", ""), ("annealing", ""), ("single", ""))
+
+
+def synthetic_trials(n_graphs, *, placers=PLACERS, seeds=1, n_improvements=64):
+    """Trials with step times that are drawn; families of 25 graphs."""
+    rng = np.random.default_rng(0)
+    return [
+        make_trial(
+            graph=f"family{graph // 25}-{graph:04}",
+            family=f"family{graph // 25}",
+            cluster="4xv100",
+            placer=placer,
+            order=order,
+            seed=seed,
+            step_time_s=(times := 1e-2 * np.sort(rng.uniform(1.0, 2.0, n_improvements))[::-1])[-1],
+            lower_bound_s=8e-3,
+            single_s=2.5e-2,
+            evaluations=10_000,
+            wall_s=1.0,
+            improvements=tuple(
+                Improvement(int(at), at * 1e-4, float(time))
+                for at, time in zip(np.arange(n_improvements) * 100 + 1, times, strict=True)
+            ),
+        )
+        for graph in range(n_graphs)
+        for placer, order in placers
+        for seed in range(seeds)
+    ]
 
 
 class Page(HTMLParser):
@@ -56,8 +83,8 @@ def reported(tmp_path_factory):
     """Folder of a small evaluation with its report."""
     folder = tmp_path_factory.mktemp("evaluation")
     spec = small_spec(placers=("single", "heft", "annealing", DATA_PARALLEL))
-    trials = evaluate(spec, folder, report=quiet).trials
-    write_report(folder / "report.html", trials, "evaluate.py", spec=spec)
+    found = evaluate(spec, folder, report=quiet)
+    write_report(folder / "report.html", found.trials, "evaluate.py", answers=found.answers)
     return folder
 
 
@@ -121,8 +148,8 @@ def test_1000_graphs_take_at_most_5_mb(tmp_path):
 def test_single_graphs_take_at_most_1_5_mb(tmp_path):
     graphs = tuple(training_graph(60, 6, name=f"large{index}") for index in range(7))
     spec = small_spec(graphs=graphs, clusters=(make_cluster(4, 1e13),), placers=("heft", "random"), seeds=1)
-    trials = evaluate(spec, tmp_path, report=quiet).trials
-    section = detail_section(spec, tmp_path, pairs(trials))
+    found = evaluate(spec, tmp_path, report=quiet)
+    section = detail_section(found.answers, pairs(found.trials))
     assert section.count("<option") == 6
     assert len(section) < 1.5e6
 
@@ -158,8 +185,8 @@ def test_headline_ends_with_the_lower_bound(bound_s, said):
 
 def test_a_report_advises_data_parallelism_that_was_not_asked_for(tmp_path):
     spec = small_spec(graphs=(training_graph(60, 6),), clusters=(make_cluster(4, 1e13),), placers=("heft",))
-    trials = evaluate(spec, tmp_path, report=quiet).trials
-    write_report(tmp_path / "report.html", trials, "evaluate.py", spec=spec)
+    found = evaluate(spec, tmp_path, report=quiet)
+    write_report(tmp_path / "report.html", found.trials, "evaluate.py", answers=found.answers)
     text = (tmp_path / "report.html").read_text()
     assert "<b>Use data parallelism</b>: it is" in text
     assert text.count("data-parallel") == 1  # where it is explained; in no table

@@ -43,8 +43,9 @@ def page(tmp_path_factory):
     """A report of a small evaluation."""
     folder = tmp_path_factory.mktemp("browser")
     spec = small_spec(placers=("single", "heft", "annealing", "data-parallel"))
-    trials = evaluate(spec, folder, report=quiet).trials
-    write_report(folder / "report.html", trials, "python evaluate.py " + 20 * "--flag ", spec=spec)
+    found = evaluate(spec, folder, report=quiet)
+    command = "python evaluate.py " + 20 * "--flag "
+    write_report(folder / "report.html", found.trials, command, answers=found.answers)
     return folder / "report.html"
 
 

@@ -5,9 +5,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from agent.evaluation.report.details import read_placed
+from agent.evaluation.events import SECONDS, STEP_TAG, node_names, write_events
 from agent.evaluation.run import evaluate
-from agent.evaluation.tensorboard.events import SECONDS, STEP_TAG, node_names, write_events
 from tests.agent.evaluation_cases import quiet, small_spec
 from tests.agent.placement_cases import training_graph
 
@@ -17,9 +16,10 @@ def written(tmp_path_factory):
     """A folder of an evaluation, what it is of, its trials and its events."""
     folder = tmp_path_factory.mktemp("evaluation")
     spec = small_spec(placers=("single", "heft"))
-    trials = evaluate(spec, folder, report=quiet).trials
-    write_events(spec, folder, trials)
-    return folder, spec, trials, write_events(spec, folder, trials)  # the second replaces the first
+    found = evaluate(spec, folder, report=quiet)
+    for _ in range(2):  # the second replaces the first
+        events = write_events(found.answers, found.trials)
+    return found.answers, found.trials, events
 
 
 def read(folder):
@@ -28,9 +28,9 @@ def read(folder):
 
 
 def test_the_placed_graph_has_devices_and_times(written):
-    folder, spec, trials, events = written
+    answers, trials, events = written
     trial = next(each for each in trials if (each.graph, each.placer) == ("b", "heft"))
-    placed = read_placed(spec, folder, trial)
+    placed = answers.of(trial)
     seen = read(events / "graphs" / "b.two" / "heft")
     nodes = seen.Graph().node
     names = node_names(placed.problem.graph)
@@ -45,12 +45,12 @@ def test_the_placed_graph_has_devices_and_times(written):
 
 
 def test_the_statistics_say_when_each_op_ran(written):
-    folder, spec, trials, events = written
+    answers, trials, events = written
     trial = next(each for each in trials if (each.graph, each.placer) == ("a", "heft"))
-    step = read_placed(spec, folder, trial).step
+    step = answers.of(trial).step
     stats = read(events / "graphs" / "a.two" / "heft").RunMetadata(STEP_TAG).step_stats
     by_name = {each.node_name: each for device in stats.dev_stats for each in device.node_stats}
-    for op, name in enumerate(node_names(spec.graphs[0])):
+    for op, name in enumerate(node_names(answers.spec.graphs[0])):
         took_us = 1e6 * (step.finish_s[op] - step.start_s[op])
         assert by_name[name].all_end_rel_micros == pytest.approx(took_us, abs=1)
         assert by_name[name].all_start_micros == pytest.approx(1e6 * step.start_s[op], abs=1)

@@ -63,7 +63,7 @@ def test_dopplers_simulator_answers_alike() -> None:
         case = json.loads(line)
         (instance,) = find_instances([f"doppler:{DOPPLER[case['graph']]}"])
         devices = np.array([case["placement"][op] for op in instance.graph.op_names])
-        ours_ms = instance.simulate(Placement(devices)).total_s * 1e3
+        ours_ms = instance.objective.simulate(Placement(devices)).total_s * 1e3
         errors.append(abs(ours_ms / case["running_time"] - 1))
     assert sorted(errors)[27] < 1e-6
     assert max(errors) < 2e-4
@@ -94,7 +94,7 @@ def test_the_table_has_every_instance_and_its_placements_take_what_it_says() -> 
     assert sorted(known) == sorted(placements) == sorted(find_names(["*"]))
     for instance in find_instances(["*"]):
         row = known[instance.name]
-        step = instance.simulate(placements[instance.name])
+        step = instance.objective.simulate(placements[instance.name])
         assert step.fits
         assert step.total_s == pytest.approx(row.step_time_s, rel=1e-9)
         assert row.bound_s == pytest.approx(instance.bound_s, rel=1e-6)

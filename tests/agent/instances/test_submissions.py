@@ -165,7 +165,8 @@ def test_a_new_best_enters_the_table(tmp_path: Path) -> None:
     given.mkdir()
     (instance,) = find_instances([NAME])
     worse = single_device(instance.graph, 0)
-    before = BestKnown(NAME, instance.simulate(worse).total_s, 0.1, "single", "us", "abc", "2026-01-01", 1.0)
+    worse_s = instance.objective.simulate(worse).total_s
+    before = BestKnown(NAME, worse_s, 0.1, "single", "us", "abc", "2026-01-01", 1.0)
     write_best_known([before], {NAME: worse}, table)
     (given / "it.json").write_text(json.dumps(best(method="refine", seconds=2)))
     assert len(enter(given, table)) == 1

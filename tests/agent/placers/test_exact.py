@@ -28,7 +28,7 @@ from agent.placers.exact.solver import (
     solve,
     try_all,
 )
-from agent.placers.scores import TOTAL_S
+from envs.objective import TOTAL_S
 from envs.problem import Problem
 from envs.simulator.simulate import simulate_many
 from graphs.dataset import load_family

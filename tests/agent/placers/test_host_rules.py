@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.placers.base import PLACERS, Budget, SearchState
-from agent.placers.scores import TOTAL_S
+from envs.objective import TOTAL_S
 from envs.problem import Problem
 from envs.simulator.simulate import step_time_s
 from tests.agent.placement_cases import make_cluster, random_problem, training_graph
@@ -35,7 +35,7 @@ def test_the_best_score_is_a_simulated_step_time(name, rules):
         drawn = random_problem(seed)
         problem = Problem(drawn.graph, under(rules, drawn.cluster))
         search = SearchState(problem, Budget(evaluations=300))
-        PLACERS[name].strategy(search, np.random.default_rng(seed))
+        PLACERS[name].strategies["step"](search, np.random.default_rng(seed))
         assert search.best_score[TOTAL_S] == step_time_s(problem, search.best)
 
 

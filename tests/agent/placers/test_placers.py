@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from agent.bounds.lower_bound import lower_bound_s
-from agent.placers.base import PLACERS, Budget, PlacerError, SearchState
+from agent.placers.base import PLACERS, Budget, PlacerError, SearchState, names_of
 from agent.placers.heuristics.contiguous import cut
 from agent.placers.heuristics.fill import fill
 from agent.placers.heuristics.list_scheduling import upward_rank_order
-from agent.placers.scores import OVER_BYTES
 from agent.placers.units import units_by_layer
 from envs.cluster.presets import get_cluster
+from envs.objective import OVER_BYTES
 from envs.placements.placement import check_placement
 from envs.problem import Problem
 from envs.simulator.checked import simulate
@@ -23,7 +23,7 @@ from graphs.dataset import load_family
 from graphs.op_graph import build_graph
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
-ALL = sorted(PLACERS)
+ALL = sorted(names_of("step", learned=False))
 CASES = [Problem(training_graph(3, 2), make_cluster(2)), *(random_problem(seed) for seed in range(4))]
 
 
@@ -195,6 +195,6 @@ def test_placers_stand_in_one_order_whichever_module_is_imported_first():
     code = "import agent.placers.{}\nfrom agent.placers.base import PLACERS\nprint(*PLACERS)"
     runs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
-        for name in ("base", "heuristics.metis", "search.annealing")
+        for name in ("base", "heuristics.metis", "search.annealing", "pipeline.equal")
     ]
     assert len({done.stdout.splitlines()[-1] for done in runs}) == 1

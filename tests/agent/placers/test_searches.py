@@ -108,7 +108,7 @@ def test_starts_that_would_not_end_in_time_are_left_out(name, monkeypatch):
         time.sleep(0.02)
         return simulate_many(*arguments, **options)
 
-    monkeypatch.setattr("agent.placers.base.simulate_many", slow)
+    monkeypatch.setattr("envs.objective.simulate_many", slow)
     problem, rng = random_problem(0), np.random.default_rng(0)
     assert PLACERS[name].place(problem, Budget(None, 0.3), rng).evaluations <= problem.n_devices + 1
 

@@ -7,20 +7,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from agent import Pipeline, PipelinePlan, place
-from agent.bounds.pipeline_bound import pipeline_bound_s
+from agent.bounds.lower_bound import bound_s
 from agent.commands.evaluate import main
 from agent.evaluation.inputs import read_given
-from agent.pipelines.data_parallel import simulate_data_parallel_pipeline
-from agent.pipelines.search import place_pipeline
-from agent.placers.base import Budget
-from agent.placing.choice import counts_to_try
+from agent.placers.base import PLACERS, Budget
 from agent.placing.handover.pipeline import pipeline_advice
+from agent.placing.request import counts_to_try
 from envs.cluster.presets import get_cluster
+from envs.objective import PipelineObjective
 from envs.pipeline.pipeline import CHOSEN_FROM
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import Problem
@@ -61,13 +61,14 @@ def plan() -> PipelinePlan:
 
 
 def test_a_plan_of_a_pipeline_says_what_it_is_worth(plan: PipelinePlan) -> None:
-    pipelined = PipelinedProblem(Problem(GRAPH, CLUSTER), PIPELINE)
+    objective = PipelineObjective(Problem(GRAPH, CLUSTER), PIPELINE)
     assert plan.placer == "refine"
     assert plan.pipeline == PIPELINE
-    assert plan.step_time.total_s == pipelined.simulate(plan.stages).total_s
-    assert plan.lower_bound_s == pipeline_bound_s(pipelined) <= plan.step_time.total_s
-    assert plan.single.total_s == place_pipeline("single", pipelined, Budget(2)).step.total_s
-    assert plan.data_parallel == simulate_data_parallel_pipeline(pipelined)
+    assert plan.step_time.total_s == objective.pipelined.simulate(plan.stages).total_s
+    assert plan.lower_bound_s == bound_s(objective) <= plan.step_time.total_s
+    alone = PLACERS["single"].place(objective, Budget(2), np.random.default_rng(0))
+    assert plan.single.total_s == alone.step_time.total_s
+    assert plan.data_parallel == objective.data_parallel()
     assert (plan.placement.stage_of == plan.stages.stage_of).all()
     assert [row.stage for row in plan.table()] == [0, 1]
     assert 1 <= plan.evaluations <= 60
@@ -394,7 +395,7 @@ def test_a_number_of_stages_that_is_none_is_one_short_line(count: str) -> None:
         ),
         (
             {"pipeline": "1f1b", "placer": "heft"},
-            "placer 'heft' places one batch at a time, no pipelines; use annealing, ",
+            "placer 'heft' places one batch at a time, no pipelines; use single, annealing, ",
         ),
         ({"pipeline": "1f1b", "placer": "data-parallel"}, "'data-parallel' is no placement"),
         (

@@ -106,9 +106,9 @@ def test_place_finds_what_an_evaluation_finds(placer, tmp_path):
     spec, _ = spec_of(config)
     worker = Worker(spec)
     for task in spec.tasks():
-        trial, placement = worker.run(task)
+        trial, placed = worker.run(task)
         found = place(GRAPH, placer=placer, order="b-level", budget=40, seed=task.seed)
-        assert (found.placement.device_of == placement.device_of).all()
+        assert (found.placement.device_of == placed.placement.device_of).all()
         assert (found.step_time.total_s, found.evaluations) == (trial.step_time_s, trial.evaluations)
         assert (found.ratio_to_single, found.lower_bound_s) == (trial.ratio_to_single, trial.lower_bound_s)
 

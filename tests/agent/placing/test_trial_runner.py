@@ -13,6 +13,8 @@ from numba import njit
 
 from agent.placers.base import PLACERS, Budget, Placer
 from agent.placing.trial_runner import TrialRunner, warm_up_graph
+from envs.objective import Objective
+from envs.placements.placement import Placement
 from envs.problem import Problem
 from graphs.op_graph import build_graph
 from graphs.system.running_time import running_cpu_s
@@ -110,7 +112,7 @@ def test_a_search_makes_as_many_evaluations_where_its_kernels_are_compiled_first
 
     compiles_late = njit(lambda op_seconds: np.sort(op_seconds.ravel()).sum())
     first, second = (
-        Placer("draw", search_with(compiles_late), uses_rng=True).place(
+        Placer("draw", {"step": search_with(compiles_late)}, uses_rng=True).place(
             PROBLEM, Budget(None, 0.1, running_cpu_s), np.random.default_rng(0)
         )
         for _ in range(2)
@@ -125,14 +127,14 @@ def test_a_placer_is_warmed_up_once(monkeypatch):
     runner = TrialRunner()
     place = type(single).place
 
-    def note(placer, problem, budget, rng):
-        placed.append(problem.graph.name.partition("/")[0])
-        return place(placer, problem, budget, rng)
+    def note(placer, objective, budget, rng):
+        placed.append(getattr(objective, "problem", objective).graph.name)
+        return place(placer, objective, budget, rng)
 
     monkeypatch.setattr(type(single), "place", note)
     fifo = Problem(PROBLEM.graph, make_cluster(2, schedule="fifo"))
     for problem in (PROBLEM, PROBLEM, fifo):
-        runner.place(single, problem, Budget(5), order="", seed=0)
+        runner.place(single, Objective(problem), Budget(5), order="", seed=0)
     toy = PROBLEM.graph.name
     assert placed == ["warm-up", toy, toy, toy]
 
@@ -141,21 +143,20 @@ def test_a_placer_is_warmed_up_once(monkeypatch):
 def test_any_cluster_can_be_warmed_up(n_devices):
     cluster = make_cluster(n_devices, memory_bytes=1.0)
     problem = Problem(PROBLEM.graph, cluster)
-    found = TrialRunner().place(PLACERS["annealing"], problem, Budget(20), order="", seed=0)
+    found = TrialRunner().place(PLACERS["annealing"], Objective(problem), Budget(20), order="", seed=0)
     assert not found.feasible
 
 
 def test_a_trial_depends_on_its_arguments_alone():
-    annealing = PLACERS["annealing"]
-    runner = TrialRunner()
-    first, again = (runner.place(annealing, PROBLEM, Budget(50), order="", seed=1) for _ in range(2))
-    fresh = TrialRunner().place(annealing, PROBLEM, Budget(50), order="", seed=1)
+    what, runner = (PLACERS["annealing"], Objective(PROBLEM), Budget(50)), TrialRunner()
+    first, again = (runner.place(*what, order="", seed=1) for _ in range(2))
+    fresh = TrialRunner().place(*what, order="", seed=1)
     assert (first.placement.device_of == again.placement.device_of).all()
     assert (first.placement.device_of == fresh.placement.device_of).all()
 
 
 def test_a_given_placement_is_one_evaluation():
-    found = TrialRunner().score(PROBLEM, np.ones(PROBLEM.graph.n_ops, dtype=np.int64))
+    found = TrialRunner().score(Objective(PROBLEM), Placement(np.ones(PROBLEM.graph.n_ops, dtype=np.int64)))
     assert found.evaluations == 1
     assert (found.placement.device_of == 1).all()
 
@@ -170,7 +171,8 @@ def test_a_cluster_of_any_speed_can_be_warmed_up_on():
         replace(device, flops_per_s=1.0, bytes_per_s=1.0, launch_s=0.0) for device in usual.devices
     )
     slow = replace(usual, devices=devices, bytes_per_s=np.ones((2, 2)))
-    found = TrialRunner().place(PLACERS["annealing"], Problem(graph, slow), Budget(10), order="", seed=0)
+    objective = Objective(Problem(graph, slow))
+    found = TrialRunner().place(PLACERS["annealing"], objective, Budget(10), order="", seed=0)
     assert found.step_time.total_s == 2.0
 
 

@@ -8,7 +8,6 @@ import pytest
 from agent.placers.base import PLACERS, Budget
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy import auto, decoding
-from agent.policy.placers import learned_placer
 from agent.policy.serialization import read_policy
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -20,7 +19,7 @@ PROBLEM = Problem(load_family("cifar10")[0], get_cluster("4xv100"))
 
 
 def step_s(name: str, budget: Budget, problem: Problem = PROBLEM) -> float:
-    chosen = PLACERS[name] if name in PLACERS else learned_placer(name, POLICY, "topo")
+    chosen = PLACERS[name].with_policy(POLICY, "topo") if PLACERS[name].is_learned else PLACERS[name]
     return chosen.place(problem, budget, np.random.default_rng(0)).step_time.total_s
 
 
@@ -48,7 +47,7 @@ def test_a_start_that_would_take_too_long_is_not_begun(
     monkeypatch.setattr(auto, "anneal_from_leaders", lambda *_: None)
     monkeypatch.setattr(auto, "policy_greedy", lambda *_, **__: started.add("policy"))
     monkeypatch.setattr(auto, "draw_rollouts", lambda *_, **__: started.add("rollout"))
-    learned_placer("auto", POLICY, "topo").place(PROBLEM, Budget(None, 60.0), np.random.default_rng(0))
+    PLACERS["auto"].with_policy(POLICY, "topo").place(PROBLEM, Budget(None, 60.0), np.random.default_rng(0))
     assert started == begun
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from agent.commands import evaluate
-from agent.placers.base import PLACERS, Budget
+from agent.placers.base import PLACERS, Budget, names_of
 from agent.placers.memory_limits import MARGIN, MAX_TRIES
 from agent.placers.search.walks import WalkTooLongError
 from agent.policy import decoding
 from agent.policy.mdp_config import MdpConfig
 from agent.policy.network import PlacementNetwork
-from agent.policy.placers import LEARNED, SAMPLES, learned_placer
+from agent.policy.placers import SAMPLES
 from agent.policy.policy import Policy
 from agent.policy.seen import describe_seen
 from agent.policy.serialization import PolicyCard, load_policy, save_policy
@@ -29,6 +29,7 @@ from graphs.io.graph_files import write_graphs
 from graphs.orders import ORDERS
 from tests.agent.placement_cases import GB, make_cluster, random_problem, training_graph
 
+LEARNED = names_of("step", learned=True)
 PROBLEM = Problem(training_graph(2, 2), make_cluster(3))
 
 
@@ -39,7 +40,7 @@ def untrained():
 
 
 def place(name, order="topo", evaluations=10, seed=0, problem=PROBLEM):
-    placer = learned_placer(name, Policy(untrained()[0]), order)
+    placer = PLACERS[name].with_policy(Policy(untrained()[0]), order)
     return placer.place(problem, Budget(evaluations), np.random.default_rng(seed))
 
 
@@ -78,7 +79,7 @@ def test_budget_is_kept(name, evaluations, used):
 def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name, start, evaluations):
     policy = Policy(untrained()[0], MdpConfig("improve", 2, start))
     rng = np.random.default_rng(0)
-    found = learned_placer(name, policy, "topo").place(PROBLEM, Budget(evaluations), rng)
+    found = PLACERS[name].with_policy(policy, "topo").place(PROBLEM, Budget(evaluations), rng)
     begun = [name for name in PLACERS if start in (name, "best") and PLACERS[name].is_start]
     assert begun
     for heuristic in begun:
@@ -97,7 +98,7 @@ def test_an_improvement_keeps_to_its_budget_and_is_no_worse_than_its_start(name,
 @pytest.mark.parametrize("evaluations", [1, 5, 20, 300, 1_000])
 def test_refining_an_improvement_keeps_to_its_budget(evaluations):
     policy = Policy(untrained()[0], MdpConfig("improve", 2, "best"))
-    refine = learned_placer("policy-refine", policy, "topo")
+    refine = PLACERS["policy-refine"].with_policy(policy, "topo")
     found = refine.place(PROBLEM, Budget(evaluations), np.random.default_rng(0))
     assert found.evaluations == evaluations
 
@@ -214,7 +215,7 @@ def test_the_shipped_policy_is_feasible_where_memory_is_scarce(name):
     graph = min(load_family("llama"), key=lambda graph: graph.n_ops)
     problem = Problem(graph, get_cluster("4xv100"))
     assert problem.footprint_bytes.sum() > problem.cluster.memory_bytes.max()
-    placer = learned_placer(name, load_policy("pretrained"), "topo")
+    placer = PLACERS[name].with_policy(load_policy("pretrained"), "topo")
     assert placer.place(problem, Budget(100), np.random.default_rng(0)).feasible
 
 
@@ -245,7 +246,7 @@ def test_refining_draws_only_where_the_budget_is_long_for_an_episode(monkeypatch
 
     monkeypatch.setattr(decoding, "decode", decode)
     policy = Policy(untrained()[0])
-    learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    PLACERS["policy-refine"].with_policy(policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
     assert samples == drawn
 
 
@@ -262,8 +263,8 @@ def test_a_walk_that_outlasts_its_seconds_is_scored(monkeypatch):
 
     monkeypatch.setattr(decoding, "decode", decode)
     monkeypatch.setattr("agent.policy.placers.score_starts", score_one_device)
-    policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
-    found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
+    found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
     assert found.step_time.total_s <= walked.step_time.total_s
 
 
@@ -275,8 +276,8 @@ def test_a_walk_that_would_outlast_its_seconds_is_given_up(monkeypatch):
         raise WalkTooLongError
 
     monkeypatch.setattr(decoding, "decode", decode)
-    policy, budget = Policy(untrained()[0]), Budget(None, seconds=0.2)
-    found = learned_placer("policy-refine", policy, "topo").place(PROBLEM, budget, np.random.default_rng(0))
+    placer = PLACERS["policy-refine"].with_policy(Policy(untrained()[0]), "topo")
+    found = placer.place(PROBLEM, Budget(None, seconds=0.2), np.random.default_rng(0))
     assert found.evaluations > 1
     assert limits_s
     assert all(0 < limit_s < 0.2 for limit_s in limits_s)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent.placers.base import PLACERS, Budget, Placer, SearchState
+from agent.placers.base import PLACERS, Budget, Placer, SearchState, names_of
 from agent.placers.heuristics.single import single_devices
-from agent.policy.placers import LEARNED, learned_placer, no_worse_than_single
+from agent.policy.placers import no_worse_than_single, policy_greedy
 from agent.policy.serialization import load_policy
 from envs.cluster.presets import get_cluster
 from envs.problem import Problem
@@ -57,17 +57,17 @@ def recommender() -> Problem:
     return Problem(graph, get_cluster("gpu+cpu"))
 
 
-@pytest.mark.parametrize("name", list(LEARNED))
+@pytest.mark.parametrize("name", names_of("step", learned=True))
 def test_a_recommender_on_gpu_and_cpu_is_no_slower_than_one_gpu(name: str) -> None:
-    policy = load_policy("pretrained")
-    found = learned_placer(name, policy, "topo").place(recommender(), Budget(40), np.random.default_rng(0))
+    placer = PLACERS[name].with_policy(load_policy("pretrained"), "topo")
+    found = placer.place(recommender(), Budget(40), np.random.default_rng(0))
     assert found.feasible
     assert found.step_time.total_s <= recommender().scale_s * (1 + 1e-9)
 
 
 def test_the_policy_alone_is_slower_than_one_gpu_there() -> None:
     policy, search = load_policy("pretrained"), SearchState(recommender(), Budget(40))
-    LEARNED["policy"].strategy(search, np.random.default_rng(0), policy=policy, order="topo")
+    policy_greedy(search, np.random.default_rng(0), policy=policy, order="topo")
     assert search.result().step_time.total_s > 1.2 * recommender().scale_s
 
 
@@ -91,7 +91,7 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
     budget = Budget(evaluations, None if evaluations else 60.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SearchState, "score", note)
-        placer = Placer("slowest-first", no_worse_than_single(slowest_first), uses_rng=False)
+        placer = Placer("slowest-first", {"step": no_worse_than_single(slowest_first)})
         found = placer.place(UNEQUAL, budget, np.random.default_rng(0))
     n_singles = min(4, evaluations - 1) if evaluations else 4
     n_own = min(4, evaluations - n_singles) if evaluations else 4
@@ -101,7 +101,7 @@ def test_devices_are_scored_within_the_budget_the_fastest_first(evaluations: int
 
 
 def test_a_limit_of_seconds_does_not_keep_the_devices_from_being_scored() -> None:
-    placer = Placer("slowest-first", no_worse_than_single(slowest_first), uses_rng=False)
+    placer = Placer("slowest-first", {"step": no_worse_than_single(slowest_first)})
     found = placer.place(UNEQUAL, Budget(None, seconds=1e-9), np.random.default_rng(0))
     assert (found.placement.device_of == 0).all()
 
@@ -113,7 +113,7 @@ def test_a_feasible_placement_beats_a_faster_device_that_is_out_of_memory() -> N
     def score_spread(search: SearchState, rng: np.random.Generator) -> None:
         search.score(spread[None])
 
-    placer = Placer("spread", no_worse_than_single(score_spread), uses_rng=False)
+    placer = Placer("spread", {"step": no_worse_than_single(score_spread)})
     found = placer.place(tight, Budget(10), np.random.default_rng(0))
     assert found.feasible
     assert (found.placement.device_of == spread).all()

@@ -180,7 +180,7 @@ def without_annealing(placer: Placer, problem: Problem, budget: Budget, rng: np.
     """`Placer.place`, but for annealing."""
     assert placer.name != "annealing"
     search = SearchState(problem, budget)
-    placer.strategy(search, rng)
+    placer.strategies["step"](search, rng)
     return search.result()
 
 

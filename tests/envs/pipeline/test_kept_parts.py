@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import neighbour, shifted
-from agent.pipelines.search import PipelineSearch
-from agent.placers.base import Budget
+from agent.placers.base import Budget, SearchState
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import neighbour, shifted
+from envs.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import Stages
@@ -45,22 +45,22 @@ def test_moves_are_simulated_as_if_nothing_was_kept(seed: int, places: int) -> N
     problem = problem.with_memory(np.full(cluster.n_devices, rng.exponential(8.0)))
     microbatches = int(rng.choice([1, 4, 6]))
     searches = [
-        PipelineSearch(PipelinedProblem(problem, Pipeline(each, microbatches)), Budget(1))
+        SearchState(PipelineObjective(problem, Pipeline(each, microbatches)), Budget(1))
         for each in SCHEDULES
         if each != SCHEDULES[-1] or problem_has_room(problem)
     ]
-    plans = [balanced(search, range(min(2, search.most_ranks))) for search in searches]
+    plans = [balanced(search, range(min(2, search.pipelined.most_ranks))) for search in searches]
     for search in searches:
-        search.memory_binds = True
-        search.pipelined._keeper._make(places)
+        search.can_recompute = True
+        search.pipelined.pipelined._keeper._make(places)
     for _ in range(8):
         at = int(rng.integers(len(searches)))
         search = searches[at]
         plans[at] = neighbour(search, plans[at], rng) or plans[at]
-        stages, until_s = search.stages(plans[at]), float(rng.choice([np.inf, -np.inf]))
-        fresh = PipelinedProblem(problem, search.pipeline)
+        stages, until_s = search.pipelined.stages(plans[at]), float(rng.choice([np.inf, -np.inf]))
+        fresh = PipelinedProblem(problem, search.pipelined.pipeline)
         expected = outcome(fresh, replace(stages, pieces=()), until_s)
-        assert outcome(search.pipelined, stages, until_s) == expected
+        assert outcome(search.pipelined.pipelined, stages, until_s) == expected
 
 
 def problem_has_room(problem: Problem) -> bool:
@@ -70,19 +70,17 @@ def problem_has_room(problem: Problem) -> bool:
 
 @pytest.mark.parametrize("by", [1, 7])
 def test_a_moved_cut_makes_two_parts(by: int) -> None:
-    search = PipelineSearch(
-        PipelinedProblem(Problem(training_graph(400), v100s(8, "program", "pair")), Pipeline("1f1b", 8)),
-        Budget(1),
-    )
+    problem = Problem(training_graph(400), v100s(8, "program", "pair"))
+    search = SearchState(PipelineObjective(problem, Pipeline("1f1b", 8)), Budget(1))
     start = balanced(search, range(8))
-    parts = search.pipelined._keeper.parts
-    search.pipelined.score(search.stages(start))
+    parts = search.pipelined.pipelined._keeper.parts
+    search.pipelined.pipelined.score(search.pipelined.stages(start))
     assert parts.n[0] == 8
     cuts = shifted(search, start, 4, by)
     assert cuts is not None
-    search.pipelined.score(search.stages(cuts))
+    search.pipelined.pipelined.score(search.pipelined.stages(cuts))
     assert parts.n[0] == 10
     ranks = list(start.ranks)
     ranks[2], ranks[5] = ranks[5], ranks[2]
-    search.pipelined.score(search.stages(start._replace(ranks=tuple(ranks))))
+    search.pipelined.pipelined.score(search.pipelined.stages(start._replace(ranks=tuple(ranks))))
     assert parts.n[0] == 10  # the devices are equal

@@ -9,7 +9,7 @@ import pytest
 from agent.evaluation.comparison.summary import ratios_to_baseline, summarise
 from agent.evaluation.results import Trial
 from agent.placers.improvements import Improvement
-from tests.agent.trial_cases import trial
+from tests.agent.evaluation_cases import trial
 
 HISTORY = (Improvement(1, 0.1, 8.0), Improvement(10, 1.0, 4.0), Improvement(100, 4.0, 2.0))
 

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 
 from agent import place
 from agent.placing.exports.export import ExportError, PlacedModules, export_text
-from agent.placing.pipeline_plan import PipelinePlan
+from agent.placing.plan import PipelinePlan
 from envs.cluster.presets import get_cluster
 from envs.placements.placement import Placement
 from envs.problem import Problem

@@ -33,12 +33,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     "GPT2LMHeadModel": ("GPT2Config", {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}, LABELLED),
     "OPTForCausalLM": ("OPTConfig", TEXT | {"ffn_dim": 32, "word_embed_proj_dim": 8}, LABELLED),
     "BertForMaskedLM": ("BertConfig", WIDE, LABELLED),
-    "RobertaForSequenceClassification": ("RobertaConfig", WIDE, MASKED),
-    "DistilBertForMaskedLM": (
-        "DistilBertConfig",
-        {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
-        LABELLED,
-    ),
     "AlbertForMaskedLM": ("AlbertConfig", WIDE | {"embedding_size": 8}, MASKED),
     "DebertaV2ForMaskedLM": (
         "DebertaV2Config",
@@ -94,12 +88,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Inputs]] = {
         IDS,
     ),
     "FalconForCausalLM": ("FalconConfig", TEXT | {"alibi": True, "new_decoder_architecture": False}, MASKED),
-    "PhiForCausalLM": ("PhiConfig", WIDE, LABELLED),
-    "BloomForCausalLM": (
-        "BloomConfig",
-        {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2},
-        MASKED,
-    ),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", WIDE, MASKED),
     "SwinForImageClassification": (
         "SwinConfig",

@@ -8,24 +8,23 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from agent.pipelines.orders import neighbour, pattern, starts
-from agent.pipelines.search import PipelineSearch, place_pipeline
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget, SearchState
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.orders import neighbour, pattern, search_actions, starts
+from envs.objective import PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.schedules import LETTERS, device_actions, is_order
-from envs.pipeline.simulate import PipelinedProblem
-from envs.pipeline.stages import stages_of
 from envs.problem import Problem
 from tests.envs.pipeline.random_pipelines import random_pipeline_cluster, random_training_graph
 
 COUNT = 3
 
 
-def unequal(seed: int, n_devices: int, count: int, schedule: str = "searched") -> PipelinedProblem:
+def unequal(seed: int, n_devices: int, count: int, schedule: str = "searched") -> PipelineObjective:
     """A pipeline of stages of different seconds, on devices of different speeds."""
     rng = np.random.default_rng(seed)
     problem = Problem(random_training_graph(rng, 8), random_pipeline_cluster(rng, n_devices))
-    return PipelinedProblem(problem, Pipeline(schedule, count))
+    return PipelineObjective(problem, Pipeline(schedule, count))
 
 
 def every_order(count: int) -> list[str]:
@@ -36,38 +35,38 @@ def every_order(count: int) -> list[str]:
 @pytest.mark.parametrize(("seed", "memory"), [(0, 2.0), (1, 1.0), (2, 0.95), (4, 1.0)])
 def test_search_finds_the_best_of_all_orders(seed: int, memory: float) -> None:
     pipelined = unequal(seed, 2, COUNT)
-    cuts = place_pipeline("equal-time", unequal(seed, 2, COUNT, "1f1b"), Budget(10)).cuts
-    stages = PipelineSearch(pipelined, Budget(1)).stages(cuts)
+    search = SearchState(pipelined, Budget(1))
+    cuts = balanced(search, range(2))
+    stages = pipelined.stages(cuts)
     words = tuple(pattern(COUNT, 2 - rank, None) for rank in range(2))
-    peak_bytes = pipelined.simulate(replace(stages, actions=words)).peak_bytes
-    pipelined = PipelinedProblem(pipelined.problem.with_memory(memory * peak_bytes), pipelined.pipeline)
+    peak_bytes = pipelined.pipelined.simulate(replace(stages, actions=words)).peak_bytes
+    pipelined = PipelineObjective(pipelined.problem.with_memory(memory * peak_bytes), pipelined.pipeline)
     orders = every_order(COUNT)
     assert len(orders) == 5 + 42  # the standard Young tableaux of 2 and of 3 rows
-    best = min(pipelined.score(replace(stages, actions=pair)) for pair in product(orders, repeat=2))
-    search = PipelineSearch(pipelined, Budget(1_500))
+    best = min(pipelined.pipelined.score(replace(stages, actions=pair)) for pair in product(orders, repeat=2))
+    search = SearchState(pipelined, Budget(1_500))
     search.score_cuts(cuts)
-    search.search_actions(np.random.default_rng(0))
+    search_actions(search, np.random.default_rng(0))
     assert search.best_score == pytest.approx(best)
-    found = search.pipeline_result()
-    assert (found.evaluations, found.step.total_s) == (1_500, search.best_score[1])
+    found = search.result()
+    assert (found.evaluations, found.step_time.total_s) == (1_500, search.best_score[1])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_searched_plans_are_never_slower_than_schedules_on_their_split(seed: int) -> None:
     pipelined = unequal(seed, 4, 6)
-    found = place_pipeline("refine", pipelined, Budget(120))
+    found = PLACERS["refine"].place(pipelined, Budget(120), np.random.default_rng(0))
     assert found.evaluations <= 120
-    assert found.step.fits
+    assert found.step_time.fits
     for schedule in ("gpipe", "1f1b", "zero-bubble"):
         fixed = unequal(seed, 4, 6, schedule)
         try:
-            step = fixed.simulate(replace(found.stages, actions=()))
+            step = fixed.simulate(replace(found.placement, actions=()))
         except PipelineError:  # zero-bubble has equal rounds
             continue
-        assert not step.fits or found.step.total_s <= step.total_s
-    again = stages_of(pipelined.problem, found.stages.placement)
-    assert pipelined.simulate(again).total_s == found.step.total_s
-    assert place_pipeline("refine", pipelined, Budget(120)).stages.actions == found.stages.actions
+        assert not step.fits or found.step_time.total_s <= step.total_s
+    again = PLACERS["refine"].place(pipelined, Budget(120), np.random.default_rng(0))
+    assert again.placement.actions == found.placement.actions
 
 
 @pytest.mark.parametrize(("schedule", "at"), [("1f1b", 0), ("gpipe", 1), ("zero-bubble", 3)])

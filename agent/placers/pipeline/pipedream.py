@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.pipelines.max_load import StageCosts, StageSums
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
-from agent.placers.scores import OVER_BYTES
+from agent.placers.base import SearchState, placer
+from agent.placers.pipeline.max_load import StageCosts, StageSums
+from envs.objective import OVER_BYTES, PIPELINE, Cuts
 from envs.pipeline.simulate import PipelinedProblem
 from envs.problem import kinds
 from graphs.limits import ROUNDING
@@ -48,22 +48,22 @@ class StageSplit(NamedTuple):
     devices: list[int]
 
 
-@pipeline_placer("pipedream")
-def pipedream(search: PipelineSearch, rng: np.random.Generator) -> None:
+@placer("pipedream", places=[PIPELINE])
+def pipedream(search: SearchState, rng: np.random.Generator) -> None:
     """Scores the split of the chain of least max-load, with ever less memory until one fits.
 
     It ends sooner where another split is likely to end too late.
     """
-    counts = tuple(n for n in range(1, search.most_ranks + 1) if search.can_use(n))
-    costs = stage_costs(search.pipelined)
+    counts = tuple(reversed(search.pipelined.usable))
+    costs = stage_costs(search.pipelined.pipelined)
     split_s = 0.0
     for share in MEMORY_SHARES:
-        if search.cuts is not None and split_s > search.seconds_left:
+        if search.best is not None and split_s > search.seconds_left:
             return
         began_s = search.elapsed_s
         split = best_split(costs, counts, share)
         split_s = search.elapsed_s - began_s
-        if split is None or (share == np.inf and search.cuts is not None):
+        if split is None or (share == np.inf and search.best is not None):
             continue
         first = np.searchsorted(costs.node_of, split.first)
         cuts = Cuts(tuple(first.tolist()), tuple(dict.fromkeys(split.devices)))

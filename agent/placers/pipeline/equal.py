@@ -6,26 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent.pipelines.cutting import cut_by_load
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
+from agent.placers.base import SearchState, placer
+from agent.placers.pipeline.cutting import cut_by_load
+from envs.objective import PIPELINE, Cuts
 from envs.pipeline.stages import phases_of
 from graphs.granularity import with_granularity
 from graphs.system.array_types import FloatArray
 
 
-@pipeline_placer("single")
-def single(search: PipelineSearch, rng: np.random.Generator) -> None:
+def single(search: SearchState, rng: np.random.Generator) -> None:
     """Puts all on the device that is fastest alone; devices of equal time and memory count once."""
-    seen = set()
-    for device in np.argsort(search.problem.single_device_s, kind="stable").tolist():
-        kind = search.problem.single_device_s[device], search.problem.cluster.devices[device].memory_bytes
-        if search.left and kind not in seen:
-            seen.add(kind)
-            search.score_cuts(Cuts(tuple(range(search.pipeline.stages_per_device)), (device,)))
+    for cuts in search.pipelined.singles():
+        if search.left:
+            search.score_cuts(cuts)
 
 
-@pipeline_placer("equal-layers")
-def equal_layers(search: PipelineSearch, rng: np.random.Generator) -> None:
+@placer("equal-layers", places=[PIPELINE])
+def equal_layers(search: SearchState, rng: np.random.Generator) -> None:
     """Gives each device equally many layers, in the order of the cluster.
 
     Layers are those of the module paths; of a graph without paths, its forward ops.
@@ -33,39 +30,33 @@ def equal_layers(search: PipelineSearch, rng: np.random.Generator) -> None:
     _score_shares(search, _layers(search))
 
 
-@pipeline_placer("equal-params")
-def equal_params(search: PipelineSearch, rng: np.random.Generator) -> None:
+@placer("equal-params", places=[PIPELINE])
+def equal_params(search: SearchState, rng: np.random.Generator) -> None:
     """Gives each device equally many bytes of parameters, in the order of the cluster."""
-    _score_shares(search, search.chain.resident_bytes)
+    _score_shares(search, search.pipelined.chain.resident_bytes)
 
 
-@pipeline_placer("equal-time")
-def equal_time(search: PipelineSearch, rng: np.random.Generator) -> None:
+@placer("equal-time", places=[PIPELINE])
+def equal_time(search: SearchState, rng: np.random.Generator) -> None:
     """Gives each device in the order of the cluster the same time, by its speed."""
-    ranks = tuple(range(_usable(search)))
-    search.score_cuts(balanced(search, ranks))
+    search.score_cuts(balanced(search, range(search.pipelined.usable[0])))
 
 
-def _score_shares(search: PipelineSearch, weights: FloatArray) -> None:
-    n_ranks = _usable(search)
-    n_stages = n_ranks * search.pipeline.stages_per_device
+def _score_shares(search: SearchState, weights: FloatArray) -> None:
+    n_ranks = search.pipelined.usable[0]
+    n_stages = n_ranks * search.pipelined.pipeline.stages_per_device
     search.score_cuts(Cuts(cut_equally(weights, n_stages), tuple(range(n_ranks))))
 
 
-def _usable(search: PipelineSearch) -> int:
-    """The most devices that the schedule runs on."""
-    return next(n for n in range(search.most_ranks, 0, -1) if search.can_use(n))
-
-
-def _layers(search: PipelineSearch) -> FloatArray:
+def _layers(search: SearchState) -> FloatArray:
     """1 for each piece that begins a layer, else 0, (n_pieces,)."""
-    graph = search.problem.graph
+    graph, chain = search.problem.graph, search.pipelined.chain
     forward = np.flatnonzero(phases_of(graph) == 0)
     if not any(graph.modules):
-        return np.ones(search.chain.n_pieces)
+        return np.ones(chain.n_pieces)
     unit = with_granularity(graph, "layer").unit_of[forward]
     _, first = np.unique(unit, return_index=True)
-    begins = np.bincount(search.chain.piece_of[forward[first]], minlength=search.chain.n_pieces)
+    begins = np.bincount(chain.piece_of[forward[first]], minlength=chain.n_pieces)
     return np.minimum(begins, 1).astype(np.float64)
 
 
@@ -89,9 +80,10 @@ def cut_equally(weights: FloatArray, n_stages: int) -> tuple[int, ...]:
     return tuple(first)
 
 
-def balanced(search: PipelineSearch, ranks: Sequence[int]) -> Cuts:
+def balanced(search: SearchState, ranks: Sequence[int]) -> Cuts:
     """Finds the cuts whose greatest compute time of a stage is least, for devices in a given order."""
-    seconds = search.chain.seconds_before[list(ranks) * search.pipeline.stages_per_device]
+    objective = search.pipelined
+    seconds = objective.chain.seconds_before[list(ranks) * objective.pipeline.stages_per_device]
     first = np.empty(len(seconds), dtype=np.int64)
     cut_by_load(seconds, first)
     return Cuts(tuple(first.tolist()), tuple(ranks))

@@ -6,13 +6,17 @@ An order has a word for each stage, of the letters of `envs.pipeline.schedules.K
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from agent.placers.scores import OVER_BYTES, TOTAL_S
+from agent.placers.state import SearchState
+from envs.objective import OVER_BYTES, TOTAL_S
 from envs.pipeline.schedules import is_order
 
+FOR_CUTS = 0.75
+"""Share of the budget that the search of the cuts has, if that of the order of actions follows."""
 HOT, COLD = 1e-2, 1e-5
 """Temperature at first and at last, as a share of the step time."""
 PENALTY = 5.0
@@ -77,25 +81,29 @@ def neighbour(words: Words, rng: np.random.Generator) -> Words | None:
     return (*words[:stage], word, *words[stage + 1 :])
 
 
-def anneal_orders(
-    score: Callable[[Words, float], tuple[float, float]],
-    progress: Callable[[], float],
-    first: Iterable[Words],
-    memory_bytes: float,
-    rng: np.random.Generator,
-) -> None:
-    """Anneals the best of some orders; bytes over the memory limits count as time.
+def search_actions(search: SearchState, rng: np.random.Generator) -> None:
+    """Anneals the order of the actions of the best pipeline with what is left of the budget.
 
-    As in `agent.pipelines.annealing`, the greatest cost of an order that replaces the present one is drawn
-    before it is scored.
-
-    Args:
-        score: simulates an order; returns bytes over the limits, which may be infinite where the step takes
-            longer than the seconds given, and the step time in seconds.
-        progress: share of the budget that is spent, 1 at the end.
-        memory_bytes: of a device.
+    Bytes over the memory limits count as time. As in `agent.placers.pipeline.annealing`, the greatest cost of
+    an order that replaces the present one is drawn before it is scored.
     """
-    scored = [(score(words, np.inf), words) for words in first if progress() < 1]
+    objective, cuts = search.pipelined, search.best_cuts
+    assert cuts is not None, "a placer scores at least one pipeline"
+    stages, began = objective.stages(cuts), search.progress
+    memory_bytes = search.problem.cluster.memory_bytes.mean()
+
+    def score(words: Words, until_s: float = np.inf) -> tuple[float, float]:
+        search.spend(1)
+        found = objective.pipelined.score(replace(stages, actions=words), until_s=until_s)
+        if found < search.best_score:
+            search.keep(stages.device_of, found[TOTAL_S], found[OVER_BYTES], cuts._replace(actions=words))
+        return found
+
+    def progress() -> float:
+        return (search.progress - began) / (1 - began) if search.left else 1.0
+
+    first = starts(len(stages.devices), objective.pipeline.microbatches)
+    scored = [(score(words), words) for words in first if progress() < 1]
     present, words = min(scored, default=((np.inf, np.inf), ()))
     while words and (done := progress()) < 1:
         temperature = HOT * (COLD / HOT) ** done

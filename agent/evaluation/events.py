@@ -17,14 +17,14 @@ from tensorboard.compat.proto.step_stats_pb2 import DeviceStepStats, NodeExecSta
 from tensorboard.compat.proto.versions_pb2 import VersionDef
 from torch.utils.tensorboard.summary import hparams, scalar
 
+from agent.evaluation.answers import Answers, file_name
 from agent.evaluation.comparison.ratios import by_run, geometric_mean
-from agent.evaluation.report.chosen import MOST, pairs
-from agent.evaluation.report.details import Placed, read_placed
+from agent.evaluation.report.details import MOST, pairs
 from agent.evaluation.results import Trial, best_times, name_of, ratio_to_best
-from agent.evaluation.run import file_name
 from agent.evaluation.spec import EvaluationSpec
+from envs.pipeline.simulate import PipelineTime
 from envs.problem import Problem
-from envs.simulator.simulate import StepTime
+from envs.simulator.simulate import StepTime, simulate_problem
 from graphs.op_graph import OpGraph
 from graphs.system.array_types import IntArray
 from graphs.system.event_file import EventFile
@@ -35,7 +35,7 @@ SECONDS = "compute_seconds"
 """Attribute of a node: seconds that it computes on its device."""
 
 
-def write_events(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) -> Path:
+def write_events(answers: Answers, trials: Sequence[Trial]) -> Path:
     """Writes the events below an evaluation's folder, in place of those that are there.
 
     Each placer (and order) is a run with its hyperparameters and final ratios; both placements of each graph
@@ -47,16 +47,22 @@ def write_events(spec: EvaluationSpec, folder: Path, trials: Sequence[Trial]) ->
     Raises:
         FileFormatError: a placement is damaged or not there.
     """
-    target = folder / FOLDER
+    target = answers.folder / FOLDER
     for old in target.rglob("events.out.tfevents.*"):
         old.unlink()
     for (placer, order), by_where in by_run(trials).items():
         own = [trial for each in by_where.values() for trial in each]
-        _write_placer(target / "placers" / file_name(name_of(placer, order)), spec, own, trials)
+        _write_placer(target / "placers" / file_name(name_of(placer, order)), answers.spec, own, trials)
     for pair in pairs(trials)[:MOST]:
-        for placed in (read_placed(spec, folder, trial) for trial in (pair.left, pair.right)):
-            where = file_name(f"{placed.trial.graph}.{placed.trial.cluster}")
-            _write_placed(target / "graphs" / where / file_name(placed.name), placed)
+        for answer in (answers.of(pair.left), answers.of(pair.right)):
+            where = file_name(f"{answer.trial.graph}.{answer.trial.cluster}")
+            step = answer.step
+            if isinstance(step, PipelineTime):  # the step of one microbatch
+                step = simulate_problem(answer.problem, answer.device_of)
+            with _opened(target / "graphs" / where / file_name(answer.name)) as events:
+                events.write(0, graph_def=graph_def(answer.problem, answer.device_of).SerializeToString())
+                metadata = run_metadata(answer.problem, answer.device_of, step).SerializeToString()
+                events.write(0, tagged_run_metadata=TaggedRunMetadata(tag=STEP_TAG, run_metadata=metadata))
     return target
 
 
@@ -87,15 +93,6 @@ def _write_placer(folder: Path, spec: EvaluationSpec, own: Sequence[Trial], tria
             events.write(0, summary=summary)
         for name, value in found.items():
             events.write(0, summary=scalar(name, value))  # type: ignore[no-untyped-call]
-
-
-def _write_placed(folder: Path, placed: Placed) -> None:
-
-    problem, device_of, step = placed.problem, placed.device_of, placed.step
-    with _opened(folder) as events:
-        events.write(0, graph_def=graph_def(problem, device_of).SerializeToString())
-        metadata = run_metadata(problem, device_of, step).SerializeToString()
-        events.write(0, tagged_run_metadata=TaggedRunMetadata(tag=STEP_TAG, run_metadata=metadata))
 
 
 def node_names(graph: OpGraph) -> list[str]:

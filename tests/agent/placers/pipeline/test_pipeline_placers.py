@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.pipelines import annealing
-from agent.pipelines.equal import balanced, cut_equally
-from agent.pipelines.search import PIPELINE_PLACERS, Cuts, PipelineSearch, place_pipeline
-from agent.placers.base import Budget
+from agent.placers.base import PLACERS, Budget, SearchState, names_of
+from agent.placers.pipeline import annealing
+from agent.placers.pipeline.equal import balanced, cut_equally
 from envs.cluster.presets import get_cluster
+from envs.objective import PIPELINE, Cuts, PipelineObjective
 from envs.pipeline.pipeline import Pipeline, PipelineError
 from envs.pipeline.simulate import PipelinedProblem
 from envs.pipeline.stages import stages_of
@@ -34,32 +34,31 @@ def small(
     n_layers: int = 7,
     *,
     branches: bool = False,
-) -> PipelinedProblem:
+) -> PipelineObjective:
     rng = np.random.default_rng(seed)
     cluster = random_pipeline_cluster(rng, n_devices)
     graph = random_training_graph(rng, n_layers, branches=branches)
-    return PipelinedProblem(Problem(graph, cluster), Pipeline(schedule, 6))
+    return PipelineObjective(Problem(graph, cluster), Pipeline(schedule, 6))
 
 
 @pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.parametrize("name", PIPELINE_PLACERS)
+@pytest.mark.parametrize("name", names_of(PIPELINE))
 def test_plans_are_valid_and_their_steps_are_those_of_the_plain_simulation(name: str, schedule: str) -> None:
     pipelined = small(3, schedule)
-    found = PIPELINE_PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
-    stages = stages_of(pipelined.problem, found.stages.placement)
-    assert stages.stage_of.tolist() == found.stages.stage_of.tolist()
-    assert stages.recomputed == found.stages.recomputed
-    plain = plain_step(pipelined.problem, pipelined.pipeline, found.stages)
+    found = PLACERS[name].place(pipelined, Budget(50), np.random.default_rng(0))
+    stages = stages_of(pipelined.problem, found.placement)
+    assert stages.stage_of.tolist() == found.placement.stage_of.tolist()
+    plain = plain_step(pipelined.problem, pipelined.pipeline, stages)
     assert plain is not None
-    assert found.step.total_s == pytest.approx(plain.total_s, rel=1e-9)
+    assert found.step_time.total_s == pytest.approx(plain.total_s, rel=1e-9)
     assert found.evaluations <= 50
 
 
-def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
+def every_plan(search: SearchState, recomputes: bool) -> Iterator[Cuts]:
     """Yields all plans on three devices."""
     for n in range(1, 4):
         for ranks in permutations(range(3), n):
-            for cuts in combinations(range(1, search.chain.n_pieces), n - 1):
+            for cuts in combinations(range(1, search.pipelined.chain.n_pieces), n - 1):
                 for again in product((False, True), repeat=n if recomputes else 0):
                     yield Cuts((0, *cuts), ranks, again)
 
@@ -70,30 +69,30 @@ def every_plan(search: PipelineSearch, recomputes: bool) -> Iterator[Cuts]:
 )
 def test_search_finds_the_best_of_all_plans(seed: int, schedule: str, memory: float) -> None:
     pipelined = small(seed, schedule, n_layers=6)
-    search = PipelineSearch(pipelined, Budget(10**6))
+    search = SearchState(pipelined, Budget(10**6))
     if memory < 1:
-        alone = PIPELINE_PLACERS["single"].place(pipelined, Budget(200), np.random.default_rng(0))
-        limits = np.full(3, memory * alone.step.peak_bytes.max())
-        pipelined = PipelinedProblem(pipelined.problem.with_memory(limits), pipelined.pipeline)
-        search = PipelineSearch(pipelined, Budget(10**6))
+        alone = PLACERS["single"].place(pipelined, Budget(200), np.random.default_rng(0))
+        limits = np.full(3, memory * alone.step_time.peak_bytes.max())
+        pipelined = PipelineObjective(pipelined.problem.with_memory(limits), pipelined.pipeline)
+        search = SearchState(pipelined, Budget(10**6))
     best = min(search.score_cuts(cuts) for cuts in every_plan(search, memory < 1))
-    found = PIPELINE_PLACERS["refine"].place(pipelined, Budget(4_000), np.random.default_rng(0))
-    over_bytes = np.maximum(found.step.peak_bytes - pipelined.problem.cluster.memory_bytes, 0).sum()
-    assert (over_bytes, found.step.total_s) == pytest.approx(best)
+    found = PLACERS["refine"].place(pipelined, Budget(4_000), np.random.default_rng(0))
+    over_bytes = np.maximum(found.step_time.peak_bytes - pipelined.problem.cluster.memory_bytes, 0).sum()
+    assert (over_bytes, found.step_time.total_s) == pytest.approx(best)
 
 
 def test_a_split_takes_less_memory_until_the_simulated_plan_fits() -> None:
     graph, cluster = load_family("gpt")[0], get_cluster("4xv100")
-    ample = PipelinedProblem(Problem(graph, cluster), Pipeline("1f1b", 8))
-    need = PIPELINE_PLACERS["pipedream"].place(ample, Budget(10), np.random.default_rng(0)).step.peak_bytes
+    ample = PipelineObjective(Problem(graph, cluster), Pipeline("1f1b", 8))
+    need = PLACERS["pipedream"].place(ample, Budget(10), np.random.default_rng(0)).step_time.peak_bytes
     devices = tuple(replace(device, memory_bytes=0.8 * need.max()) for device in cluster.devices)
-    scarce = PipelinedProblem(Problem(graph, replace(cluster, devices=devices)), ample.pipeline)
-    assert PIPELINE_PLACERS["pipedream"].place(scarce, Budget(10), np.random.default_rng(0)).step.fits
+    scarce = PipelineObjective(Problem(graph, replace(cluster, devices=devices)), ample.pipeline)
+    assert PLACERS["pipedream"].place(scarce, Budget(10), np.random.default_rng(0)).step_time.fits
 
 
 def test_stages_of_equal_time_have_the_least_load_for_their_order() -> None:
-    search = PipelineSearch(small(5, n_layers=9), Budget(1))
-    seconds = search.chain.seconds[:2].sum(axis=0)
+    search = SearchState(small(5, n_layers=9), Budget(1))
+    seconds = search.pipelined.chain.seconds[:2].sum(axis=0)
     ranks = (2, 0, 1)
 
     def load(first: tuple[int, ...]) -> float:
@@ -122,23 +121,23 @@ def test_refine_starts_from_a_plan_that_fits_if_none_of_equal_time_does(
         replace(device, memory_bytes=most) for device, most in zip(cluster.devices, memory, strict=True)
     )
     problem = Problem(graph, replace(cluster, devices=devices))
-    pipelined = PipelinedProblem(problem, replace(wide.pipeline, may_recompute=False))
-    assert place_pipeline("refine", pipelined, Budget(8)).step.fits
+    pipelined = PipelineObjective(problem, replace(wide.pipeline, may_recompute=False))
+    assert PLACERS["refine"].place(pipelined, Budget(8), np.random.default_rng(0)).step_time.fits
     monkeypatch.setattr(annealing, "PROGRAMME_S", np.inf)
-    assert not place_pipeline("refine", pipelined, Budget(8)).step.fits
+    assert not PLACERS["refine"].place(pipelined, Budget(8), np.random.default_rng(0)).step_time.fits
 
 
 def test_memory_decides_before_time() -> None:
     graph = load_family("gpt")[0]
     cluster = get_cluster("4xv100")
-    one = PipelinedProblem(Problem(graph, cluster), Pipeline("1f1b", 8))
-    need = PIPELINE_PLACERS["single"].place(one, Budget(10), np.random.default_rng(0)).step.peak_bytes.max()
+    one = PipelineObjective(Problem(graph, cluster), Pipeline("1f1b", 8))
+    need = PLACERS["single"].place(one, Budget(10), np.random.default_rng(0)).step_time.peak_bytes.max()
     devices = tuple(replace(device, memory_bytes=0.45 * need) for device in cluster.devices)
-    scarce = PipelinedProblem(Problem(graph, replace(cluster, devices=devices)), Pipeline("1f1b", 8))
-    single = PIPELINE_PLACERS["single"].place(scarce, Budget(10), np.random.default_rng(0))
-    found = PIPELINE_PLACERS["refine"].place(scarce, Budget(300), np.random.default_rng(0))
-    assert not single.step.fits
-    assert found.step.fits
+    scarce = PipelineObjective(Problem(graph, replace(cluster, devices=devices)), Pipeline("1f1b", 8))
+    single = PLACERS["single"].place(scarce, Budget(10), np.random.default_rng(0))
+    found = PLACERS["refine"].place(scarce, Budget(300), np.random.default_rng(0))
+    assert not single.step_time.fits
+    assert found.step_time.fits
 
 
 @pytest.mark.parametrize("name", ["annealing", "refine", "single"])
@@ -150,12 +149,13 @@ def test_searches_end_before_their_seconds_are_spent(name: str, monkeypatch: pyt
         return simulate(*settings)
 
     monkeypatch.setattr(PipelinedProblem, "_run", simulate_for_a_second)
-    PIPELINE_PLACERS[name].place(small(0), Budget(None, 12.0, lambda: clock[0]), np.random.default_rng(0))
+    budget = Budget(None, 12.0, lambda: clock[0])
+    assert PLACERS[name].place(small(0), budget, np.random.default_rng(0)).step_time.fits
     assert (9.0 if name != "single" else 3.0) <= clock[0] <= 12.0
 
 
 def test_clusters_that_run_no_pipeline_are_refused() -> None:
     graph = load_family("gpt")[0]
-    shared = PipelinedProblem(Problem(graph, get_cluster("8xa100")), Pipeline("1f1b", 8))
+    shared = PipelineObjective(Problem(graph, get_cluster("8xa100")), Pipeline("1f1b", 8))
     with pytest.raises(PipelineError, match="shares links by 'egress', which pipelines do not simulate"):
-        PIPELINE_PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))
+        PLACERS["single"].place(shared, Budget(1), np.random.default_rng(0))

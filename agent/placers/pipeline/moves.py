@@ -9,17 +9,18 @@ from itertools import accumulate
 
 import numpy as np
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.search import Cuts, PipelineSearch
+from agent.placers.pipeline.equal import balanced
+from agent.placers.state import SearchState
+from envs.objective import Cuts
 
-Move = Callable[[PipelineSearch, Cuts, np.random.Generator], Cuts | None]
+Move = Callable[[SearchState, Cuts, np.random.Generator], Cuts | None]
 """Draws a plan next to another; None where there is none of its kind."""
 
 DRAWS = 20
 """Draws of a move, at most, until there is one of its kind."""
 
 
-def neighbour(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def neighbour(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Draws a plan next to another."""
     for _ in range(DRAWS):
         moved = MOVES[bisect(BOUNDS, sum(_WEIGHTS.values()) * rng.random())](search, cuts, rng)
@@ -28,11 +29,11 @@ def neighbour(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> C
     return None
 
 
-def shifted(search: PipelineSearch, cuts: Cuts, stage: int, by: int) -> Cuts | None:
+def shifted(search: SearchState, cuts: Cuts, stage: int, by: int) -> Cuts | None:
     """Moves the cut before a stage; None where a stage would have no piece."""
     first = list(cuts.first)
     first[stage] += by
-    end = first[stage + 1] if stage + 1 < len(first) else search.chain.n_pieces
+    end = first[stage + 1] if stage + 1 < len(first) else search.pipelined.chain.n_pieces
     return cuts._replace(first=tuple(first)) if first[stage - 1] < first[stage] < end else None
 
 
@@ -43,9 +44,9 @@ def toggled(cuts: Cuts, stage: int) -> Cuts:
     return cuts._replace(recomputed=tuple(recomputed) if any(recomputed) else ())
 
 
-def on_devices(search: PipelineSearch, cuts: Cuts, ranks: Sequence[int]) -> Cuts | None:
+def on_devices(search: SearchState, cuts: Cuts, ranks: Sequence[int]) -> Cuts | None:
     """Cuts stages of equal time for other devices; None where the schedule cannot use them."""
-    if not search.can_use(len(ranks)):
+    if not search.pipelined.can_use(len(ranks)):
         return None
     moved = balanced(search, ranks)
     share = len(cuts.first) / len(moved.first)
@@ -53,19 +54,19 @@ def on_devices(search: PipelineSearch, cuts: Cuts, ranks: Sequence[int]) -> Cuts
     return moved._replace(recomputed=tuple(again) if any(again) else ())
 
 
-def _shift(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _shift(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     n_stages = len(cuts.first)
     if n_stages < 2:
         return None
-    far = int(2 ** (rng.random() * math.log2(max(search.chain.n_pieces / n_stages, 2))))
+    far = int(2 ** (rng.random() * math.log2(max(search.pipelined.chain.n_pieces / n_stages, 2))))
     return shifted(search, cuts, int(rng.integers(1, n_stages)), far if rng.random() < 0.5 else -far)
 
 
-def _recompute(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _recompute(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     return toggled(cuts, int(rng.integers(len(cuts.first)))) if search.can_recompute else None
 
 
-def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _exchange(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Swaps two devices."""
     if len(cuts.ranks) < 2:
         return None
@@ -77,7 +78,7 @@ def _exchange(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> C
     return cuts._replace(ranks=tuple(ranks))
 
 
-def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _replace(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Uses another device for one."""
     others = _unused(search, cuts)
     if not others:
@@ -87,7 +88,7 @@ def _replace(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cu
     return cuts._replace(ranks=tuple(ranks))
 
 
-def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _add(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Adds a stage on an unused device."""
     others, ranks = _unused(search, cuts), list(cuts.ranks)
     if not others:
@@ -96,7 +97,7 @@ def _add(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts |
     return on_devices(search, cuts, ranks)
 
 
-def _remove(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
+def _remove(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> Cuts | None:
     """Removes a stage."""
     ranks = list(cuts.ranks)
     if len(ranks) < 2:
@@ -105,7 +106,7 @@ def _remove(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> Cut
     return on_devices(search, cuts, ranks)
 
 
-def _unused(search: PipelineSearch, cuts: Cuts) -> list[int]:
+def _unused(search: SearchState, cuts: Cuts) -> list[int]:
     return [device for device in range(search.problem.n_devices) if device not in cuts.ranks]
 
 

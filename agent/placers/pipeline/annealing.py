@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, permutations
+from itertools import permutations
 
 import numpy as np
 
-from agent.pipelines.equal import balanced
-from agent.pipelines.moves import neighbour, shifted, toggled
-from agent.pipelines.pipedream import pipedream
-from agent.pipelines.search import Cuts, PipelineSearch, pipeline_placer
-from agent.placers.scores import OVER_BYTES, TOTAL_S
+from agent.placers.pipeline.equal import balanced
+from agent.placers.pipeline.moves import neighbour, shifted, toggled
+from agent.placers.pipeline.pipedream import pipedream
+from agent.placers.state import SearchState
+from envs.objective import OVER_BYTES, TOTAL_S, Cuts
 from envs.problem import kinds
 from graphs.system.array_types import IntArray
 
@@ -24,61 +24,51 @@ PENALTY = 0.2
 MOST_ORDERS = 24
 """Orders of the devices that starts are made for, of each number of devices."""
 PROGRAMME_S = 0.5
-"""Seconds that a dynamic programme may need."""
+"""Seconds that a dynamic programme, which looks for plans that fit, may need."""
 SHARES = (0.2, 0.6)
 """Progress at which `refine` ends its starts, and its descents."""
 
 
-@pipeline_placer("annealing", uses_rng=True)
-def annealing(search: PipelineSearch, rng: np.random.Generator) -> None:
+def annealing(search: SearchState, rng: np.random.Generator) -> None:
     """Anneals from the plan of equal time on all devices."""
-    n_ranks = next(n for n in range(search.most_ranks, 0, -1) if search.can_use(n))
-    start = balanced(search, range(n_ranks))
+    start = balanced(search, range(search.pipelined.usable[0]))
     search.score_cuts(start)
     anneal(search, start, rng)
 
 
-@pipeline_placer("refine", uses_rng=True)
-def refine(search: PipelineSearch, rng: np.random.Generator) -> None:
+def refine(search: SearchState, rng: np.random.Generator) -> None:
     """Starts from plans of equal time on several orders and numbers of devices, descends, then anneals."""
-    refine_from(search, (), rng)
-
-
-def refine_from(search: PipelineSearch, first: Sequence[Cuts], rng: np.random.Generator) -> None:
-    """Does what `refine` does, with other starts before its own."""
     scored: list[tuple[tuple[float, float], Cuts]] = []
-    for cuts in chain(first, starts(search, rng)):
+    for cuts in starts(search, rng):
         if scored and (not search.left or search.progress > SHARES[0]):
             break
         scored.append((search.score_cuts(cuts), cuts))
         if scored[-1][0][OVER_BYTES] and search.can_recompute:
             again = cuts._replace(recomputed=(True,) * len(cuts.first))
             scored.append((search.score_cuts(again), again))
-    if search.cuts is not None and all(score[OVER_BYTES] for score, _ in scored) and _has_time(search):
+    if all(score[OVER_BYTES] for score, _ in scored) and search.left and search.seconds_left > PROGRAMME_S:
         pipedream(search, rng)
-        scored.append((search.best_score, search.cuts))
+        scored.append((search.best_score, _best(search)))
     scored.sort(key=lambda each: each[0])
     for _, cuts in scored:
         descend(search, cuts, SHARES[1])
-    if search.cuts is not None:
-        anneal(search, search.cuts, rng)
+    anneal(search, _best(search), rng)
 
 
-def _has_time(search: PipelineSearch) -> bool:
-    """Says whether a dynamic programme, which looks for plans that fit, is likely to end in time."""
-    return search.left > 0 and search.seconds_left > PROGRAMME_S
+def _best(search: SearchState) -> Cuts:
+    assert search.best_cuts is not None, "at least one plan was scored"
+    return search.best_cuts
 
 
-def starts(search: PipelineSearch, rng: np.random.Generator) -> Iterator[Cuts]:
+def starts(search: SearchState, rng: np.random.Generator) -> Iterator[Cuts]:
     """Yields plans of equal time, all devices first, then fewer; equal devices count once."""
     alike = _alike(search)
-    for n_ranks in range(search.most_ranks, 0, -1):
-        if search.can_use(n_ranks):
-            for ranks in _orders(search, alike, n_ranks, rng):
-                yield balanced(search, ranks)
+    for n_ranks in search.pipelined.usable:
+        for ranks in _orders(search, alike, n_ranks, rng):
+            yield balanced(search, ranks)
 
 
-def _alike(search: PipelineSearch) -> IntArray:
+def _alike(search: SearchState) -> IntArray:
     """A number for each device, equal for devices with equal times and memory whose links are equal too."""
     cluster = search.problem.cluster
     links = (np.sort(each, axis=1).T for each in (cluster.bytes_per_s, cluster.latency_s))
@@ -86,7 +76,7 @@ def _alike(search: PipelineSearch) -> IntArray:
 
 
 def _orders(
-    search: PipelineSearch, alike: IntArray, n_ranks: int, rng: np.random.Generator
+    search: SearchState, alike: IntArray, n_ranks: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
     """Yields at most `MOST_ORDERS` orders of so many devices that are not alike."""
     n_devices, seen = search.problem.n_devices, set()
@@ -109,14 +99,14 @@ def _draws(fastest: Sequence[int], n_ranks: int, rng: np.random.Generator) -> It
         yield tuple(rng.permutation(fastest)[:n_ranks].tolist())
 
 
-def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
+def descend(search: SearchState, cuts: Cuts, until: float) -> Cuts:
     """Moves cuts, ever less far, and recomputes stages or not, as long as that makes the step shorter.
 
     Args:
         until: progress of the budget at which to stop.
     """
     best = search.score_cuts(cuts)
-    far = max(1, search.chain.n_pieces // 8)
+    far = max(1, search.pipelined.chain.n_pieces // 8)
     while far:
         improved = False
         for move in _moves(search, cuts, far):
@@ -131,7 +121,7 @@ def descend(search: PipelineSearch, cuts: Cuts, until: float) -> Cuts:
     return cuts
 
 
-def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
+def _moves(search: SearchState, cuts: Cuts, far: int) -> Iterator[Callable[[Cuts], Cuts | None]]:
     """Yields moves of each cut and, where memory binds, of the recomputation of each stage."""
     for stage in range(1, len(cuts.first)):
         for by in (far, -far):
@@ -141,7 +131,7 @@ def _moves(search: PipelineSearch, cuts: Cuts, far: int) -> Iterator[Callable[[C
             yield partial(toggled, stage=stage)
 
 
-def anneal(search: PipelineSearch, cuts: Cuts, rng: np.random.Generator) -> None:
+def anneal(search: SearchState, cuts: Cuts, rng: np.random.Generator) -> None:
     """Anneals a plan for what is left of the budget.
 
     Bytes over the memory limits count as time, the more the colder it is. The greatest cost of a plan that

@@ -1,0 +1,156 @@
+"""The placements that an evaluation answers with: that of the best seed of each placer and order."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.evaluation.comparison.ratios import Where
+from agent.evaluation.results import Trial, name_of
+from agent.evaluation.spec import EvaluationSpec
+from envs.objective import Objective, PipelineObjective
+from envs.pipeline.simulate import PipelineTime
+from envs.pipeline.stages import Stages, stages_of
+from envs.placements.files import read_placement, write_placement
+from envs.placements.placement import Placement
+from envs.problem import Problem
+from envs.simulator.simulate import StepTime
+from graphs.system.array_types import IntArray
+
+MOST_IN_MEMORY = 128
+"""Placements that stay in memory with their steps, the last ones; with 100,000 ops, 2 MB each."""
+
+
+class PlacedStep(NamedTuple):
+    """A placement, and the simulated step under it."""
+
+    placement: Placement
+    step: StepTime | PipelineTime
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A placement of an evaluation.
+
+    Attributes:
+        trial: row of the best seed.
+        objective: what the placement makes short.
+        step: simulated step; a `PipelineTime` for a pipeline.
+        path: file of the placement.
+    """
+
+    trial: Trial
+    objective: Objective
+    placement: Placement
+    step: StepTime | PipelineTime
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The placer, with its order."""
+        return name_of(self.trial.placer, self.trial.order)
+
+    @property
+    def problem(self) -> Problem:
+        """The graph on the cluster; of a pipeline, the step of one microbatch."""
+        return self.objective.problem
+
+    @property
+    def device_of(self) -> IntArray:
+        """Device of each op, int64 (n_ops,)."""
+        return self.placement.device_of
+
+    @property
+    def pipeline(self) -> PipelineObjective:
+        """The objective of a pipeline."""
+        assert isinstance(self.objective, PipelineObjective), "a pipeline"
+        return self.objective
+
+    @property
+    def stages(self) -> Stages:
+        """The stages of a pipeline."""
+        return stages_of(self.problem, self.placement)
+
+
+class Answers:
+    """The answers of an evaluation: what this process found is in memory, all else in the folder."""
+
+    def __init__(self, spec: EvaluationSpec, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self._graphs = {graph.name: graph for graph in spec.graphs}
+        self._clusters = {cluster.name: cluster for cluster in spec.clusters}
+        self._placed: dict[Path, PlacedStep] = {}
+        self._data_parallel: dict[Where, tuple[float, bool]] = {}
+
+    def add(self, trial: Trial, placed: PlacedStep) -> None:
+        """Writes the placement of a trial that is the best of its seeds so far."""
+        path = placement_path(self.folder, trial)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_placement(path, self._graphs[trial.graph], self._clusters[trial.cluster], placed.placement)
+        self._remember(path, placed)
+
+    def best(self, trials: Sequence[Trial]) -> Iterator[Answer]:
+        """Yields the answers to each graph and cluster, in the order of the trials.
+
+        Raises:
+            FileFormatError, PlacementError: a file is damaged or not there.
+        """
+        best: dict[Where, dict[Path, Trial]] = defaultdict(dict)
+        for trial in filter(lambda trial: trial.is_placement, trials):
+            there, path = best[trial.graph, trial.cluster], placement_path(self.folder, trial)
+            there[path] = min(there.get(path, trial), trial, key=lambda each: (each.rank, each.seed))
+        for where, there in best.items():
+            objective = self._objective(where)
+            yield from (self._answer(trial, objective) for trial in there.values())
+
+    def of(self, trial: Trial) -> Answer:
+        """Returns the answer of the best seed of a placer.
+
+        Raises:
+            FileFormatError, PlacementError: its file is damaged or not there.
+            PipelineError: it is no pipeline.
+        """
+        return self._answer(trial, self._objective((trial.graph, trial.cluster)))
+
+    def data_parallel(self, graph: str, cluster: str) -> tuple[float, bool]:
+        """Returns the seconds of data parallelism, per batch or pipelined step, and whether it fits."""
+        where = graph, cluster
+        if where not in self._data_parallel:
+            step = self._objective(where).data_parallel()
+            self._data_parallel[where] = step.seconds_per_batch, step.fits
+        return self._data_parallel[where]
+
+    def _objective(self, where: Where) -> Objective:
+        return self.spec.objective(self._graphs[where[0]], self._clusters[where[1]])
+
+    def _answer(self, trial: Trial, objective: Objective) -> Answer:
+        path, problem = placement_path(self.folder, trial), objective.problem
+        if path not in self._placed:
+            placement = read_placement(path, problem.graph, problem.cluster)
+            self._remember(path, PlacedStep(placement, objective.simulate(placement)))
+        return Answer(trial, objective, *self._placed[path], path)
+
+    def _remember(self, path: Path, placed: PlacedStep) -> None:
+        self._placed.pop(path, None)
+        self._placed[path] = placed
+        if len(self._placed) > MOST_IN_MEMORY:
+            del self._placed[next(iter(self._placed))]
+
+
+def placement_path(folder: Path, trial: Trial) -> Path:
+    """Path of the placement of a trial; the file's stem is its placer and order."""
+    stem = f"{trial.placer}.{trial.order}" if trial.order else trial.placer
+    return (
+        folder / "placements" / file_name(trial.cluster) / file_name(trial.graph) / f"{file_name(stem)}.json"
+    )
+
+
+def file_name(name: str) -> str:
+    """Makes a name that every file system takes; a digest keeps changed names apart."""
+    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".")[:100]
+    return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

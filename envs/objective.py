@@ -1,0 +1,307 @@
+"""Objectives: the step of one batch, or the pipelined step of its microbatches; all that placers see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.pipeline.chain import Chain
+from envs.pipeline.pipeline import GPIPE, INTERLEAVED, SEARCHED, ZERO_BUBBLE, Pipeline, PipelineError
+from envs.pipeline.simulate import PipelinedProblem, PipelineTime
+from envs.pipeline.stages import Stages, check_cluster, stages_of
+from envs.placements.placement import Placement
+from envs.problem import InfeasibleError, Problem
+from envs.simulator.data_parallel import DataParallelStep, data_parallel_steps, simulate_data_parallel
+from envs.simulator.fastest_single import fastest_single
+from envs.simulator.simulate import StepTime, simulate_many, simulate_problem
+from graphs.system.array_types import FloatArray, IntArray
+from graphs.system.errors import shortened
+
+STEP, PIPELINE = "step", "pipeline"
+"""Kinds of objectives."""
+OVER_BYTES, TOTAL_S = range(2)
+"""Columns of the scores of placements, or entries of a tuple: bytes over the memory limits of all devices,
+and step time in seconds; a smaller tuple is better."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """The step of one batch, to be made short; that of a pipeline is a `PipelineObjective`."""
+
+    problem: Problem
+
+    kind = STEP
+    has_own_order = False
+
+    def check(self) -> None:
+        """Checks that the cluster can run the graph at all, whatever its memory."""
+
+    def check_feasible(self) -> None:
+        """Checks that some placement may be feasible.
+
+        Raises:
+            InfeasibleError: none is.
+        """
+        self.problem.check_feasible()
+
+    def infeasibility(self) -> InfeasibleError | None:
+        """Returns the error of `check_feasible`, if it raises one."""
+        try:
+            self.check_feasible()
+        except InfeasibleError as error:
+            return error
+        return None
+
+    def simulate(self, placement: Placement) -> StepTime | PipelineTime:
+        """Simulates the step under a placement."""
+        return simulate_problem(self.problem, placement.device_of)
+
+    def scores(self, devices_of: IntArray) -> FloatArray:
+        """Simulates placements for search, on all cores if there is enough to do.
+
+        Args:
+            devices_of: device of each op, one placement a row, int (n, n_ops).
+
+        Returns:
+            Columns `OVER_BYTES` and `TOTAL_S`, (n, 2).
+        """
+        total_s, peak_bytes = simulate_many(self.problem, np.ascontiguousarray(devices_of))
+        over_bytes = np.maximum(peak_bytes - self.problem.cluster.memory_bytes, 0.0).sum(axis=1)
+        return np.stack([over_bytes, total_s], axis=1)
+
+    def staged(self, placement: Placement) -> tuple[Pipeline | None, Stages | None]:
+        """Returns the pipeline, and the stages that a placement cuts it into; None without a pipeline."""
+        return None, None
+
+    @cached_property
+    def single_step(self) -> tuple[float, bool]:
+        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
+        return fastest_single(self.problem)[1:]
+
+    def data_parallel(self) -> DataParallelStep | DataParallelPipeline:
+        """Simulates data parallelism on the devices that make the step of a batch shortest."""
+        return simulate_data_parallel(self.problem)
+
+
+class Cuts(NamedTuple):
+    """A placement of a pipeline, as placers see it.
+
+    Attributes:
+        first: first piece of each stage, ascending from 0.
+        ranks: devices in the order of their first stage; stage `s` is on `ranks[s % len(ranks)]`.
+        recomputed: whether each stage runs forward again before its backward actions; empty = none does.
+        actions: letters of the actions of each stage, in its order; empty = those of the schedule.
+    """
+
+    first: tuple[int, ...]
+    ranks: tuple[int, ...]
+    recomputed: tuple[bool, ...] = ()
+    actions: tuple[str, ...] = ()
+
+
+class DataParallelPipeline(NamedTuple):
+    """A step of as many microbatches as a step of the pipeline.
+
+    Attributes:
+        step_s: seconds of the step; of replicas with whole batches of their own, for one of these batches.
+        n_replicas: devices that compute.
+        fits: whether each has the memory of the whole model.
+        evaluations: steps that were simulated.
+        own_batches: whether each device computes a whole batch of its own.
+    """
+
+    step_s: float
+    n_replicas: int
+    fits: bool
+    evaluations: int
+    own_batches: bool = False
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Seconds of as many microbatches as a step of the pipeline has."""
+        return self.step_s
+
+
+@dataclass(frozen=True)
+class PipelineBaselines:
+    """Steps of the same batch without a pipeline, cut into as many microbatches or, if that is faster, whole.
+
+    Attributes:
+        single: on the fastest device that has the memory; where none has, on the fastest.
+        data_parallel: on the devices that make the step shortest.
+        uncut: words on the batch uncut on one device; none if it is slower there.
+    """
+
+    single: PipelineTime
+    data_parallel: DataParallelPipeline
+    uncut: str = ""
+
+    def steps(self) -> dict[str, tuple[float, bool]]:
+        """Returns the seconds of each step by its name, and whether it has the memory."""
+        single, parallel = self.single, self.data_parallel
+        return {
+            "one device": (single.total_s, single.fits),
+            "data parallelism": (parallel.step_s, parallel.fits),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineObjective(Objective):
+    """The pipelined step, to be made short; the graph is the step of one microbatch.
+
+    Attributes:
+        whole: step of the batch that is not cut into microbatches, or why there is none.
+
+    Raises:
+        PipelineError: at the first use, if the schedule has yet to be chosen.
+    """
+
+    pipeline: Pipeline
+    whole: Problem | str = ""
+
+    kind = PIPELINE
+
+    @property
+    def has_own_order(self) -> bool:  # type: ignore[override]
+        """Says whether placers search the order of the actions too."""
+        return self.pipeline.name == SEARCHED
+
+    @cached_property
+    def pipelined(self) -> PipelinedProblem:
+        """The graph and its pipeline, as they are simulated."""
+        return PipelinedProblem(self.problem, self.pipeline)
+
+    @property
+    def chain(self) -> Chain:
+        """The pieces of the graph, between which stages can be cut."""
+        return self.pipelined.chain
+
+    def check(self) -> None:
+        """Checks that the graph can be placed on the cluster as a pipeline.
+
+        Raises:
+            PipelineError: the cluster cannot run it, or the graph has too few pieces.
+        """
+        check_cluster(self.problem.cluster)
+        n_pieces = self.chain.n_pieces
+        if n_pieces < self.pipeline.stages_per_device:
+            graph = shortened(self.problem.graph.name)
+            raise PipelineError(
+                f"schedule '{self.pipeline.schedule}' needs {self.pipeline.stages_per_device} stages on a "
+                f"device, but graph '{graph}' can be cut into {n_pieces} pieces at most"
+            )
+
+    def check_feasible(self) -> None:
+        """Checks that some pipeline may be feasible.
+
+        Raises:
+            InfeasibleError: none is.
+        """
+        self.problem.check_feasible(recomputes=self.pipeline.may_recompute)
+
+    def simulate(self, placement: Placement) -> PipelineTime:
+        """Simulates the step under a placement.
+
+        Raises:
+            PipelineError: the schedule cannot run it.
+        """
+        return self.pipelined.simulate(stages_of(self.problem, placement))
+
+    def staged(self, placement: Placement) -> tuple[Pipeline, Stages]:
+        """Returns the pipeline, and the stages that a placement cuts it into.
+
+        Raises:
+            PipelineError: it cuts it into none.
+        """
+        return self.pipeline, stages_of(self.problem, placement)
+
+    @cached_property
+    def single_step(self) -> tuple[float, bool]:
+        """Seconds of the step on the fastest device that has the memory, or else the fastest; if it has."""
+        return self.baselines.steps()["one device"]
+
+    @cached_property
+    def most_ranks(self) -> int:
+        """The most devices that there are stages for, whether or not the schedule runs on so many."""
+        return min(self.problem.n_devices, self.chain.n_pieces // self.pipeline.stages_per_device)
+
+    @property
+    def usable(self) -> list[int]:
+        """Numbers of devices that the schedule runs on, descending."""
+        return [n_ranks for n_ranks in range(self.most_ranks, 0, -1) if self.can_use(n_ranks)]
+
+    def can_use(self, n_ranks: int) -> bool:
+        """Says whether the schedule runs on so many devices."""
+        rounds = max(1, self.pipeline.microbatches // n_ranks)
+        in_rounds = self.pipeline.name not in (INTERLEAVED, ZERO_BUBBLE)
+        return 1 <= n_ranks <= self.most_ranks and (in_rounds or self.pipeline.microbatches % rounds == 0)
+
+    def stages(self, cuts: Cuts) -> Stages:
+        """Makes the stages of cuts."""
+        recomputed = tuple(stage for stage, again in enumerate(cuts.recomputed) if again)
+        devices = np.array(cuts.ranks * (len(cuts.first) // len(cuts.ranks)))
+        stages = self.chain.stages(np.array(cuts.first), devices, recomputed)
+        return replace(stages, actions=cuts.actions) if cuts.actions else stages
+
+    def singles(self) -> Iterator[Cuts]:
+        """Yields the cuts of one device, the fastest first; devices of equal time and memory count once."""
+        problem, seen = self.problem, set()
+        for device in np.argsort(problem.single_device_s, kind="stable").tolist():
+            kind = problem.single_device_s[device], problem.cluster.devices[device].memory_bytes
+            if kind not in seen:
+                seen.add(kind)
+                yield Cuts(tuple(range(self.pipeline.stages_per_device)), (device,))
+
+    def _single(self) -> PipelineTime:
+        best = min(map(self.stages, self.singles()), key=self.pipelined.score)
+        return self.pipelined.simulate(best)
+
+    @cached_property
+    def baselines(self) -> PipelineBaselines:
+        """The steps without a pipeline."""
+        uncut = self.whole if isinstance(self.whole, Problem) else None
+        ways = [self, *([PipelineObjective(uncut, Pipeline(GPIPE, 1))] if uncut else ())]
+        steps = [way._single() for way in ways]
+        best = min(range(len(steps)), key=lambda way: (not steps[way].fits, steps[way].total_s))
+        told = f", cut, as the whole batch is not compared: {self.whole}" if self.whole and not uncut else ""
+        told = ", cut, as the whole batch does not fit" if uncut and not steps[1].fits else told
+        return PipelineBaselines(steps[best], self.data_parallel(), ", the batch uncut" if best else told)
+
+    def data_parallel(self) -> DataParallelPipeline:
+        """Simulates data parallelism with accumulated gradients, on the devices that make the step shortest.
+
+        If there is a step of the whole batch, and a batch of their own for each device is faster, it is that.
+        Every replica computes its microbatches one after the other and adds their gradients up; the last of
+        them overlaps with the all-reduce, as `no_sync` of PyTorch has it. The slowest one bounds the step.
+        """
+        problem, arrays, count = self.problem, self.pipelined.arrays, self.pipeline.microbatches
+        runs = (arrays.phase == 0) | (arrays.phase == 1)
+        seconds = problem.op_seconds[runs]
+        gap_s = problem.cluster.op_gap_s
+        computes_s = np.where(seconds > 0, seconds + gap_s, 0.0).sum(axis=0)
+        adds_s = np.where(arrays.accumulate_s > 0, arrays.accumulate_s + gap_s, 0.0).sum(axis=0)
+        found = []
+        for step in data_parallel_steps(problem):
+            each_s = float((computes_s + adds_s)[list(step.devices)].max())
+            before_s = (math.ceil(count / step.n_replicas) - 1) * each_s
+            whole_s = before_s + step.step_s
+            found.append(DataParallelPipeline(whole_s, step.n_replicas, step.fits, step.evaluations))
+        for step in data_parallel_steps(self.whole) if isinstance(self.whole, Problem) else ():
+            own = step.seconds_per_batch, step.n_replicas, step.fits, step.evaluations
+            found.append(DataParallelPipeline(*own, own_batches=True))
+        return min(found, key=lambda each: (not each.fits, each))
+
+
+def objective_of(problem: Problem, pipeline: Pipeline | None = None, whole: Problem | str = "") -> Objective:
+    """Makes the objective of a pipeline, or that of the step of one batch if there is none."""
+    return Objective(problem) if pipeline is None else PipelineObjective(problem, pipeline, whole)
+
+
+def kind_of(pipeline: Pipeline | None) -> str:
+    """Returns the kind of the objective of a pipeline, or of a step if there is none."""
+    return STEP if pipeline is None else PIPELINE

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agent.commands import train as train_agent
+from agent.contexts.local import closing_lines
 from agent.training.trainer import Result
 from graphs.io.graph_files import write_graphs
 from graphs.op_graph import build_graph
@@ -188,13 +189,13 @@ def test_a_run_of_another_version_is_refused_in_one_line(
 
 def test_the_closing_lines_name_what_was_cut_short() -> None:
     result = Result(10, 2, 120.0, 0.5, 5, finished=True)
-    assert train_agent.closing_lines(result, Path("runs/x")).splitlines() == [
+    assert closing_lines(result, Path("runs/x")).splitlines() == [
         "runs/x: 0.500 of one device's step time on graphs not held out",
         "reached after 5 decisions; trained for 2.0 minutes",
         "curves: tensorboard --logdir runs/x",
     ]
     short = replace(result, cut_short=("imitation: 1 of 3 passes", "reinforcement: 10 of 20 decisions"))
-    assert train_agent.closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
+    assert closing_lines(short, Path("runs/x")).splitlines()[2:5] == [
         "cut short by --minutes:",
         "  imitation: 1 of 3 passes",
         "  reinforcement: 10 of 20 decisions",

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from agent.contexts.local import load_split
-from agent.contexts.workers.ray_cluster import ray_cluster
+from agent.contexts.workers.engine import check_ray_is_installed, ray_cluster
 from agent.studies.assignments import Space, settings_of
 from agent.studies.record import RUNNING, Attempt, Running, Study, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_report import closing_lines, ending_line
-from agent.studies.study_trials import StudyTrial, components_of, study_trials
+from agent.studies.study_trials import StudyTrial, components_of, describe_components, study_trials
 from agent.studies.trial_process import FAILED, PRUNED, STALE, Outcome, Request, TrialTrainer
 from agent.training.config import ConfigError, TrainConfig
 from agent.training.inputs import read_inputs
@@ -40,8 +40,8 @@ TAKES = {
 """Settings that a context takes beside `jobs` and `attempts`."""
 
 
-def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ray: bool = False) -> bool:
-    """Runs or resumes a study, and prints its results.
+def run_study(base: TrainConfig, config: StudyConfig, *, on_ray: bool = False) -> bool:
+    """Runs or resumes a study, and prints its results on stderr; or lists the components of an ablation.
 
     Args:
         on_ray: whether the study trials run on a Ray cluster.
@@ -53,6 +53,12 @@ def run_study(base: TrainConfig, config: StudyConfig, console: Console, *, on_ra
         ConfigError: settings that the context does not take, or that no training can have.
         StudyError: its folder is another study's, in use, or damaged.
     """
+    if config.without == ("list",):
+        print(describe_components())
+        return True
+    if on_ray:
+        check_ray_is_installed()
+    console = Console(stderr=True)
     for name, value in config.to_json().items():
         if name not in TAKES[base.context] | {"jobs", "attempts"} and value != StudyConfig().to_json()[name]:
             raise ConfigError(f"--context {base.context} takes no --{name.replace('_', '-')}")

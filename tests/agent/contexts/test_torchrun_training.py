@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.contexts.workers.distributed_config import started_by_torchrun
+from agent.contexts.workers.engine import started_by_torchrun
 from graphs.system.json_files import read_json
 from tests.agent.contexts.worker_cases import free_port
 from tests.faults.processes import PATIENCE_S, TRAIN, TRAINING, rows_of

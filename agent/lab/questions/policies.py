@@ -1,21 +1,16 @@
-"""Declares settled questions on policies and placements, whose rows other commands or earlier code made."""
+"""Declares questions on policies, whose rows other commands make."""
 
 import numpy as np
 
 from agent.lab.experiment import EXPERIMENTS, Experiment
-from agent.lab.pivot import Across, Pivot, Statistic, average, count, mean, only, quantile, value
-from agent.lab.rows import Rows, grouped
-
-LEVELS = ("op", "module", "block", "layer")
-SPEED = Pivot({"": "figure"}, [("one thread", value("one_thread")), ("two threads", value("two_threads"))])
-EXPERIMENTS.register("speed", Experiment("How fast is training?", [SPEED], ["speed.csv"]))
+from agent.lab.pivot import Across, Pivot, Rows, Statistic, count, grouped, mean, only, value
 
 DECODING = Pivot(
     {"graph": "graph", "walks": "walks", "features": "features"},
     [
         ("us a decision", value("us", ".1f")),
         ("scored by torch, us", value("torch_us", ".1f")),
-        ("ratio", quantile(0.5, "torch_us", "us", ".1f")),
+        ("ratio", lambda rows: f"{rows[0]['torch_us'] / rows[0]['us']:.1f}"),
     ],
 )
 EXPERIMENTS.register(
@@ -26,56 +21,13 @@ GRANULARITY = Pivot(
     {"family": "family", "graphs": "graphs"},
     [
         (f"{placer}, {level}", only(value("ratio_to_single", ".3f"), granularity=level, placer=placer))
-        for level in LEVELS[:2]
+        for level in ("op", "module")
         for placer in ("heft", "annealing", "local-search", "policy", "policy-refine")
     ],
 )
 EXPERIMENTS.register(
     "granularity",
     Experiment("What does placing whole modules cost?", [GRANULARITY], ["granularity.csv"]),
-)
-
-
-def coarsened(column: str, *placers: str) -> Pivot:
-    """Makes a table of a column by family, placer and number of groups."""
-    cells = [
-        (f"{placer}, {groups}", only(value(column, ".3f"), placer=placer, groups=groups))
-        for placer in placers
-        for groups in (512, 128, 32)
-    ]
-    return Pivot({"family": "family"}, cells, where=lambda row: bool(row["graphs"]))
-
-
-EXPERIMENTS.register(
-    "coarsening",
-    Experiment(
-        "What does placing groups of ops cost?",
-        [
-            coarsened("found_over_op_by_op", "heft", "m-etf"),
-            coarsened("coarse_over_fine", "heft", "m-etf", "random"),
-        ],
-        ["coarsening.csv"],
-    ),
-)
-
-BOUNDS = Pivot(
-    {"family": "family"},
-    [
-        ("graphs", only(count, file="bounds_op")),
-        ("gain of transfers", only(mean("gain"), file="bounds_op")),
-        *((f"refine over bound, {level}", only(mean("refined"), file=f"bounds_{level}")) for level in LEVELS),
-    ],
-    total="all",
-)
-SECONDS = Pivot(
-    {"placed by": lambda row: row["file"].removeprefix("bounds_")},
-    [("seconds of a bound, mean", average("seconds")), ("most", quantile(1, "seconds"))],
-)
-EXPERIMENTS.register(
-    "bounds",
-    Experiment(
-        "How tight is the lower bound?", [BOUNDS, SECONDS], [f"bounds_{level}.csv" for level in LEVELS]
-    ),
 )
 
 

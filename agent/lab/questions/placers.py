@@ -1,12 +1,54 @@
-"""Declares what is asked about placers by budget, size and cluster."""
+"""Declares what is asked about placers: on the instances of the field, and by budget, size and cluster."""
 
+import numpy as np
+
+from agent.lab.bench import LEVEL, InstanceTrials, are_closed, behind_on, compared, instances, source_of
 from agent.lab.experiment import EXPERIMENTS, Experiment
-from agent.lab.pivot import Across, Pivot, over
-from agent.lab.rows import Row, Rows
+from agent.lab.pivot import Across, Pivot, Row, Rows, count, mean, only, over
 from agent.lab.trials import LARGE_OPS, RANDOM, SealedTrials
 
 UNLEARNED = ("local-search", "annealing", "refine", "rollout", "rollout-refine")
 LEARNED = ("policy", "policy-refine")
+OTHERS = ("heft", "m-topo", "m-etf", "m-sct", "metis", "cross-entropy", "equal-time", "pipedream")
+
+
+def mean_seconds(rows: Rows) -> str:
+    """Formats the mean processor seconds of a placer that was run."""
+    return f"{np.mean([row['cpu_s'] for row in rows]):.2f}" if rows[0]["seconds"] else ""
+
+
+PLACERS = Pivot(
+    {"placer": "placer"},
+    [
+        Across(source_of, mean("step_s", "best_s")),
+        ("all over bound", mean("step_s", "bound_s")),
+        ("infeasible", only(count, step_s=np.inf)),
+        ("seconds, mean", mean_seconds),
+    ],
+)
+SOURCES = Pivot(
+    {"source": source_of},
+    [
+        ("instances", instances(count)),
+        ("closed", instances(are_closed)),
+        ("best known over bound", instances(mean("best_s", "bound_s"))),
+        ("ahead", compared(lambda ratio: ratio < 1 - LEVEL)),
+        ("level", compared(lambda ratio: abs(ratio - 1) <= LEVEL)),
+        ("behind", compared(lambda ratio: ratio > 1 + LEVEL)),
+        ("behind on", behind_on),
+    ],
+    total="all",
+)
+EXPERIMENTS.register(
+    "benchmark",
+    Experiment(
+        "Who is ahead on the instances of the field?",
+        rows=["benchmark.csv.gz"],
+        tables=[PLACERS, SOURCES],
+        run=InstanceTrials(("*",), ("auto", "refine", *OTHERS), 1.0),
+        quick={"graphs": ("doppler:*",), "placers": ("refine", "heft"), "seconds": 0.1},
+    ),
+)
 
 
 def size_of(row: Row) -> str:

@@ -50,9 +50,9 @@ def _main(words: Sequence[str]) -> int:
     given = {name: options.pop(name) for name in field_types(RunFlags) if name in options}
     run = RunFlags.from_json(given, "command line")
     config = EvaluationConfig.from_json(options, "command line")
-    _check_before_capture(run, config, out)
+    session = _check_before_capture(run, config, out)
     spec, left_out = make_spec(config)
-    measuring = _measuring(run, config, spec, out) if run.measures else None
+    measuring = session(config, spec.clusters, out, run.measure_timeout) if session else None
     try:
         with interruptible():
             if measuring and run.profile:
@@ -86,8 +86,13 @@ def _main(words: Sequence[str]) -> int:
     return 1 if n_failed else 0
 
 
-def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) -> None:
+def _check_before_capture(
+    run: RunFlags, config: EvaluationConfig, out: Path
+) -> type[MeasuringSession] | None:
     """Refuses what no model or graph can make right, before any of them is read.
+
+    Returns:
+        What measures, if anything is to be measured.
 
     Raises:
         InputError: flags that do not fit together, a folder of something else, or what this machine lacks.
@@ -99,23 +104,17 @@ def _check_before_capture(run: RunFlags, config: EvaluationConfig, out: Path) ->
         check_ray_is_installed()
     for name in run.export:
         EXPORTS.check(name)
-    if run.measures:
-        if config.pipeline and (run.measured or run.fidelity):
-            raise EvaluationError(
-                "pipelines are simulated, not measured; leave out --measured and --fidelity"
-            )
-        if AUTO in (config.pipeline, config.split):
-            raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
-        from agent.evaluation.measured.session import check_can_measure
+    if not run.measures:
+        return None
+    if config.pipeline and (run.measured or run.fidelity):
+        raise EvaluationError("pipelines are simulated, not measured; leave out --measured and --fidelity")
+    if AUTO in (config.pipeline, config.split):
+        raise EvaluationError("--profile times one microbatch; give a schedule and --split N, not auto")
+    from agent.evaluation.measured.session import MeasuringSession, check_can_measure
 
-        load_plugins(config.plugin)
-        check_can_measure(config)
-
-
-def _measuring(run: RunFlags, config: EvaluationConfig, spec: EvaluationSpec, out: Path) -> MeasuringSession:
-    from agent.evaluation.measured.session import MeasuringSession
-
-    return MeasuringSession(config, spec.clusters, out, run.measure_timeout)
+    load_plugins(config.plugin)
+    check_can_measure(config)
+    return MeasuringSession
 
 
 def _measure(

@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     from agent.commands import train_flags as flags
-    from agent.contexts.workers.engine import check_ray_is_installed, started_by_torchrun
 
     # Read when torch is loaded. Threads that spin while they wait starve others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,12 +40,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         from agent.studies.study_runner import run_study
 
         return 0 if run_study(config, study, on_ray=engine.on_ray) else 1
-    if started_by_torchrun():
+    if engine.is_under_torchrun:
         from agent.contexts.workers.distributed import train_under_torchrun
 
         return train_under_torchrun(resolve)
     if engine.on_ray:
-        check_ray_is_installed()
+        engine.check_is_installed()
         from agent.contexts.workers.ray_training import train_on_ray
 
         return train_on_ray(resolve, engine.workers)

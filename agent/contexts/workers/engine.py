@@ -49,25 +49,34 @@ class EngineConfig(Settings, error=ConfigError):
         """Says whether a Ray cluster runs them."""
         return self.engine == RAY
 
+    @property
+    def is_under_torchrun(self) -> bool:
+        """Says whether torchrun started this process, by the environment variables that it sets."""
+        return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+    def check_is_installed(self) -> None:
+        """Checks that the engine can be imported.
+
+        Raises:
+            RayUnavailableError: it is Ray, and cannot.
+        """
+        if self.on_ray:
+            check_ray_is_installed()
+
     def check_context(self, context: str) -> None:
         """Checks that the engine can run a context.
 
         Raises:
             ConfigError: it cannot.
         """
-        if started_by_torchrun() and context != DISTRIBUTED:
+        if self.is_under_torchrun and context != DISTRIBUTED:
             raise ConfigError(f"context is {context}; torchrun is for --context {DISTRIBUTED}")
         if self.on_ray and context == HERE:
             raise ConfigError(f"context is {context}; --engine ray is for {DISTRIBUTED} and studies")
-        if context == DISTRIBUTED and not self.on_ray and not started_by_torchrun():
+        if context == DISTRIBUTED and not (self.on_ray or self.is_under_torchrun):
             raise ConfigError(
                 "start several workers by torchrun --nproc-per-node N train_agent.py ... or by --engine ray"
             )
-
-
-def started_by_torchrun() -> bool:
-    """Says whether torchrun started this process, by the environment variables that it sets."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 class RayUnavailableError(InputError):

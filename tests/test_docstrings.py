@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+from tests.sources import MODULES, tree_of
+
 CLAUSES = {"How", "Lets", "What", "When", "Where", "Whether", "Which", "Who"}
 """First words that make a docstring a clause, which the reader must finish."""
 PACKED = ("rules", "gaps", "state", "scales", "first", "best_score", "saved", "row")
@@ -20,7 +20,7 @@ PACKED = ("rules", "gaps", "state", "scales", "first", "best_score", "saved", "r
 
 def kernels(path: Path) -> list[ast.FunctionDef]:
     """Functions under `@kernel`, however it is called."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     return [
         node
         for node in ast.walk(tree)
@@ -31,7 +31,7 @@ def kernels(path: Path) -> list[ast.FunctionDef]:
 
 def docstrings(path: Path) -> Iterator[str]:
     """Docstrings of a module, its classes and functions, and the texts under its constants."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         body = getattr(node, "body", None)
         for before, text in itertools.pairwise([None, *body] if isinstance(body, list) else []):
             if isinstance(before, ast.Assign | ast.AnnAssign | None) and isinstance(text, ast.Expr):
@@ -70,7 +70,7 @@ def test_packed_columns_have_names() -> None:
     for path, kernel in KERNELS:
         assert_columns_have_names(path, kernel, PACKED)
     for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         assert_columns_have_names(path, tree, ("rules", "gaps", "scales", "best_score"))
 
 

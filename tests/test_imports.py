@@ -13,7 +13,8 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.sources import MODULES, ROOT, TOPS, tree_of
+
 ROOMS = (
     ("graphs.system",),
     ("graphs",),
@@ -41,8 +42,7 @@ one floor do not import each other, but for the modules of `ONE_SUBJECT`, which 
 ONE_SUBJECT = ROOMS[4]
 MOST_MODULES = 20
 """Modules in a folder, `__init__` and `__main__` left out."""
-OURS = ("graphs", "envs", "agent", "train_agent", "evaluate")
-MODULES = [path for top in ("graphs", "envs", "agent") for path in sorted((ROOT / top).rglob("*.py"))]
+OURS = (*TOPS, "train_agent", "evaluate")
 HEAVY = [
     "torch",
     "torch_geometric",
@@ -65,7 +65,7 @@ def name_of(path: Path) -> str:
 def imported(path: Path) -> set[str]:
     """Full names that a module imports, anywhere in its code."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

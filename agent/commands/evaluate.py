@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.commands.evaluate_flags import NAME, RunFlags, make_parser
-from agent.contexts.workers.engine import RAY, check_ray_is_installed
+from agent.contexts.engine import RAY, check_ray_is_installed
 from agent.evaluation.comparison.summary import summarise
 from agent.evaluation.config import EvaluationConfig, EvaluationError
 from agent.evaluation.inputs import make_spec
@@ -175,7 +175,7 @@ def _write_report(spec: EvaluationSpec, out: Path, found: EvaluationResult, comm
 def _trial_maker(engine: str) -> TrialMaker:
     if engine != RAY:
         return run_trials
-    from agent.contexts.workers.ray_process import run_trials_on_ray
+    from agent.contexts.ray_process import run_trials_on_ray
 
     return run_trials_on_ray
 

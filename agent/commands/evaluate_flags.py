@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.calibration.quick import get_or_measure_cluster
-from agent.contexts.workers.engine import ENGINES, LOCAL
+from agent.contexts.engine import ENGINES, LOCAL
 from agent.evaluation.config import CLUSTERS, GRAPHS, MANY, PLACERS, RUN, EvaluationConfig, EvaluationError
 from agent.instances.best_known import listing
 from agent.instances.submissions import validate

@@ -41,12 +41,12 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         return 0 if run_study(config, study, on_ray=engine.on_ray) else 1
     if engine.is_under_torchrun:
-        from agent.contexts.workers.distributed import train_under_torchrun
+        from agent.contexts.distributed import train_under_torchrun
 
         return train_under_torchrun(resolve)
     if engine.on_ray:
         engine.check_is_installed()
-        from agent.contexts.workers.ray_training import train_on_ray
+        from agent.contexts.ray_training import train_on_ray
 
         return train_on_ray(resolve, engine.workers)
     config, folder, resume = resolve()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.contexts.workers.engine import CODE, EngineConfig, code_flags
+from agent.contexts.engine import CODE, EngineConfig, code_flags
 from agent.studies.study_config import StudyConfig
 from agent.training import run_folder as runs
 from agent.training.config import EXTENDABLE, MAIN, ConfigError, TrainConfig

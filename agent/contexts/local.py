@@ -13,7 +13,7 @@ from typing import Self
 
 from rich.console import Console
 
-from agent.contexts.workers.engine import how_to_resume
+from agent.contexts.engine import how_to_resume
 from agent.training import run_folder as runs
 from agent.training.checkpoints import CheckpointError, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig

@@ -59,6 +59,6 @@ class Experiment:
 EXPERIMENTS = Registry[Experiment](
     "experiment",
     ExperimentError,
-    [f"{__package__}.questions.{name}" for name in ("placers", "policies")],
+    [f"{__package__}.questions"],
 )
 """Experiments by name, which is that of a page; other pages are frozen and name the commit of their code."""

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from agent.contexts.engine import check_ray_is_installed, ray_cluster
 from agent.contexts.local import load_split
-from agent.contexts.workers.engine import check_ray_is_installed, ray_cluster
 from agent.studies.record import RUNNING, Attempt, Running, Study, open_study
 from agent.studies.study_config import StudyConfig
 from agent.studies.study_report import closing_lines, ending_line
@@ -183,7 +183,7 @@ def _process(n_cores: int) -> Process[Request, Outcome]:
     """Makes a process for study trials, on this machine or with that many cores of a Ray cluster."""
     if not n_cores:
         return WorkerProcess(train_trial, None, inherits=True)
-    from agent.contexts.workers.ray_process import RayProcess
+    from agent.contexts.ray_process import RayProcess
 
     return RayProcess(train_trial, n_cores=n_cores)
 

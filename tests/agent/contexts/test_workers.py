@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.contexts.workers.process_group import ProcessGroup
+from agent.contexts.process_group import ProcessGroup
 from agent.training.reinforcement import actor_critic
 from agent.training.trainer import Result, train
 from agent.training.workers import SOLO, SoloGroup, WorkersDifferError, check_same, joined_rows

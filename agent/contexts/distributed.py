@@ -16,7 +16,7 @@ from typing import Self
 from rich.console import Console
 
 from agent.contexts.local import LocalContext, train_in
-from agent.contexts.workers.process_group import ProcessGroup, WorkerLostError, joined
+from agent.contexts.process_group import ProcessGroup, WorkerLostError, joined
 from agent.training.checkpoints import Checkpoint, CheckpointFolder
 from agent.training.config import MEASURED, ConfigError, TrainConfig
 from agent.training.trainer import Result

@@ -11,7 +11,7 @@ from typing import Any, Generic
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from agent.contexts.workers.engine import ray_cluster
+from agent.contexts.engine import ray_cluster
 from agent.evaluation.processes import run_in_processes
 from agent.evaluation.spec import EvaluationSpec, Task
 from agent.evaluation.worker import Outcome, Worker

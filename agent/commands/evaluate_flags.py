@@ -81,6 +81,15 @@ def cluster_text(cluster: Cluster) -> str:
     return re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
 
 
+ANSWERS = (
+    (GRAPHS, "--list-graphs", None, _list_graphs, "list the instances and the best known step of each"),
+    (PLACERS, "--validate", "FILE|DIR", _validate, "check placements of instances and what they claim"),
+    (CLUSTERS, "--list-clusters", None, _list_clusters, "list the presets, and whether they are calibrated"),
+    (CLUSTERS, "--print-cluster", "NAME", _print_cluster, "print a preset as a cluster file (JSON)"),
+)
+"""Flags that end the command with an answer: heading, flag, value, what answers, and help."""
+
+
 @dataclass(frozen=True)
 class RunFlags(Settings, error=EvaluationError):
     """The way in which an evaluation is run, what it measures and what else it writes.
@@ -158,34 +167,11 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     groups = add_flags(parser, EvaluationConfig)
-    groups[GRAPHS].add_argument(
-        "--list-graphs",
-        action=_Answer,
-        const=_list_graphs,
-        nargs=0,
-        help="list the instances of the benchmark and the best known step of each, then exit",
-    )
-    groups[PLACERS].add_argument(
-        "--validate",
-        action=_Answer,
-        const=_validate,
-        metavar="FILE|DIR",
-        help="check placements of instances and what they claim, then exit",
-    )
-    groups[CLUSTERS].add_argument(
-        "--list-clusters",
-        action=_Answer,
-        const=_list_clusters,
-        nargs=0,
-        help="list the presets, and which of them are uncalibrated, then exit",
-    )
-    groups[CLUSTERS].add_argument(
-        "--print-cluster",
-        action=_Answer,
-        const=_print_cluster,
-        metavar="NAME",
-        help="print a preset as a cluster file (JSON), then exit",
-    )
+    for group, flag, metavar, answer, text in ANSWERS:
+        n_values = None if metavar else 0
+        groups[group].add_argument(
+            flag, action=_Answer, const=answer, nargs=n_values, metavar=metavar, help=f"{text}, then exit"
+        )
     groups |= add_flags(parser, RunFlags)
     groups[RUN].add_argument(
         "--out",

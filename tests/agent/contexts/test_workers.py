@@ -24,7 +24,7 @@ from tests.agent.training.trainer_cases import SMALL, MemoryContext, numbers
 TOLERANCE = 1e-3
 """Sums of 32-bit floats in another order differ by some 1e-7 of their size, and the updates that follow each
 other in these tests let that grow. One other decision changes the numbers by more than a hundredth."""
-SHORT = replace(SMALL, timesteps=1024, order=("topo", "random"))
+SHORT = replace(SMALL, timesteps=512, order=("topo", "random"))
 
 
 def trained(
